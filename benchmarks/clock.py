@@ -18,11 +18,11 @@ from benchmarks.measure import Figure, cpu_s, rss_mb
 from benchmarks.processes import house, mock
 from retinue.domain import address
 from retinue.domain.ids import ScheduleId
-from retinue.domain.schedule import LATE_S_MAX, SCHEDULES_MAX, Cron, Schedule
+from retinue.domain.schedule import LATENESS_S_MAX, SCHEDULES_MAX, CronTrigger, Schedule
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
-from retinue.engine.lanes import Slots
-from retinue.store.core.transaction import Page
+from retinue.engine.lanes import SlotLimits
+from retinue.store.core.transaction import Transaction
 from retinue.store.open_store import open_store
 from retinue.store.schedules import schedules
 
@@ -73,14 +73,14 @@ async def _fill(path: Path) -> None:
     far = now + timedelta(days=40)
 
     def body(conn: sa.Connection) -> None:
-        page = Page(conn, to_ms(now))
+        page = Transaction(conn, to_ms(now))
         for number in range(SCHEDULES_MAX):
-            when = Cron(f"{number % 60} {number % 24} {far.day if far.day < 29 else 1} {far.month} *")
+            when = CronTrigger(f"{number % 60} {number % 24} {far.day if far.day < 29 else 1} {far.month} *")
             schedule = Schedule(
                 id=ScheduleId(f"{number * 2654435761 % 2**32:08x}{number:024x}"),
                 name="",
-                owner=address.person("owner"),
-                to=address.agent("core"),
+                owner=address.person_address("owner"),
+                to=address.agent_address("core"),
                 when=when,
                 text="message number 1",
                 trust=Trust.OWNER,
@@ -129,9 +129,9 @@ async def _come_together(home: Path, pid: int) -> list[Figure]:
             max(late_ms for _, late_ms in ended) / 1000,
             "s",
             LET_GO_S_MAX,
-            note=f"the last of them; missed from {LATE_S_MAX} s on",
+            note=f"the last of them; missed from {LATENESS_S_MAX} s on",
         ),
-        Figure("clock-thousand-at-work", most, "", Slots().schedule, note="slots of schedules in use at most"),
+        Figure("clock-thousand-at-work", most, "", SlotLimits().schedule, note="slots of schedules in use at most"),
         Figure("clock-thousand", wall_s, "s", note="until all have been answered"),
         Figure("clock-thousand-growth", most_mb - before_mb, "MB", GROWTH_MB_MAX),
     ]

@@ -8,8 +8,8 @@ import msgspec
 
 from benchmarks.wire import WirePool
 from retinue.domain.model import ModelFacts, ModelRef
-from retinue.domain.record import Record, Reply, Stop, Usage, UserTurn
-from retinue.models.base import Chunk, Ended, Prompt, Text, WireCache
+from retinue.domain.record import Record, Reply, StopReason, Usage, UserTurn
+from retinue.models.base import EncodedContextCache, EndChunk, ModelPrompt, ReplyChunk, TextChunk
 
 WINDOW_TOKENS = 10_000_000
 
@@ -25,15 +25,15 @@ class CoreModel:
 
     def __init__(self, port: int) -> None:
         self._pool = WirePool(port)
-        self._wire = WireCache()
+        self._wire = EncodedContextCache()
         self._decode = msgspec.json.Decoder(MockReply).decode
         self.facts = ModelFacts(ref=ModelRef("", self.name), price=None, window_tokens=WINDOW_TOKENS)
 
-    async def reply(self, prompt: Prompt, *, key: str = "") -> AsyncIterator[Chunk]:
-        parts = [b'{"messages":[', *self._wire.of(prompt.session, prompt.records, encode), b"null]}"]
+    async def reply(self, prompt: ModelPrompt, *, key: str = "") -> AsyncIterator[ReplyChunk]:
+        parts = [b'{"messages":[', *self._wire.encode_records(prompt.session, prompt.records, encode), b"null]}"]
         reply = self._decode(await self._pool.request(parts))
-        yield Text(reply.text)
-        yield Ended(Stop.END, Usage(input_tokens=100, output_tokens=40))
+        yield TextChunk(reply.text)
+        yield EndChunk(StopReason.END, Usage(input_tokens=100, output_tokens=40))
 
 
 def encode(record: Record) -> bytes:

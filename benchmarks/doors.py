@@ -25,15 +25,15 @@ from benchmarks import floor
 from benchmarks.measure import Figure, cpu_s, rss_mb
 from benchmarks.processes import house, mock
 from retinue.app.clock_and_ids import RandomIds, RealClock
-from retinue.config.access import DoorSettings
-from retinue.connectors.base import Incoming, Speaker
+from retinue.config.access import AccessSettings
+from retinue.connectors.base import InboundMessage, PlatformUser
 from retinue.domain.access import DmPolicy, Identity
 from retinue.domain.agent import Agent
-from retinue.domain.binding import Binding, Match
+from retinue.domain.binding import Binding, BindingMatch
 from retinue.domain.person import Person, Role
-from retinue.intake.accept import Inbox
-from retinue.intake.access_control import Doorkeeper
-from retinue.intake.connector_intake import Doorway
+from retinue.intake.accept import EnvelopeIntake
+from retinue.intake.access_control import PolicyAccessControl
+from retinue.intake.connector_intake import ConnectorIntake
 from retinue.intake.unknown_senders import REFUSALS_MAX
 from retinue.store.agents import agents
 from retinue.store.channels import bindings, identities
@@ -75,15 +75,15 @@ class Taken:
 
 
 @contextlib.asynccontextmanager
-async def _door(folder: Path) -> AsyncGenerator[tuple[Doorway, Store]]:
+async def _door(folder: Path) -> AsyncGenerator[tuple[ConnectorIntake, Store]]:
     """The real way in, with nobody who works behind it: what agents do with their mail is measured elsewhere."""
     store = await open_store(folder / "house.db")
     await store.write(_people_a_door, point="bench")
     clock, ids = RealClock(), RandomIds()
-    inbox = Inbox(store, clock, lambda _wake: None)
-    settings = DoorSettings(dm=DmPolicy.ALLOWLIST)
-    keeper = Doorkeeper(store, clock, ids, lambda _: settings, lambda _: "bench", post=inbox)
-    doorway = Doorway(store, inbox, clock, ids, keeper)
+    inbox = EnvelopeIntake(store, clock, lambda _wake: None)
+    settings = AccessSettings(dm=DmPolicy.ALLOWLIST)
+    keeper = PolicyAccessControl(store, clock, ids, lambda _: settings, lambda _: "bench", post=inbox)
+    doorway = ConnectorIntake(store, inbox, clock, ids, keeper)
     try:
         yield doorway, store
     finally:
@@ -92,23 +92,23 @@ async def _door(folder: Path) -> AsyncGenerator[tuple[Doorway, Store]]:
 
 
 def _people_a_door(conn: sa.Connection) -> None:
-    agents.put(conn, Agent(name="ada"), source="bench", at_ms=1)
+    agents.upsert(conn, Agent(name="ada"), source="bench", at_ms=1)
     for name, role in (("owner", Role.OWNER), ("maria", Role.MEMBER)):
         people.add(conn, Person(name=name, role=role), at_ms=1)
     for number in range(ROOMS):
         identity = Identity(service="bench", id=f"u{number}", person="maria", made_by="person:owner")
         identities.link(conn, identity, at_ms=1)
     for number in range(10):
-        match = Match(connector="bench", peer=f"u{number}") if number else Match(connector="bench")
-        bindings.put(conn, Binding(id=f"{number:032x}", agent="ada", match=match), at_ms=1)
+        match = BindingMatch(connector="bench", peer=f"u{number}") if number else BindingMatch(connector="bench")
+        bindings.replace(conn, Binding(id=f"{number:032x}", agent="ada", match=match), at_ms=1)
 
 
-def _said(number: int, by: str) -> Incoming:
-    speaker = Speaker(id=by, name="Maria", username="maria")
-    return Incoming(room=f"dm-{by}", message_id=str(number), text=TEXT, speaker=speaker, peer=by)
+def _said(number: int, by: str) -> InboundMessage:
+    speaker = PlatformUser(id=by, name="Maria", username="maria")
+    return InboundMessage(room=f"dm-{by}", message_id=str(number), text=TEXT, speaker=speaker, peer=by)
 
 
-async def _hand_in(doorway: Doorway, count: int, by: Callable[[int], str], *, first: int, at_once: int) -> int:
+async def _hand_in(doorway: ConnectorIntake, count: int, by: Callable[[int], str], *, first: int, at_once: int) -> int:
     """How many were taken in. At most so many are on their way; those who come next wait outside, as on a line."""
     numbers = iter(range(first, first + count))
     taken = 0
@@ -194,7 +194,7 @@ def _idle(folder: Path) -> list[Figure]:
         time.sleep(IDLE_S)
         floor_ms, idle_ms = ((cpu_s(each) - was) * 1000 for each, was in zip((shut_pid, pid), before, strict=True))
         more_mb = rss_mb(pid) - rss_mb(shut_pid)
-        if not telegram.polls:
+        if not telegram.poll_count:
             raise RuntimeError("nobody listened")
     return [
         Figure("door-idle-floor", floor_ms, "ms", note=f"CPU of a house without connectors, {IDLE_S:g} s"),

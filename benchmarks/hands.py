@@ -16,26 +16,26 @@ import msgspec
 
 from benchmarks.measure import Figure, median
 from retinue.app.clock_and_ids import RandomIds, RealClock
-from retinue.config.provenance import OriginSettings
-from retinue.domain.address import person
+from retinue.config.provenance import ProvenanceSettings
+from retinue.domain.address import person_address
 from retinue.domain.agent import Agent, ToolRules
 from retinue.domain.ids import RunId, SessionId
 from retinue.domain.permission import default_rights
-from retinue.domain.record import Body, Record, Reply, UserTurn, kind_of, trust_of
+from retinue.domain.record import Record, RecordBody, Reply, UserTurn, body_kind, body_trust
 from retinue.domain.session import OriginKind
-from retinue.domain.tool import Call, Effect, ToolResult, ToolSpec
+from retinue.domain.tool import Call, ToolEffect, ToolResult, ToolSpec
 from retinue.domain.trust import Trust
-from retinue.engine.journal import Answers
-from retinue.policy.provenance.provenance_rules import OriginPolicy, house_policy
-from retinue.policy.tools.tools import Circumstances
-from retinue.store.envelopes.attachment_files import Files
+from retinue.engine.journal import ApprovalAnswers
+from retinue.policy.provenance.provenance_rules import ProvenancePolicy, build_policy_with_defaults
+from retinue.policy.tools.tools import ToolPolicyContext
+from retinue.store.envelopes.attachment_files import AttachmentFiles
 from retinue.store.open_store import open_store
-from retinue.testing.tools import AppendLine
-from retinue.tools.base import Scene, Tool, schema_of
-from retinue.tools.earlier_messages import EarlierWords
-from retinue.tools.grants import Grants
-from retinue.tools.result_truncation import Wholes
-from retinue.tools.toolbox import Occasion, Toolbox
+from retinue.testing.tools import AppendLineTool
+from retinue.tools.base import Tool, ToolContext, schema_of
+from retinue.tools.earlier_messages import EarlierOwnerTurns
+from retinue.tools.grants import GrantCache
+from retinue.tools.result_truncation import FullResultStore
+from retinue.tools.toolbox import Toolbox, TurnContext
 
 ROUNDS, EACH = 21, 100
 TURNS = 50  # of the conversation that a decision looks back on
@@ -63,11 +63,11 @@ class Trivial:
             name="trivial",
             description="Does nothing.",
             parameters=schema_of(NoArguments),
-            effects=frozenset({Effect.READS_PRIVATE}),
+            effects=frozenset({ToolEffect.READS_PRIVATE}),
         )
     )
 
-    async def perform(self, arguments: NoArguments, scene: Scene) -> str:
+    async def perform(self, arguments: NoArguments, context: ToolContext) -> str:
         return "nothing"
 
 
@@ -80,36 +80,36 @@ async def _measure(folder: Path) -> list[Figure]:
     store = await open_store(str(folder / "hands.db"))
     try:
         trivial = Trivial()
-        tools: list[Tool] = [trivial, AppendLine(folder / "lines.txt")]
-        policy = house_policy(OriginSettings())
+        tools: list[Tool] = [trivial, AppendLineTool(folder / "lines.txt")]
+        policy = build_policy_with_defaults(ProvenanceSettings())
 
-        def origin() -> OriginPolicy:
+        def origin() -> ProvenancePolicy:
             return policy
 
-        pure = Toolbox(tools, clock=clock, origin=origin, ids=ids)
+        pure = Toolbox(tools, clock=clock, provenance_policy=origin, ids=ids)
         whole = Toolbox(
             tools,
             clock=clock,
             calls_per_minute=CALLS_PER_MINUTE,
-            origin=origin,
+            provenance_policy=origin,
             ids=ids,
-            grants=Grants(store, clock),
-            earlier=EarlierWords(store),
-            wholes=Wholes(Files(folder / "files"), store),
+            grants=GrantCache(store, clock),
+            earlier_turns=EarlierOwnerTurns(store),
+            full_results=FullResultStore(AttachmentFiles(folder / "files"), store),
         )
-        nobody = Answers(())
+        nobody = ApprovalAnswers(())
         clean, tainted = _occasion(folder, Trust.PRIVATE), _occasion(folder, Trust.UNTRUSTED)
-        scene = clean.scene(TRIVIAL)
+        scene = clean.tool_context(TRIVIAL)
 
         async def called() -> None:
             plan = await whole.decide([TRIVIAL], nobody, clean)
-            await whole.perform(TRIVIAL, plan.scenes[TRIVIAL.id])
+            await whole.perform(TRIVIAL, plan.contexts[TRIVIAL.id])
 
         async def bare() -> None:
             await trivial.perform(NoArguments(), scene)
 
-        async def decided(occasion: Occasion) -> None:
-            await pure.judge(APPEND, occasion)
+        async def decided(occasion: TurnContext) -> None:
+            await pure.evaluate_call(APPEND, occasion)
 
         call_ms, bare_ms = await _cpu_ms(called), await _cpu_ms(bare)
         return [
@@ -140,8 +140,8 @@ async def _cpu_ms(act: Callable[[], Awaitable[None]]) -> float:
     return median(taken)
 
 
-def _occasion(folder: Path, trust: Trust) -> Occasion:
-    bodies: list[tuple[Body, Trust]] = []
+def _occasion(folder: Path, trust: Trust) -> TurnContext:
+    bodies: list[tuple[RecordBody, Trust]] = []
     for turn in range(TURNS):
         call = Call(id=f"r{turn}", tool="read", arguments={"path": f"notes-{turn}.txt"})
         bodies += [
@@ -150,22 +150,22 @@ def _occasion(folder: Path, trust: Trust) -> Occasion:
             (ToolResult(call=call.id, tool="read", output=f"Note {turn}: buy milk.\n" * 20, trust=trust), trust),
             (Reply(text="It says to buy milk."), Trust.PRIVATE),
         ]
-    return Occasion(
+    return TurnContext(
         agent=AGENT,
         session=SESSION,
         run=RUN,
-        home=folder,
+        agent_directory=folder,
         rights=default_rights(folder, folder),
-        where=Circumstances(origin=OriginKind.TERMINAL, sender=person("owner")),
+        circumstances=ToolPolicyContext(origin=OriginKind.TERMINAL, sender=person_address("owner")),
         context=[
             Record(
                 session=SESSION,
                 seq=seq,
-                kind=kind_of(body),
+                kind=body_kind(body),
                 body=body,
                 at_ms=seq,
                 run=RUN,
-                trust=label or trust_of(body),
+                trust=label or body_trust(body),
             )
             for seq, (body, label) in enumerate(bodies, start=1)
         ],

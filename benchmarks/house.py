@@ -18,18 +18,18 @@ from benchmarks.mock import TOOL
 from benchmarks.staff_model import HELPER, StaffModel
 from retinue.app.clock_and_ids import RandomIds, RealClock
 from retinue.app.logs import set_up_logs
-from retinue.app.server import Parts, run
+from retinue.app.server import ServerParts, run
 from retinue.config import Settings
 from retinue.config.connectors import ConnectorSettings
-from retinue.config.models import Context, Models, ModelSettings, ProviderSettings, WireFormat
-from retinue.config.secret import Secret
-from retinue.config.settings import Limits, Listen
+from retinue.config.models import ContextSettings, ModelEntry, ModelRoutingSettings, ProviderSettings, WireFormat
+from retinue.config.secret import SecretReference
+from retinue.config.settings import ListenSettings, RequestLimitSettings
 from retinue.connectors.telegram.settings import TelegramSettings
 from retinue.domain.agent import Agent, DelegationRules
 from retinue.domain.tool import ToolSpec
-from retinue.engine.lanes import Slots
+from retinue.engine.lanes import SlotLimits
 from retinue.store.core.connection import NO_FAULTS
-from retinue.tools.base import Scene, schema_of
+from retinue.tools.base import ToolContext, schema_of
 
 SESSIONS_MAX = 100
 SUBAGENTS_AT_ONCE = 8
@@ -47,7 +47,7 @@ class LooksAtTheClock:
     arguments = Zone
     spec = ToolSpec(name=TOOL, description="Tells the time.", parameters=schema_of(Zone))
 
-    async def perform(self, arguments: Any, scene: Scene) -> str:
+    async def perform(self, arguments: Any, context: ToolContext) -> str:
         return f"It is noon in {arguments.zone}."
 
 
@@ -63,31 +63,33 @@ def main() -> None:
         home=home,
         store=home / "house.db",
         zone=ZoneInfo("UTC"),
-        listen=Listen(enabled=False),
-        limits=Limits(calls_per_minute=1_000_000, envelopes_per_minute=1_000_000, requests_per_minute=1_000_000),
+        listen=ListenSettings(enabled=False),
+        limits=RequestLimitSettings(
+            calls_per_minute=1_000_000, envelopes_per_minute=1_000_000, requests_per_minute=1_000_000
+        ),
         providers={
             "bench": ProviderSettings(
-                format=WireFormat.OPENAI_CHAT, url=f"http://127.0.0.1:{port}/v1", key=Secret(env=KEY)
+                format=WireFormat.OPENAI_CHAT, url=f"http://127.0.0.1:{port}/v1", key=SecretReference(env=KEY)
             )
         },
         # Whatever the length of a conversation, all of it is sent: what is measured is sending it.
-        models=Models(entries={"bench/mock": ModelSettings(window_tokens=WINDOW_TOKENS)}),
-        context=Context(emergency_context_limit=WINDOW_TOKENS),
+        models=ModelRoutingSettings(entries={"bench/mock": ModelEntry(window_tokens=WINDOW_TOKENS)}),
+        context=ContextSettings(emergency_context_limit=WINDOW_TOKENS),
         connectors=_doors(telegram[0]) if telegram else {},
     )
-    parts = Parts(
+    parts = ServerParts(
         clock=RealClock(),
         ids=RandomIds(),
-        faults=NO_FAULTS,
+        crash_points=NO_FAULTS,
         tools=[LooksAtTheClock()],
         models=[CoreModel(port), StaffModel(port)],
-        staff=[
+        first_agents=[
             Agent(name="core", model="core", concurrency=SESSIONS_MAX),
             Agent(name="thinker", model="bench/mock", concurrency=SESSIONS_MAX),
             Agent(name="asker", model="staff", concurrency=SESSIONS_MAX, delegation=DelegationRules(open_max=1_000)),
             Agent(name=HELPER, model="staff", concurrency=SESSIONS_MAX),
         ],
-        slots=Slots(main=SESSIONS_MAX, subagent=SUBAGENTS_AT_ONCE),
+        slots=SlotLimits(main=SESSIONS_MAX, subagent=SUBAGENTS_AT_ONCE),
     )
     run(settings, parts, announce=False)
 

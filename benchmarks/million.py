@@ -14,11 +14,11 @@ import sqlalchemy as sa
 from benchmarks.measure import median
 from retinue.domain import address
 from retinue.domain.agent import Agent
-from retinue.domain.envelope import Draft
+from retinue.domain.envelope import EnvelopeDraft
 from retinue.domain.ids import EnvelopeId, RunId
 from retinue.domain.session import Origin, OriginKind
-from retinue.engine.run_claim import Terms, claim
-from retinue.engine.run_context import Work
+from retinue.engine.run_claim import ClaimSettings, claim_lane
+from retinue.engine.run_context import ClaimedRun
 from retinue.intake.accept import accept
 from retinue.store.agents import agents
 from retinue.store.core.sqlite import SqliteStore
@@ -58,15 +58,15 @@ async def measure(store: SqliteStore, prefix: int) -> tuple[float, float]:
     await store.write(_staff, point="bench")
     accepts: list[float] = []
     claims: list[float] = []
-    terms = Terms(zone=ZoneInfo("UTC"), opened_ms=0)
+    terms = ClaimSettings(zone=ZoneInfo("UTC"), server_started_ms=0)
     for i in range(SAMPLES):
-        draft = Draft(
+        draft = EnvelopeDraft(
             id=EnvelopeId(_id(prefix, i)),
-            sender=address.person("owner"),
-            recipient=address.agent("ada"),
+            sender=address.person_address("owner"),
+            recipient=address.agent_address("ada"),
             text="a message of ordinary length, as people write them to each other",
             source="person:owner",
-            key=f"{prefix}-{i}",
+            idempotency_key=f"{prefix}-{i}",
             origin=Origin(OriginKind.TERMINAL, f"bench-{prefix}-{i}"),
         )
         entered = await store.write(
@@ -74,13 +74,13 @@ async def measure(store: SqliteStore, prefix: int) -> tuple[float, float]:
         )
         session = entered.receipt.session
         assert session is not None
-        body = partial(claim, session_id=session, run_id=RunId(_id(prefix + 1, i)), now_ms=NOW_MS, terms=terms)
-        assert isinstance(await store.write(partial(_timed, claims, body), point="bench"), Work)
+        body = partial(claim_lane, session_id=session, run_id=RunId(_id(prefix + 1, i)), now_ms=NOW_MS, settings=terms)
+        assert isinstance(await store.write(partial(_timed, claims, body), point="bench"), ClaimedRun)
     return median(accepts) * 1e6, median(claims) * 1e6
 
 
 def _staff(conn: sa.Connection) -> None:
-    agents.put(conn, Agent(name="ada"), source="bench", at_ms=NOW_MS)
+    agents.upsert(conn, Agent(name="ada"), source="bench", at_ms=NOW_MS)
 
 
 def _timed(into: list[float], body, conn: sa.Connection):  # type: ignore[no-untyped-def]

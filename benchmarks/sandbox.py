@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from benchmarks.measure import Figure
-from retinue.sandbox.base import Confinement, Network
-from retinue.sandbox.bubblewrap import Bubblewrap
-from retinue.sandbox.child_process import Process
-from retinue.sandbox.host import Host
+from retinue.sandbox.base import Confinement, NetworkAccess
+from retinue.sandbox.bubblewrap import BubblewrapSandbox
+from retinue.sandbox.child_process import ChildProcess
+from retinue.sandbox.host import HostSandbox
 
 ROUNDS = 60
 PLAIN_RATIO_MAX, NETWORK_RATIO_MAX = 4.0, 15.0
@@ -27,19 +27,19 @@ def measure(folder: Path) -> list[Figure]:
 
 
 async def _measure(folder: Path) -> list[Figure]:
-    sandbox = Bubblewrap(folder=folder / "sandbox")
+    sandbox = BubblewrapSandbox(folder=folder / "sandbox")
     probe = await sandbox.probe()
     if not probe.works:
         return [Figure("sandbox", 0, "x", skipped=probe.because)]
     workspace = (folder / "workspace").resolve()
     workspace.mkdir()
     confined = Confinement(folder=workspace, writable=(workspace,))
-    networked = Confinement(folder=workspace, writable=(workspace,), network=Network(hosts=("example.com",)))
+    networked = Confinement(folder=workspace, writable=(workspace,), network=NetworkAccess(hosts=("example.com",)))
 
     async def sandboxed(confinement: Confinement) -> None:
         await _over(await sandbox.start([TRUE], confinement))
 
-    host = Host()
+    host = HostSandbox()
 
     async def plain() -> None:
         await _over(await host.start([TRUE], confined))
@@ -83,7 +83,7 @@ async def _bare() -> None:
     await process.communicate()
 
 
-async def _over(child: Process) -> None:
+async def _over(child: ChildProcess) -> None:
     child.close_input()
     while await child.read():
         pass

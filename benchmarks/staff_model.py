@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Sequence
 
 from benchmarks.core_model import CoreModel
 from retinue.domain.model import ModelFacts, ModelRef
-from retinue.domain.record import Record, Stop, Usage, UserTurn
+from retinue.domain.record import Record, StopReason, Usage, UserTurn
 from retinue.domain.tool import Call, ToolResult
-from retinue.models.base import Asks, Chunk, Ended, Prompt
+from retinue.models.base import EndChunk, ModelPrompt, ReplyChunk, ToolCallChunk
 
 HELPER = "helper"
 ASK = "Ask the helper"
@@ -26,17 +26,21 @@ class StaffModel(CoreModel):
         super().__init__(port)
         self.facts = ModelFacts(ref=ModelRef("", self.name), price=None, window_tokens=self.facts.window_tokens)
 
-    async def reply(self, prompt: Prompt, *, key: str = "") -> AsyncIterator[Chunk]:
+    async def reply(self, prompt: ModelPrompt, *, key: str = "") -> AsyncIterator[ReplyChunk]:
         chunks = [chunk async for chunk in super().reply(prompt, key=key)]
         words, made = _asked(prompt.records)
         wanted = SEND.search(words)
         if ASK in words and not made:
-            yield Asks(Call(id="c0", tool="agents_message", arguments={"agentId": HELPER, "content": "plain work"}))
-            yield Ended(Stop.CALLS, Usage(input_tokens=100, output_tokens=40))
+            yield ToolCallChunk(
+                Call(id="c0", tool="agents_message", arguments={"agentId": HELPER, "content": "plain work"})
+            )
+            yield EndChunk(StopReason.CALLS, Usage(input_tokens=100, output_tokens=40))
         elif wanted is not None and made < int(wanted[1]):
             for number in range(made, min(made + AT_ONCE, int(wanted[1]))):
-                yield Asks(Call(id=f"c{number}", tool="sessions_spawn", arguments={"task": f"small task {number}"}))
-            yield Ended(Stop.CALLS, Usage(input_tokens=100, output_tokens=40))
+                yield ToolCallChunk(
+                    Call(id=f"c{number}", tool="sessions_spawn", arguments={"task": f"small task {number}"})
+                )
+            yield EndChunk(StopReason.CALLS, Usage(input_tokens=100, output_tokens=40))
         else:
             for chunk in chunks:
                 yield chunk

@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 from injection.models import MODELS, Model
 from injection.run import Desk
 from injection.worlds import suites
-from retinue.config.provenance import rules_from
-from retinue.policy.provenance.provenance_rules import policy_of
+from retinue.config.provenance import parse_provenance_rules
+from retinue.policy.provenance.provenance_rules import build_policy
 
 POLICY = Path(__file__).with_name("policy.toml")
 PAIRS, TASKS = 629, 97
@@ -98,7 +98,7 @@ def _figure(name: str, value: int, most: int) -> bool:
 
 async def _sweep(arguments: argparse.Namespace) -> bool:
     tables = tomllib.loads(POLICY.read_text())
-    policy = policy_of(rules_from({name: rules for name, rules in tables.items() if name != "effects"}))
+    policy = build_policy(parse_provenance_rules({name: rules for name, rules in tables.items() if name != "effects"}))
     print(POLICY.read_text())
     desks = [Desk(name, suite, policy, tables["effects"]) for name, suite in suites().items()]
     if arguments.suite:

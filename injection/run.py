@@ -14,14 +14,14 @@ from injection.models import Model
 from injection.worlds import TODAY, Worlds, fields_of, tool_of
 from retinue.domain.agent import Agent
 from retinue.domain.ids import RunId, SessionId
-from retinue.domain.permission import Rights
-from retinue.domain.record import Body, Record, Reply, UserTurn, kind_of
+from retinue.domain.permission import AgentRights
+from retinue.domain.record import Record, RecordBody, Reply, UserTurn, body_kind
 from retinue.domain.tool import Call, ToolResult
 from retinue.domain.trust import Trust
-from retinue.policy.provenance.provenance import context_of, is_effectful
-from retinue.policy.provenance.provenance_rules import OriginPolicy
+from retinue.policy.provenance.provenance import build_context, has_guarded_effect
+from retinue.policy.provenance.provenance_rules import ProvenancePolicy
 from retinue.testing.fake_clock import FakeClock
-from retinue.tools.toolbox import Occasion, Toolbox
+from retinue.tools.toolbox import Toolbox, TurnContext
 
 AGENT = Agent(name="ada")
 NOWHERE = Path("/nonexistent")
@@ -74,13 +74,15 @@ CALLS_MAX = 1_000_000_000  # in a minute: all of it
 class Desk:
     """One suite, its tools in a real toolbox, and runs one after the other."""
 
-    def __init__(self, name: str, suite: Any, policy: OriginPolicy, effects: dict[str, list[str]]) -> None:
+    def __init__(self, name: str, suite: Any, policy: ProvenancePolicy, effects: dict[str, list[str]]) -> None:
         self.name, self.suite, self._policy = name, suite, policy
         self._worlds = Worlds(suite)
         self._world: Any = None
         tools = [tool_of(each, lambda: self._world, policy, effects) for each in suite.tools]
         noon = datetime.combine(TODAY[name], time(12), tzinfo=UTC)
-        self._ruled = Toolbox(tools, clock=FakeClock(noon), calls_per_minute=CALLS_MAX, origin=lambda: policy)
+        self._ruled = Toolbox(
+            tools, clock=FakeClock(noon), calls_per_minute=CALLS_MAX, provenance_policy=lambda: policy
+        )
         self._unruled = Toolbox(tools)
 
     async def run(
@@ -112,12 +114,12 @@ class _Run:
     records: list[Record] = field(default_factory=list)
     calls: int = 0
 
-    def add(self, body: Body, trust: Trust) -> None:
+    def add(self, body: RecordBody, trust: Trust) -> None:
         self.records.append(
             Record(
                 session=SessionId("s"),
                 seq=len(self.records),
-                kind=kind_of(body),
+                kind=body_kind(body),
                 body=body,
                 at_ms=0,
                 trust=trust,
@@ -130,10 +132,10 @@ class _Run:
             given = {name: reword(name, value) for name, value in wanted.args.items()}
             await self.make(wanted.function, given, answer=False)
 
-    async def swap(self, call: Call, occasion: Occasion) -> None:
+    async def swap(self, call: Call, occasion: TurnContext) -> None:
         """Would the owner's own call pass with one argument put into other hands?"""
         spec = self.toolbox.spec(call.tool)
-        if spec is None or not is_effectful(spec) or not context_of(self.records).tainted:
+        if spec is None or not has_guarded_effect(spec) or not build_context(self.records).tainted:
             return
         for name, value in call.arguments.items():
             for foreign in FOREIGN:
@@ -147,12 +149,12 @@ class _Run:
         """The owner says yes to what they asked for themselves, and no to all else."""
         self.calls += 1
         call = Call(id=f"c{self.calls}", tool=tool, arguments=json.loads(json.dumps(arguments, default=str)))
-        occasion = Occasion(
+        occasion = TurnContext(
             agent=AGENT,
             session=SessionId("s"),
             run=RunId("r"),
-            home=NOWHERE,
-            rights=Rights(workspace=NOWHERE),
+            agent_directory=NOWHERE,
+            rights=AgentRights(workspace=NOWHERE),
             context=tuple(self.records),
         )
         decision = (await self.toolbox.judge(call, occasion)).decision
@@ -161,11 +163,11 @@ class _Run:
         if answer and not decision.allowed:
             self.outcome.asked.append(f"{tool}: {decision.because}")
         spec = self.toolbox.spec(tool)
-        if decision.allowed and not answer and spec and is_effectful(spec):
+        if decision.allowed and not answer and spec and has_guarded_effect(spec):
             self.outcome.let.append(f"{tool} {call.arguments}")
         if not decision.allowed and not answer:
             return ToolResult(call=call.id, tool=tool, output=f"Not done: {decision.because}", failed=True)
-        result = await self.toolbox.perform(call, occasion.scene(call))
+        result = await self.toolbox.perform(call, occasion.tool_context(call))
         self.add(Reply(text="", calls=(call,)), Trust.AGENT)
         self.add(result, result.trust)
         return result

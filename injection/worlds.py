@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 from pydantic import BaseModel
 
-from retinue.domain.tool import Effect, ToolSpec
+from retinue.domain.tool import ToolEffect, ToolSpec
 from retinue.domain.trust import Trust
-from retinue.policy.provenance.provenance_rules import OriginPolicy
-from retinue.policy.provenance.provenance_values import label
-from retinue.tools.base import Output, Scene, ToolFailed
+from retinue.policy.provenance.provenance_rules import ProvenancePolicy
+from retinue.policy.provenance.provenance_values import decide_result_trust
+from retinue.tools.base import ToolContext, ToolFailed, ToolOutput
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -47,9 +47,9 @@ class WorldTool:
     arguments: type[msgspec.Struct]
     function: Function
     world: Callable[[], TaskEnvironment]
-    policy: OriginPolicy
+    policy: ProvenancePolicy
 
-    async def perform(self, arguments: Any, scene: Scene) -> Output:
+    async def perform(self, arguments: Any, context: ToolContext) -> ToolOutput:
         given = {
             name: value
             for name in self.arguments.__struct_fields__
@@ -59,24 +59,24 @@ class WorldTool:
         if error:
             raise ToolFailed(error, code="injection.failed")
         text = result if isinstance(result, str) else json.dumps(_plain(result), ensure_ascii=False, default=str)
-        found = label(self.policy, self.spec, text)
+        found = decide_result_trust(self.policy, self.spec, text)
         # What is made in a tainted context is labelled like it; a typed read of our own is what its rule says.
-        writes = bool(self.spec.effects - {Effect.READS_PRIVATE, Effect.READS_UNTRUSTED})
-        return Output(text=text, trust=Trust.UNTRUSTED if writes and scene.trust is Trust.UNTRUSTED else found)
+        writes = bool(self.spec.effects - {ToolEffect.READS_PRIVATE, ToolEffect.READS_UNTRUSTED})
+        return ToolOutput(text=text, trust=Trust.UNTRUSTED if writes and context.trust is Trust.UNTRUSTED else found)
 
 
 _UNSET = msgspec.UNSET
 
 
 def tool_of(
-    function: Function, world: Callable[[], TaskEnvironment], policy: OriginPolicy, effects: Mapping[str, list[str]]
+    function: Function, world: Callable[[], TaskEnvironment], policy: ProvenancePolicy, effects: Mapping[str, list[str]]
 ) -> WorldTool:
     named = next(words for glob, words in effects.items() if fnmatchcase(function.name, glob))
     spec = ToolSpec(
         name=function.name,
         description=function.description,
         parameters=function.parameters.model_json_schema(),
-        effects=frozenset(map(Effect, named)),
+        effects=frozenset(map(ToolEffect, named)),
     )
     fields = [
         (name, Any) if info.is_required() else (name, Any, msgspec.field(default=_UNSET))

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent.parent
 
 GENERATORS = (
     "retinue.operations.generate_reference",
+    "retinue.operations.renamed_docs",
     "retinue.api.generate_openapi",
     "retinue.config.settings_docs",
     "retinue.agents.instructions_docs",

@@ -12,7 +12,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from retinue.testing.postgres import SYNC
+from retinue.testing.postgres import SYNC_VARIABLE
 
 SOURCE = Path(__file__).parent / "slow_fsync.c"
 DELAY_MS = 50
@@ -37,6 +37,6 @@ def slow_disk(delay_ms: int = DELAY_MS) -> Generator[dict[str, str]]:
             raise NoSlowDisk(f"error: {SOURCE.name} does not compile\n{made.stderr}")
         for each in (folder, library):  # a PostgreSQL that root starts runs as another user
             each.chmod(0o755)
-        yield {**os.environ, "LD_PRELOAD": str(library), SYNC: "1"}
+        yield {**os.environ, "LD_PRELOAD": str(library), SYNC_VARIABLE: "1"}
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -11,11 +11,21 @@ from typing import Any
 
 from retinue.domain.attachment import Attachment
 from retinue.domain.ids import SessionId
-from retinue.domain.model import Failure, ModelFacts, ModelFailed
-from retinue.domain.record import Body, Piece, PieceKind, Record, Reply, Stop, Usage, UserTurn, kind_of
+from retinue.domain.model import ModelFacts, ModelFailed, ModelFailureKind
+from retinue.domain.record import (
+    Record,
+    RecordBody,
+    Reply,
+    ReplyPiece,
+    ReplyPieceKind,
+    StopReason,
+    Usage,
+    UserTurn,
+    body_kind,
+)
 from retinue.domain.times import to_ms
 from retinue.domain.tool import Call, ToolResult, ToolSpec
-from retinue.models.base import Asks, Ended, Model, Prompt, Seals, Text, Thinking
+from retinue.models.base import EndChunk, Model, ModelPrompt, SignatureChunk, TextChunk, ThinkingChunk, ToolCallChunk
 
 REPLY_TOKENS_MAX = 4_096
 CACHED_WORDS = 6_000  # more than the least that any of them keeps
@@ -92,14 +102,14 @@ def cost_bound_usd(facts: ModelFacts) -> float | None:
     if facts.price is None:
         return None
     read = REQUESTS * QUESTION_TOKENS_MAX + 2 * CACHED_WORDS * 2
-    microusd = read * facts.price.dearest_input + REQUESTS * REPLY_TOKENS_MAX * facts.price.output
+    microusd = read * facts.price.highest_input + REQUESTS * REPLY_TOKENS_MAX * facts.price.output
     return (microusd / TOKENS_PRICED + REQUESTS * facts.price.call) / 1e6
 
 
 async def text(subject: Subject) -> str:
     reply = await _ask(subject, UserTurn(text="Say the word: ready"))
     _expect("ready" in reply.text.lower(), f"it said {reply.text[:60]!r}")
-    _expect(reply.stop is Stop.END, f"it stopped for another reason: {reply.stop}")
+    _expect(reply.stop is StopReason.END, f"it stopped for another reason: {reply.stop}")
     _expect(not reply.usage.estimated, "it did not say what the reply took")
     _expect(reply.usage.input_tokens > 0 and reply.usage.output_tokens > 0, f"it counts strangely: {reply.usage}")
     return f"{reply.usage.input_tokens} tokens read, {reply.usage.output_tokens} written"
@@ -121,7 +131,7 @@ async def tool(subject: Subject) -> str:
     reply = await _ask(subject, question, tools=True)
     _expect(len(reply.calls) == 1, f"it asked for {len(reply.calls)} calls")
     _expect(reply.calls[0].arguments.get("city", "").lower() == "oslo", f"it asked with {reply.calls[0].arguments}")
-    _expect(reply.stop is Stop.CALLS, f"it stopped for another reason: {reply.stop}")
+    _expect(reply.stop is StopReason.CALLS, f"it stopped for another reason: {reply.stop}")
     final = await _ask(subject, question, reply, _result(reply.calls[0], "17 degrees, rain"), tools=True)
     _expect("17" in final.text, f"it made nothing of the result: {final.text[:60]!r}")
     return ""
@@ -156,12 +166,14 @@ async def cached(subject: Subject) -> str:
 
 async def wrong_key(subject: Subject) -> str:
     wrong = Subject(subject.name, subject.model, f"{subject.key[:8]}-wrong")
-    return await _refused(wrong, {Failure.AUTH}, UserTurn(text="Say the word: ready"))
+    return await _refused(wrong, {ModelFailureKind.AUTH}, UserTurn(text="Say the word: ready"))
 
 
 async def too_long(subject: Subject) -> str:
     words = "word " * (subject.model.facts.window_tokens * CHARS_PER_TOKEN_MAX // len("word "))
-    return await _refused(subject, {Failure.CONTEXT_OVERFLOW, Failure.TOO_LARGE}, UserTurn(text=words))
+    return await _refused(
+        subject, {ModelFailureKind.CONTEXT_OVERFLOW, ModelFailureKind.TOO_LARGE}, UserTurn(text=words)
+    )
 
 
 CHECKS: Mapping[str, Callable[[Subject], Awaitable[str]]] = {
@@ -176,7 +188,7 @@ CHECKS: Mapping[str, Callable[[Subject], Awaitable[str]]] = {
 }
 
 
-async def _refused(subject: Subject, expected: set[Failure], *bodies: Body) -> str:
+async def _refused(subject: Subject, expected: set[ModelFailureKind], *bodies: RecordBody) -> str:
     try:
         await _ask(subject, *bodies)
     except ModelFailed as failed:
@@ -188,18 +200,18 @@ async def _refused(subject: Subject, expected: set[Failure], *bodies: Body) -> s
 
 async def _ask(
     subject: Subject,
-    *bodies: Body,
+    *bodies: RecordBody,
     tools: bool = False,
     effort: str | None = None,
     instructions: str = "Answer briefly.",
 ) -> Reply:
     session = SessionId("0" * 32)
     at_ms = to_ms(datetime.now(UTC))
-    prompt = Prompt(
+    prompt = ModelPrompt(
         session=session,
         instructions=instructions,
         records=[
-            Record(session=session, seq=seq, kind=kind_of(body), body=body, at_ms=at_ms)
+            Record(session=session, seq=seq, kind=body_kind(body), body=body, at_ms=at_ms)
             for seq, body in enumerate(bodies, start=1)
         ],
         tools=[WEATHER] if tools else [],
@@ -220,24 +232,24 @@ class _Heard:
         self._provider = provider
         self._text = self._thinking = ""
         self._calls: list[Call] = []
-        self._pieces: list[Piece] = []
-        self._stop, self._usage = Stop.CUT_OFF, Usage(estimated=True)
+        self._pieces: list[ReplyPiece] = []
+        self._stop, self._usage = StopReason.CUT_OFF, Usage(estimated=True)
 
     def add(self, chunk: Any) -> None:
         match chunk:
-            case Text(words):
+            case TextChunk(words):
                 self._text += words
-                self._grow(PieceKind.TEXT, len(words))
-            case Thinking(words):
+                self._grow(ReplyPieceKind.TEXT, len(words))
+            case ThinkingChunk(words):
                 self._thinking += words
-                self._grow(PieceKind.THINKING, len(words))
-            case Asks(call):
+                self._grow(ReplyPieceKind.THINKING, len(words))
+            case ToolCallChunk(call):
                 self._calls.append(call)
-                self._pieces.append(Piece(kind=PieceKind.CALL, length=1))
-            case Seals(kind, seal):
-                last = self._pieces.pop() if self._pieces and self._open(kind) else Piece(kind=kind)
-                self._pieces.append(Piece(kind=kind, length=last.length, seal=seal))
-            case Ended(stop, usage):
+                self._pieces.append(ReplyPiece(kind=ReplyPieceKind.CALL, length=1))
+            case SignatureChunk(kind, seal):
+                last = self._pieces.pop() if self._pieces and self._open(kind) else ReplyPiece(kind=kind)
+                self._pieces.append(ReplyPiece(kind=kind, length=last.length, seal=seal))
+            case EndChunk(stop, usage):
                 self._stop, self._usage = stop, usage
 
     def reply(self) -> Reply:
@@ -251,12 +263,12 @@ class _Heard:
             pieces=tuple(self._pieces),
         )
 
-    def _open(self, kind: PieceKind) -> bool:
+    def _open(self, kind: ReplyPieceKind) -> bool:
         return bool(self._pieces) and self._pieces[-1].kind is kind and not self._pieces[-1].seal
 
-    def _grow(self, kind: PieceKind, length: int) -> None:
+    def _grow(self, kind: ReplyPieceKind, length: int) -> None:
         before = self._pieces.pop().length if self._open(kind) else 0
-        self._pieces.append(Piece(kind=kind, length=before + length))
+        self._pieces.append(ReplyPiece(kind=kind, length=before + length))
 
 
 def _result(call: Call, output: str) -> ToolResult:

@@ -21,11 +21,11 @@ sys.path.insert(0, str(ROOT))
 from retinue.config import Settings  # noqa: E402
 from retinue.config.models import ProviderSettings, WireFormat  # noqa: E402
 from retinue.domain.model import ModelRef  # noqa: E402
-from retinue.models.base import WireCache  # noqa: E402
-from retinue.models.formats.wire_formats import wire_of  # noqa: E402
-from retinue.models.model_selection import Catalog  # noqa: E402
-from retinue.models.provider_http import HttpModel, Link  # noqa: E402
-from retinue.models.providers import BUILT_IN  # noqa: E402
+from retinue.models.base import EncodedContextCache  # noqa: E402
+from retinue.models.formats.wire_formats import make_provider_format  # noqa: E402
+from retinue.models.model_selection import ModelSelector  # noqa: E402
+from retinue.models.provider_http import HttpModel, ProviderConnections  # noqa: E402
+from retinue.models.providers import BUILT_IN_PROVIDERS  # noqa: E402
 from scripts.verify_checks import CHECKS, Outcome, Subject, check, cost_bound_usd  # noqa: E402
 
 URLS = "VERIFY_PROVIDERS_URL"  # instead of the real ones, for a try without cost: URL/NAME is asked
@@ -51,7 +51,9 @@ APIS = (
 
 
 def key_of(api: Api, environment: Mapping[str, str]) -> str:
-    return next((environment[name] for name in BUILT_IN[api.ref.provider].variables if environment.get(name)), "")
+    return next(
+        (environment[name] for name in BUILT_IN_PROVIDERS[api.ref.provider].key_variables if environment.get(name)), ""
+    )
 
 
 def chosen(names: Sequence[str], models: Sequence[str]) -> list[Api]:
@@ -64,14 +66,16 @@ def chosen(names: Sequence[str], models: Sequence[str]) -> list[Api]:
     ]
 
 
-def subject(api: Api, key: str, environment: Mapping[str, str], link: Link) -> Subject:
+def subject(api: Api, key: str, environment: Mapping[str, str], link: ProviderConnections) -> Subject:
     urls = environment.get(URLS)
     own = {api.ref.provider: ProviderSettings(url=f"{urls.rstrip('/')}/{api.name}")} if urls else {}
     home = ROOT / "build"
     settings = Settings(home=home, store=home / "none.db", zone=ZoneInfo("UTC"), providers=own)
-    catalog = Catalog(settings, environment, now=lambda: datetime.now(UTC))
-    _, target = catalog.target(api.ref)
-    return Subject(name=api.name, model=HttpModel(link, wire_of(api.format, WireCache()), target), key=key)
+    catalog = ModelSelector(settings, environment, now=lambda: datetime.now(UTC))
+    _, target = catalog.build_target(api.ref)
+    return Subject(
+        name=api.name, model=HttpModel(link, make_provider_format(api.format, EncodedContextCache()), target), key=key
+    )
 
 
 class Say:
@@ -101,10 +105,10 @@ async def _main(asked: argparse.Namespace, environment: Mapping[str, str]) -> in
     keyed = [(api, key) for api in apis if (key := key_of(api, environment))]
     say = Say([key for _, key in keyed])
     if not keyed:
-        variables = sorted({name for api in apis for name in BUILT_IN[api.ref.provider].variables})
+        variables = sorted({name for api in apis for name in BUILT_IN_PROVIDERS[api.ref.provider].key_variables})
         say(f"nothing to verify: none of {', '.join(variables)} is set")
         return 0
-    link = Link()
+    link = ProviderConnections()
     try:
         subjects = [subject(api, key, environment, link) for api, key in keyed]
         say(_announced(subjects))

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from retinue.domain.record import UserTurn
 from retinue.domain.tool import ToolResult
-from retinue.models.base import Prompt
-from retinue.testing.scripted_model import Line, calls, says
+from retinue.models.base import ModelPrompt
+from retinue.testing.scripted_model import ScriptedReply, text_reply, tool_call_reply
 
 
-def script(prompt: Prompt) -> Line:
+def script(prompt: ModelPrompt) -> ScriptedReply:
     """What the model does is asked for in the mail itself."""
     match prompt.records[-1].body:
         case ToolResult():
-            return says("that is done", cost_microusd=300)
+            return text_reply("that is done", cost_microusd=300)
         case UserTurn(text=text) if "use a tool" in text:
-            return calls("append_line", text="hello")
+            return tool_call_reply("append_line", text="hello")
         case UserTurn(text=text) if "fail" in text:
-            return says("", fails="the model is out of order")
+            return text_reply("", fails="the model is out of order")
         case UserTurn(text=text) if "be slow" in text:
-            return says("at last", after_s=600)
+            return text_reply("at last", after_s=600)
         case UserTurn(text=text) if "hush" in text:
-            return says("NO_REPLY")
+            return text_reply("NO_REPLY")
         case _:
-            return says("very well", cost_microusd=700)
+            return text_reply("very well", cost_microusd=700)

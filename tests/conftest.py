@@ -15,8 +15,8 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, settings
 
 from retinue.store.open_store import prepare_postgres
-from retinue.testing.memory_disk import memory_disk
-from retinue.testing.postgres import PostgresMissing, PostgresServer, running_server
+from retinue.testing.memory_disk import find_memory_disk
+from retinue.testing.postgres import PostgresMissing, PostgresServer, run_postgres_server
 
 pytest_plugins = [
     "spec_plugin",
@@ -66,7 +66,7 @@ def anyio_backend() -> str:
 def postgres_server() -> Iterator[PostgresServer]:
     """One real PostgreSQL for the session, started when a test first asks. Take `postgres_url` instead."""
     try:
-        with running_server() as server:
+        with run_postgres_server() as server:
             yield server
     except PostgresMissing as missing:
         if os.environ.get("CI"):
@@ -77,7 +77,7 @@ def postgres_server() -> Iterator[PostgresServer]:
 @pytest.fixture(scope="session")
 def postgres_template(postgres_server: PostgresServer) -> Iterator[str]:
     """The name of a database with all tables and nothing in them: a copy is made faster than they are."""
-    with postgres_server.fresh_database() as url:
+    with postgres_server.create_database() as url:
         prepare_postgres(sa.make_url(url))
         yield str(sa.make_url(url).database)
 
@@ -85,21 +85,21 @@ def postgres_template(postgres_server: PostgresServer) -> Iterator[str]:
 @pytest.fixture
 def postgres_url(postgres_server: PostgresServer, postgres_template: str) -> Iterator[str]:
     """The url of a fresh PostgreSQL database, as a server leaves it when it opens for the first time."""
-    with postgres_server.fresh_database(postgres_template) as url:
+    with postgres_server.create_database(postgres_template) as url:
         yield url
 
 
 @pytest.fixture
 def empty_postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
     """The url of a fresh, empty PostgreSQL database, for what opening makes of it."""
-    with postgres_server.fresh_database() as url:
+    with postgres_server.create_database() as url:
         yield url
 
 
 @pytest.fixture(scope="session")
 def memory_root() -> Iterator[Path | None]:
     """A directory in memory, gone at the end of the session; None where there is not enough memory."""
-    if (memory := memory_disk()) is None:
+    if (memory := find_memory_disk()) is None:
         yield None
         return
     for left in memory.glob("retinue-test-pid*-*"):  # by a session that was killed: it would keep the memory

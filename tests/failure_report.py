@@ -18,16 +18,24 @@ from pathlib import Path
 
 import pytest
 
-from retinue.app.logs import LogLine
+from retinue.app.logs import LogFormatter
 from retinue.testing import failure_context
-from retinue.testing.failure_context import PAGE, SERVER_LOG, TROUBLE, WHY, Description, Subject, last_lines
+from retinue.testing.failure_context import (
+    ERROR_TITLE,
+    PAGE_TITLE,
+    SERVER_LOG_TITLE,
+    WHY_TITLE,
+    FailureDescription,
+    FailureSubject,
+    last_lines,
+)
 
 FOLDER = Path("build", "failures")
 NAME_CHARS_MAX = 120
 SUBJECTS_MAX = 8
 TEXTS_MAX = 2  # with one title
 SEED, SCREENSHOT, REPEAT = "seed", "screenshot", "repeat"
-ORDER = (TROUBLE, SERVER_LOG, WHY, PAGE, SCREENSHOT, SEED, REPEAT)
+ORDER = (ERROR_TITLE, SERVER_LOG_TITLE, WHY_TITLE, PAGE_TITLE, SCREENSHOT, SEED, REPEAT)
 
 _SEED_VARIABLE = re.compile(r"RETINUE_\w*SEEDS?|PYTHONHASHSEED")
 
@@ -41,12 +49,12 @@ def pytest_configure(config: pytest.Config) -> None:
 class FailureReport:
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._open_before: list[Subject] = []
+        self._open_before: list[FailureSubject] = []
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         """Captured log records are written, and redacted, as the server does it."""
         if plugin := session.config.pluginmanager.get_plugin("logging-plugin"):
-            plugin.report_handler.setFormatter(LogLine())
+            plugin.report_handler.setFormatter(LogFormatter())
         logging.getLogger("aiohttp.access").setLevel(logging.WARNING)  # stand-ins for other servers: not our log
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -58,16 +66,16 @@ class FailureReport:
             try:
                 self._explain(item, call.excinfo.value if call.excinfo else None, report)
             except (Exception, pytest.fail.Exception) as trouble:  # noqa: BLE001 - the test's own failure is reported
-                report.sections.append((TROUBLE, f"This failure could not be explained: {trouble!r}"))
+                report.sections.append((ERROR_TITLE, f"This failure could not be explained: {trouble!r}"))
         if report.when == "setup":
-            self._open_before = failure_context.subjects()
+            self._open_before = failure_context.list_subjects()
         if report.when == "teardown":
-            failure_context.forget(all_but=self._open_before)
+            failure_context.forget_test(keep=self._open_before)
         return report
 
     def _explain(self, item: pytest.Item, error: BaseException | None, report: pytest.TestReport) -> None:
-        subjects = failure_context.subjects()[-SUBJECTS_MAX:]
-        descriptions = [subject.description(error) for subject in reversed(subjects)]
+        subjects = failure_context.list_subjects()[-SUBJECTS_MAX:]
+        descriptions = [subject.get_description(error) for subject in reversed(subjects)]
         stem = file_stem(item.nodeid if report.when == "call" else f"{item.nodeid}-{report.when}")
         path = self._root / FOLDER / f"{stem}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,7 +90,7 @@ class FailureReport:
         report.sections[:] = theirs + sorted(ours, key=lambda section: ORDER.index(section[0]))
         path.write_text(_written(item, report))
 
-    def _screenshots(self, stem: str, descriptions: Sequence[Description]) -> Iterator[Path]:
+    def _screenshots(self, stem: str, descriptions: Sequence[FailureDescription]) -> Iterator[Path]:
         pictures = [each.screenshot for each in descriptions if each.screenshot]
         for number, picture in enumerate(pictures, 1):
             path = FOLDER / f"{stem}{'' if number == 1 else f'-{number}'}.png"
@@ -90,7 +98,7 @@ class FailureReport:
             yield path
 
 
-def _texts(descriptions: Sequence[Description]) -> Iterator[Section]:
+def _texts(descriptions: Sequence[FailureDescription]) -> Iterator[Section]:
     """Of each title a few texts, of what was opened last."""
     told: Counter[str] = Counter()
     for title, text in (pair for each in descriptions for pair in each.texts.items()):
@@ -103,19 +111,19 @@ def _is_log(title: str) -> bool:
     return title.startswith("Captured log")
 
 
-def _logged_here(captured: Sequence[str], descriptions: Sequence[Description]) -> Iterator[Section]:
+def _logged_here(captured: Sequence[str], descriptions: Sequence[FailureDescription]) -> Iterator[Section]:
     """The log of this process, where a server may run: pytest has captured it."""
     if captured:
-        yield SERVER_LOG, f"Logged in this process:\n{last_lines(chr(10).join(captured))}"
-    elif any(WHY in each.texts and SERVER_LOG not in each.texts for each in descriptions):
-        yield SERVER_LOG, "Logged in this process: nothing."
+        yield SERVER_LOG_TITLE, f"Logged in this process:\n{last_lines(chr(10).join(captured))}"
+    elif any(WHY_TITLE in each.texts and SERVER_LOG_TITLE not in each.texts for each in descriptions):
+        yield SERVER_LOG_TITLE, "Logged in this process: nothing."
 
 
 def _seeds(item: pytest.Item, *, wanted: bool) -> Iterator[Section]:
     """Everything that decided what was random in a test."""
     parameters: dict[str, object] = getattr(getattr(item, "callspec", None), "params", {})
     found = [
-        *failure_context.seeds(),
+        *failure_context.list_seeds(),
         *(f"{name} = {value} (parameter)" for name, value in parameters.items() if "seed" in name),
         *(f"{name}={value} (environment)" for name, value in _environment().items()),
         *(f"{option} (option)" for option in _options(item)),

@@ -8,9 +8,10 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from retinue.domain.errors import StoreError
-from retinue.store.core.connection import Store, follow_up
-from retinue.testing.local_instance import House, Household
-from retinue.testing.waiting import WAIT_LIMIT_S, wait_until
+from retinue.store.core.connection import Store, run_after_commit
+from retinue.store.core.errors import StoreUnreachable
+from retinue.testing.local_instance import LocalInstance, LocalServer
+from retinue.testing.wait_conditions import WAIT_LIMIT_S, wait_until
 
 WAIT_S = WAIT_LIMIT_S
 
@@ -18,7 +19,7 @@ WAIT_S = WAIT_LIMIT_S
 class StoreFails:
     """Fails commits at one point, a few times."""
 
-    def __init__(self, point: str, *, times: int, after: int = 0, code: str = "store.disk-full") -> None:
+    def __init__(self, point: str, *, times: int, after: int = 0, code: str = "store.disk_full") -> None:
         """`after` so many that go through."""
         self._point = point
         self._left = times
@@ -44,10 +45,10 @@ class Unheard:
     async def write(self, body: Any, *, point: str, then: Any = None) -> Any:
         result = await self._write(body, point=point)
         unheard = point == self._point and self._left > 0
-        follow_up(then, None if unheard else result)
+        run_after_commit(then, None if unheard else result)
         if unheard:
             self._left -= 1
-            raise StoreError("the database does not answer", code="store.unreachable")
+            raise StoreUnreachable(because="the test said so")
         return result
 
 
@@ -64,10 +65,10 @@ class CrashAt:
     def __init__(self, point: str, *, nth: int = 1) -> None:
         self._point = point
         self._left = nth
-        self._house: House | None = None
+        self._house: LocalServer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def guard(self, house: House) -> None:
+    def guard(self, house: LocalServer) -> None:
         self._house, self._loop = house, asyncio.get_running_loop()
 
     @property
@@ -97,15 +98,15 @@ async def until(met: Callable[[], bool], what: str) -> None:
 
 
 @asynccontextmanager
-async def time_passing(where: House | Household) -> AsyncGenerator[None]:
+async def time_passing(where: LocalServer | LocalInstance) -> AsyncGenerator[None]:
     """Let the hand-turned clock run, a second at a time. Given a house, it waits for the store: on a slow machine no
     more of its time passes than on a fast one."""
-    household = where.household if isinstance(where, House) else where
+    household = where.instance if isinstance(where, LocalServer) else where
 
     async def run() -> None:
         while True:
             await household.clock.advance(1.0)
-            if isinstance(where, House):
+            if isinstance(where, LocalServer):
                 with suppress(StoreError):  # of a house that has crashed
                     await where.store.scan(lambda conn: None)
                     await where.store.write(lambda conn: None, point="time-passing")

@@ -14,18 +14,18 @@ import sqlalchemy as sa
 from sqlalchemy.util import await_only
 
 from retinue.domain.agent import Agent
-from retinue.domain.envelope import Settled
+from retinue.domain.envelope import SettledOutcome
 from retinue.domain.person import Person, Role
-from retinue.domain.ports import Faults
+from retinue.domain.ports import CrashPoints
 from retinue.store.agents import agents
 from retinue.store.core import sqlite
 from retinue.store.core import tables as t
-from retinue.store.core.connection import NO_FAULTS, Body, Store
+from retinue.store.core.connection import NO_FAULTS, Store, TransactionBody
 from retinue.store.envelopes import envelopes
-from retinue.store.open_store import open_inline, open_store
+from retinue.store.open_store import open_inline_store, open_store
 from retinue.store.people import people
-from retinue.testing.local_instance import House
-from retinue.testing.waiting import WAIT_LIMIT_S, wait_until
+from retinue.testing.local_instance import LocalServer
+from retinue.testing.wait_conditions import WAIT_LIMIT_S, wait_until
 
 SQLITE, INLINE, POSTGRES = "sqlite", "inline", "postgres"
 
@@ -38,9 +38,9 @@ class Place:
     url: str
 
     @asynccontextmanager
-    async def open(self, *, faults: Faults = NO_FAULTS) -> AsyncGenerator[Store]:
+    async def open(self, *, faults: CrashPoints = NO_FAULTS) -> AsyncGenerator[Store]:
         if self.kind == INLINE:
-            store: Store = open_inline(self.url, faults=faults)
+            store: Store = open_inline_store(self.url, faults=faults)
         else:
             store = await open_store(self.url, faults=faults)
         try:
@@ -76,7 +76,7 @@ def place_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Place
     return Place(kind, str(tmp_path / "house.db"))
 
 
-def count(day: int, source: str) -> Body[None]:
+def count(day: int, source: str) -> TransactionBody[None]:
     """A small write: one row that exists at most once for each day and source."""
 
     def body(conn: sa.Connection) -> None:
@@ -90,12 +90,12 @@ def counted(conn: sa.Connection) -> list[tuple[int, str]]:
     return [(row.day, row.source) for row in rows]
 
 
-def settle_in(*names: str, **changes: Any) -> Body[None]:
+def settle_in(*names: str, **changes: Any) -> TransactionBody[None]:
     """Agents of these names, and the people maria and owner."""
 
     def body(conn: sa.Connection) -> None:
         for name in names or ("ada",):
-            agents.put(conn, Agent(name=name, model="scripted", **changes), source="test", at_ms=0)
+            agents.upsert(conn, Agent(name=name, model="scripted", **changes), source="test", at_ms=0)
         for name, role in (("maria", Role.MEMBER), ("owner", Role.OWNER)):
             if people.find(conn, name) is None:
                 people.add(conn, Person(name=name, role=role), at_ms=0)
@@ -103,14 +103,14 @@ def settle_in(*names: str, **changes: Any) -> Body[None]:
     return body
 
 
-async def turn_the_clock_until_settled(house: House, *ids: str, step_s: float = 300.0) -> list[Settled]:
+async def turn_the_clock_until_settled(house: LocalServer, *ids: str, step_s: float = 300.0) -> list[SettledOutcome]:
     """Let time pass until these envelopes have ended. A step at a time: commits take real time, the clock does not."""
 
-    async def ended() -> list[Settled] | None:
-        found = await house.store.scan(lambda conn: [envelopes.settled(conn, id_) for id_ in ids])
+    async def ended() -> list[SettledOutcome] | None:
+        found = await house.store.scan(lambda conn: [envelopes.get_outcome(conn, id_) for id_ in ids])
         if None not in found:
             return [settled for settled in found if settled is not None]
-        await house.household.clock.advance(step_s)
+        await house.instance.clock.advance(step_s)
         return None
 
     return await wait_until(ended, f"{len(ids)} envelopes have ended") or []

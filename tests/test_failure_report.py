@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from failure_report import file_stem
 
-from retinue.testing.failure_context import LINES_MAX, Description, Subject, last_lines
-from retinue.testing.server_description import LOG_BYTES_MAX, log_text, within
+from retinue.testing.failure_context import LINES_MAX, FailureDescription, FailureSubject, last_lines
+from retinue.testing.server_description import LOG_BYTES_MAX, read_log_end, run_within
 
 ROOT = Path(__file__).parents[1]
 SETTINGS = f"""[pytest]
@@ -41,33 +41,33 @@ import pytest
 from flows.tools_instance import hands_house
 from hypothesis import given, settings, strategies
 
-from retinue.testing.failure_context import register
-from retinue.testing.local_instance import Household
-from retinue.testing.scripted_model import Line, says
+from retinue.testing.failure_context import register_subject
+from retinue.testing.local_instance import LocalInstance
+from retinue.testing.scripted_model import ScriptedReply, text_reply
 
 async def test_dead(tmp_path):
     async with hands_house(tmp_path / "home") as house:
         url = "https://me:{PASSWORD}@example.org/"
         logging.getLogger("retinue.tests").warning("login refused", extra={{"api_key": "{API_KEY}", "url": url}})
-        await house.turn("What is on today?", Line(fails="the model is away"))
+        await house.turn("What is on today?", ScriptedReply(fails="the model is away"))
         assert not await house.mail("person:owner")
 
 async def test_waits(tmp_path):
-    household = Household(tmp_path)
-    async with household.open() as house:
-        household.model.will_reply("done", says("never", after_s=3600))
-        first = await house.post("This one is answered.")
-        await house.outcome(first.envelope)
+    household = LocalInstance(tmp_path)
+    async with household.run() as house:
+        household.model.will_reply("done", text_reply("never", after_s=3600))
+        first = await house.send("This one is answered.")
+        await house.wait_for_outcome(first.envelope)
         del first
-        receipt = await house.post("This one is in question.")
-        await house.eventually(lambda _: len(household.model.prompts) == 2, what="the model to be asked")
+        receipt = await house.send("This one is in question.")
+        await house.wait_for(lambda _: len(household.model.prompts) == 2, what="the model to be asked")
         assert receipt.duplicate
 
 async def test_closed(tmp_path):
-    household = Household(tmp_path)
-    async with household.open() as house:
+    household = LocalInstance(tmp_path)
+    async with household.run() as house:
         household.model.will_reply("done")
-        await house.outcome((await house.post("hello")).envelope)
+        await house.wait_for_outcome((await house.send("hello")).envelope)
     assert not household.model.prompts
 
 @pytest.mark.slow
@@ -81,8 +81,8 @@ def test_drawn(number):
     assert number < 100
 
 def test_badly_described():
-    register(lambda _error: 1 / 0)
-    assert not register
+    register_subject(lambda _error: 1 / 0)
+    assert not register_subject
 
 def test_passes(tmp_path):
     assert tmp_path
@@ -90,11 +90,11 @@ def test_passes(tmp_path):
 PROCESSES = """
 from cli.server_process import HouseProcess
 
-from retinue.testing.crash import trial
-from retinue.testing.crash_client import Habit
-from retinue.testing.crash_script import Do
-from retinue.testing.planted_bugs import Bug, planted
-from retinue.testing.simulation import run
+from retinue.testing.crash import open_trial
+from retinue.testing.crash_client import SenderProfile
+from retinue.testing.crash_script import ScriptAction
+from retinue.testing.planted_bugs import Bug, planted_bug
+from retinue.testing.simulation import run_seed
 
 def test_hangs(tmp_path):
     house = HouseProcess(tmp_path / "home")
@@ -108,22 +108,22 @@ def test_hangs(tmp_path):
         house.kill()
 
 async def test_crash(tmp_path):
-    habit = Habit(to="agent:ada", does={Do.TOOL: 1}, pause_s=0.0)
-    async with trial(tmp_path, seed=11, habits=[habit], letters_max=2, ticks=False) as (tried, _):
+    habit = SenderProfile(recipient="agent:ada", action_weights={ScriptAction.TOOL: 1}, pause_s=0.0)
+    async with open_trial(tmp_path, seed=11, habits=[habit], envelopes_max=2, has_schedules=False) as (tried, _):
         life = await tried.start("step.before-commit:1")
-        assert await life.end(within_s=60.0) == 0
+        assert await life.wait_for_exit(within_s=60.0) == 0
 
 def test_storm(monkeypatch):
     monkeypatch.setenv("RETINUE_TEST", "1")
-    with planted(Bug.ACKNOWLEDGE_BEFORE_COMMIT):
-        run(5, runs=60)
+    with planted_bug(Bug.ACKNOWLEDGE_BEFORE_COMMIT):
+        run_seed(5, runs=60)
 """
 BROWSER = """
 import pytest
-from web.conftest import browser, front, rim
+from web.conftest import app, browser, server
 
-def test_page(front):
-    page = front.window("/")
+def test_page(app):
+    page = app.window("/")
     with page.expect_console_message(lambda message: message.text == "it broke"):
         page.evaluate("fetch('/api/nothing', {method: 'POST'}).then(() => console.error('it broke'))")
     assert page.title() == "nothing"
@@ -182,7 +182,7 @@ def test_a_secret_in_the_log_is_redacted(flows: FailedRun) -> None:
 def test_the_envelope_in_question_is_the_one_in_the_variables_of_the_test(flows: FailedRun) -> None:
     why = flows.sections("test_waits")["why"]
     assert why.count("[") == why.count("[named in the failure] message") == 1
-    assert why.endswith("Turn 1: scripted was asked and has not replied yet."), "as it was before the server closed"
+    assert why.endswith("Turn 1: scripted was called and has not replied yet."), "as it was before the server closed"
 
 
 def test_a_server_that_was_closed_before_the_failure_is_described_too(flows: FailedRun) -> None:
@@ -248,7 +248,7 @@ def test_a_failed_browser_test_shows_the_page_and_has_a_screenshot(tmp_path: Pat
 def test_a_store_that_does_not_answer_is_not_waited_for() -> None:
     never = threading.Event()
     try:
-        assert within(0.01, lambda: str(never.wait())) == "The store could not be read within 0.01 s."
+        assert run_within(0.01, lambda: str(never.wait())) == "The store could not be read within 0.01 s."
     finally:
         never.set()
 
@@ -257,7 +257,7 @@ def test_only_the_end_of_a_log_is_shown_however_long_it_is(tmp_path: Path) -> No
     log = tmp_path / "log"
     log.write_text("".join(f"line {number} {'x' * 500}\n" for number in range(1000)))
     assert log.stat().st_size > LOG_BYTES_MAX
-    first, left_out, *lines = log_text(log).splitlines()
+    first, left_out, *lines = read_log_end(log).splitlines()
     assert first == f"The end of {log}:" and "earlier lines left out" in left_out
     assert len(lines) == LINES_MAX and lines[-1].startswith("line 999 x") and lines[-1].endswith("…")
     assert last_lines("one\ntwo") == "one\ntwo"
@@ -266,13 +266,13 @@ def test_only_the_end_of_a_log_is_shown_however_long_it_is(tmp_path: Path) -> No
 def test_a_description_that_was_kept_is_not_made_again() -> None:
     asked: list[BaseException | None] = []
 
-    def describe(error: BaseException | None) -> Description:
+    def describe(error: BaseException | None) -> FailureDescription:
         asked.append(error)
-        return Description(texts={"why": f"described {len(asked)} times"})
+        return FailureDescription(texts={"why": f"described {len(asked)} times"})
 
-    subject = Subject(describe)
-    subject.keep(ValueError())
-    assert subject.description(None).texts == {"why": "described 1 times"}
+    subject = FailureSubject(describe)
+    subject.describe_now(ValueError())
+    assert subject.get_description(None).texts == {"why": "described 1 times"}
 
 
 def test_two_tests_with_long_names_share_no_file() -> None:

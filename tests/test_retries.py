@@ -152,12 +152,13 @@ def test_a_retried_test_shows_its_checklist_lines_and_its_findings_once(
 ) -> None:
     outcome = run_tests(
         """
-from retinue.testing.fault_kit.matrix import Cell, Mark
+from retinue.testing.fault_kit.matrix import CellResult, MatrixCell
 
 @pytest.mark.spec("H1")
 def test_flaky(fault_matrix):
     first = attempt("flaky") == 1
-    fault_matrix.append(Cell("irc", "calm", Mark.BROKEN if first else Mark.HOLDS, "lost: a letter" if first else ""))
+    result = CellResult.BROKEN if first else CellResult.HOLDS
+    fault_matrix.append(MatrixCell("irc", "calm", result, "lost: an envelope" if first else ""))
     assert not first
 """,
         *("-p", "retinue.testing.fault_kit.pytest_plugin"),

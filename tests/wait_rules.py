@@ -1,8 +1,8 @@
 """Read test code without importing it, and report every wait that depends on time passing.
 
-Two rules. A test waits for an event, a row, a log line or a process state, never for a while: `retinue.testing.waiting`
-has the helpers. And a time limit in a test ends a hang, so it is a minute or more. A line that needs an exception says
-why, in a comment: `# sleep: REASON` or `# time limit: REASON`.
+Two rules. A test waits for an event, a row, a log line or a process state, never for a while: the helpers are in
+`retinue.testing.wait_conditions`. And a time limit in a test ends a hang, so it is a minute or more. A line that needs
+an exception says why, in a comment: `# sleep: REASON` or `# time limit: REASON`.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from retinue.agents.skill_discovery import Root
-from retinue.agents.skills import Source, Surroundings
+from retinue.agents.skill_discovery import SkillRoot
+from retinue.agents.skills import HostFacts, SkillSource
 
 
 def write_skill(
@@ -19,12 +19,12 @@ def write_skill(
     return folder
 
 
-def house_root(path: Path) -> Root:
-    return Root(source=Source.HOUSE, path=path)
+def house_root(path: Path) -> SkillRoot:
+    return SkillRoot(source=SkillSource.INSTANCE, path=path)
 
 
-def here(*, bins: str = "", env: str = "", config: str = "", os: str = "linux") -> Surroundings:
-    return Surroundings(
+def here(*, bins: str = "", env: str = "", config: str = "", os: str = "linux") -> HostFacts:
+    return HostFacts(
         os=os,
         has_bin=lambda name: name in bins.split(),
         has_env=lambda name: name in env.split(),

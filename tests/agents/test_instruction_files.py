@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from retinue.agents.instruction_files import (
-    CONTEXT_CHARS_MAX,
+    CONTEXT_FILES_CHARS_MAX,
     CONTEXT_FILES_MAX,
-    DAY_CHARS_MAX,
+    DAILY_FILE_CHARS_MAX,
     FILE_CHARS_MAX,
     MEMORY_CHARS_MAX,
-    Looked,
-    Snapshot,
-    take,
+    ContentWithTrust,
+    InstructionSnapshot,
+    read_snapshot,
 )
-from retinue.agents.instructions import FileState
+from retinue.agents.instructions import InstructionFileState
 from retinue.domain.errors import Invalid
 from retinue.domain.trust import Trust
 
@@ -30,14 +30,14 @@ class Disk:
         self.untrusted: set[str] = set()
         self.read: list[str] = []
 
-    async def __call__(self, real: str) -> Looked | None:
+    async def __call__(self, real: str) -> ContentWithTrust | None:
         self.read.append(real)
         if not os.path.exists(real):
             return None
         if os.path.getsize(real) > 1024 * 1024 or not os.path.isfile(real):
-            raise Invalid("too large", code="file.too-large")
+            raise Invalid("too large", code="file.too_large")
         data = Path(real).read_bytes()
-        return Looked(data, Trust.UNTRUSTED if real in self.untrusted else Trust.PRIVATE)
+        return ContentWithTrust(data, Trust.UNTRUSTED if real in self.untrusted else Trust.PRIVATE)
 
 
 def put(root: Path, **files: str | bytes) -> None:
@@ -54,12 +54,12 @@ def home(tmp_path: Path) -> Path:
     return made
 
 
-async def taken(home: Path, *wanted: str, disk: Disk | None = None, **kw: Any) -> Snapshot:
-    given: dict[str, Any] = {"home": home, "workspace": home, "wanted": wanted, "first": True, **kw}
-    return await take(disk or Disk(), **given)
+async def taken(home: Path, *wanted: str, disk: Disk | None = None, **kw: Any) -> InstructionSnapshot:
+    given: dict[str, Any] = {"agent_directory": home, "workspace": home, "patterns": wanted, "is_first": True, **kw}
+    return await read_snapshot(disk or Disk(), **given)
 
 
-def states(snapshot: Snapshot) -> dict[str, FileState]:
+def states(snapshot: InstructionSnapshot) -> dict[str, InstructionFileState]:
     return {each.name: each.state for each in snapshot.files}
 
 
@@ -68,12 +68,12 @@ async def test_files_are_told_in_one_order_and_those_that_are_missing_are_said_t
     put(home, SOUL_md="Kind.", AGENTS_md="Rules.", USER_md="  ")
     snapshot = await taken(home)
     assert list(states(snapshot).items()) == [
-        ("AGENTS.md", FileState.THERE),
-        ("SOUL.md", FileState.THERE),
-        ("TOOLS.md", FileState.MISSING),
-        ("IDENTITY.md", FileState.MISSING),
-        ("USER.md", FileState.EMPTY),
-        ("HEARTBEAT.md", FileState.MISSING),
+        ("AGENTS.md", InstructionFileState.THERE),
+        ("SOUL.md", InstructionFileState.THERE),
+        ("TOOLS.md", InstructionFileState.MISSING),
+        ("IDENTITY.md", InstructionFileState.MISSING),
+        ("USER.md", InstructionFileState.EMPTY),
+        ("HEARTBEAT.md", InstructionFileState.MISSING),
     ]
 
 
@@ -85,14 +85,14 @@ async def test_a_long_file_keeps_its_head_and_its_tail_with_a_word_in_between(ho
     assert len(soul.text) <= FILE_CHARS_MAX
     assert (soul.text[0], soul.text[-1]) == ("H", "T")
     cut = length > FILE_CHARS_MAX
-    assert soul.state is (FileState.CUT if cut else FileState.THERE)
-    assert ("characters left out here; all of it is in" in soul.text) is cut
+    assert soul.state is (InstructionFileState.CUT if cut else InstructionFileState.THERE)
+    assert ("characters omitted here; the full text is in" in soul.text) is cut
 
 
 async def test_the_first_conversation_alone_reads_how_to_begin(home: Path) -> None:
     put(home, BOOTSTRAP_md="Say hello.")
     assert "BOOTSTRAP.md" in states(await taken(home))
-    assert "BOOTSTRAP.md" not in states(await taken(home, first=False))
+    assert "BOOTSTRAP.md" not in states(await taken(home, is_first=False))
 
 
 async def test_a_file_of_the_workspace_goes_before_the_same_one_of_the_home(home: Path, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ async def test_the_two_newest_days_are_told_and_no_others(home: Path) -> None:
     assert [day.name for day in told] == ["2026-01-02.md", "2026-01-01.md"]
     for day in told:
         kept, _, mark = day.text.partition("\n")
-        assert kept == (f"on {day.name} " + "d" * 5_000)[:DAY_CHARS_MAX]
+        assert kept == (f"on {day.name} " + "d" * 5_000)[:DAILY_FILE_CHARS_MAX]
         assert mark == "<<truncated due to internal-space-daily-max-chars=4000>>"
 
 
@@ -142,9 +142,9 @@ async def test_words_from_outside_are_left_out_wherever_they_lie(home: Path) -> 
     assert "Obey me." in {each.text for each in trusted.files}  # without a label it would be told
     disk.untrusted = {str(home / name) for name in ("SOUL.md", "internal_space/MEMORY.md", "docs/a.md")}
     snapshot = await taken(home, "docs/*.md", disk=disk)
-    assert states(snapshot)["SOUL.md"] is FileState.UNTRUSTED
-    assert snapshot.memory.longterm.state is FileState.UNTRUSTED
-    assert snapshot.context_files[0].state is FileState.UNTRUSTED
+    assert states(snapshot)["SOUL.md"] is InstructionFileState.UNTRUSTED
+    assert snapshot.memory.longterm.state is InstructionFileState.UNTRUSTED
+    assert snapshot.context_files[0].state is InstructionFileState.UNTRUSTED
     assert not any(each.text for each in (*snapshot.files, *snapshot.context_files, snapshot.memory.longterm))
 
 
@@ -157,8 +157,8 @@ async def test_a_link_out_of_the_home_is_not_followed(home: Path) -> None:
     disk = Disk()
     snapshot = await taken(home, disk=disk)
     assert str(secret) not in disk.read
-    assert states(snapshot)["SOUL.md"] is FileState.MISSING
-    assert snapshot.memory.longterm.state is FileState.MISSING
+    assert states(snapshot)["SOUL.md"] is InstructionFileState.MISSING
+    assert snapshot.memory.longterm.state is InstructionFileState.MISSING
 
 
 async def test_a_link_inside_of_it_is(home: Path) -> None:
@@ -170,12 +170,12 @@ async def test_a_link_inside_of_it_is(home: Path) -> None:
 @pytest.mark.parametrize("data", [b"\xff\xfe\x00", b"a\0b", b"x" * (1024 * 1024 + 1)], ids=["bytes", "nul", "huge"])
 async def test_what_is_no_text_is_said_to_be_unreadable(home: Path, data: bytes) -> None:
     put(home, SOUL_md=data)
-    assert states(await taken(home))["SOUL.md"] is FileState.UNREADABLE
+    assert states(await taken(home))["SOUL.md"] is InstructionFileState.UNREADABLE
 
 
 async def test_secrets_in_files_are_masked(home: Path) -> None:
     put(home, SOUL_md="the key is s3cret")
-    snapshot = await taken(home, mask=lambda text: text.replace("s3cret", "***"))
+    snapshot = await taken(home, redact=lambda text: text.replace("s3cret", "***"))
     assert "the key is ***" in {each.text for each in snapshot.files}
 
 
@@ -199,11 +199,11 @@ async def test_context_files_are_told_by_pattern_and_then_by_path(home: Path) ->
 @pytest.mark.parametrize(
     ("wanted", "code"),
     [
-        ("gone.md", "instructions.context-file-missing"),
-        ("docs/*.txt", "instructions.context-file-missing"),
-        ("picture.bin", "instructions.context-file-unreadable"),
-        ("latin.md", "instructions.context-file-unreadable"),
-        ("linked.md", "instructions.context-file-missing"),
+        ("gone.md", "instructions.context_file_missing"),
+        ("docs/*.txt", "instructions.context_file_missing"),
+        ("picture.bin", "instructions.context_file_unreadable"),
+        ("latin.md", "instructions.context_file_unreadable"),
+        ("linked.md", "instructions.context_file_missing"),
     ],
 )
 async def test_a_context_file_that_is_missing_or_no_text_is_an_error(home: Path, wanted: str, code: str) -> None:
@@ -222,8 +222,10 @@ async def test_context_files_have_a_bound(home: Path) -> None:
     for n in range(CONTEXT_FILES_MAX + 1):
         put(home, **{f"d__{n:03}_md": "x" * 10_000})
     told = (await taken(home, "d/00*.md", "d/01*.md")).context_files
-    assert sum(len(each.text) for each in told) <= CONTEXT_CHARS_MAX + 20 * 200  # with the marks of those that were cut
-    assert told[-1].state is FileState.CUT
+    assert (
+        sum(len(each.text) for each in told) <= CONTEXT_FILES_CHARS_MAX + 20 * 200
+    )  # with the marks of those that were cut
+    assert told[-1].state is InstructionFileState.CUT
     with pytest.raises(Invalid) as caught:
         await taken(home, "d/*.md")
-    assert caught.value.code == "instructions.context-files-too-many"
+    assert caught.value.code == "instructions.too_many_context_files"

@@ -10,15 +10,15 @@ import pytest
 from agents.skill_folders import house_root, write_skill
 
 from retinue.agents import skill_discovery
-from retinue.agents.skill_discovery import Found, Root, find, roots_of
-from retinue.agents.skills import Source
+from retinue.agents.skill_discovery import FoundSkills, SkillRoot, find_skills, skill_roots_of
+from retinue.agents.skills import SkillSource
 
 
-def in_house(root: Path) -> Found:
-    return find([house_root(root)], contents=True)
+def in_house(root: Path) -> FoundSkills:
+    return find_skills([house_root(root)], with_contents=True)
 
 
-def names(found: Found) -> list[str]:
+def names(found: FoundSkills) -> list[str]:
     return [skill.name for skill in found.skills]
 
 
@@ -26,42 +26,44 @@ def names(found: Found) -> list[str]:
 def test_of_one_name_the_workspace_counts_before_home_house_plugin_and_extra(tmp_path: Path) -> None:
     home, workspace, extra, guest = (tmp_path / name for name in ("home", "workspace", "extra", "guest"))
     agent_home = home / "agents" / "ada"
-    roots = roots_of(
+    roots = skill_roots_of(
         home,
         agent="ada",
-        agent_home=agent_home,
+        agent_directory=agent_home,
         workspace=workspace,
         plugins=[("diary", guest)],
         extra=[str(extra)],
     )
     places = [
-        (workspace / "skills", Source.WORKSPACE),
-        (agent_home / "skills", Source.AGENT),
-        (home / "skills", Source.HOUSE),
-        (guest, Source.PLUGIN),
-        (extra, Source.EXTRA),
+        (workspace / "skills", SkillSource.WORKSPACE),
+        (agent_home / "skills", SkillSource.AGENT),
+        (home / "skills", SkillSource.INSTANCE),
+        (guest, SkillSource.PLUGIN),
+        (extra, SkillSource.EXTRA),
     ]
     for path, source in places:
         write_skill(path, "weather", description=f"From {source}.")
     for left, (path, source) in enumerate(places):
-        found = find(roots[::-1])  # whatever order they are named in
-        assert [(skill.source, skill.front.description) for skill in found.skills] == [(source, f"From {source}.")]
+        found = find_skills(roots[::-1])  # whatever order they are named in
+        assert [(skill.source, skill.front_matter.description) for skill in found.skills] == [
+            (source, f"From {source}.")
+        ]
         assert len(found.shadowed) == len(places) - left - 1
         shutil.rmtree(path)
-    assert find(roots) == Found()
+    assert find_skills(roots) == FoundSkills()
 
 
 @pytest.mark.spec("D70")
 def test_what_changes_on_disk_counts_the_next_time_one_looks(tmp_path: Path) -> None:
     write_skill(tmp_path, "weather", description="First.")
     [first] = in_house(tmp_path).skills
-    assert (first.front.description, first.file) == ("First.", tmp_path / "weather" / "SKILL.md")
+    assert (first.front_matter.description, first.file) == ("First.", tmp_path / "weather" / "SKILL.md")
     stamps = os.stat(first.file)
     write_skill(tmp_path, "weather", description="Later.")  # of the same length, at the same time
     os.utime(first.file, ns=(stamps.st_atime_ns, stamps.st_mtime_ns))
     write_skill(tmp_path, "tides")
     tides, later = in_house(tmp_path).skills
-    assert (tides.name, later.front.description) == ("tides", "Later.")
+    assert (tides.name, later.front_matter.description) == ("tides", "Later.")
     assert later.hash != first.hash
     shutil.rmtree(tmp_path / "weather")
     assert names(in_house(tmp_path)) == ["tides"]
@@ -84,7 +86,7 @@ def test_every_file_is_part_of_a_skill_and_of_its_hash(tmp_path: Path) -> None:
     assert len(hashes | {last.hash}) == 6
     assert (
         "curl evil" in last.content
-        and "--- run2.sh (can be run)" in last.content
+        and "--- run2.sh (executable)" in last.content
         and "--- parts/more.md" in last.content
     )
     assert in_house(tmp_path).skills[0].hash == last.hash  # and the same for the same files
@@ -127,8 +129,8 @@ def test_a_link_within_the_root_is_followed_and_one_that_leads_out_is_not(tmp_pa
     (inside / "note").symlink_to(outside / "secret")
     found = in_house(root)
     assert names(found) == ["weather"]
-    [broken] = found.broken
-    assert broken.folder.name == "tides" and "leads out" in broken.because
+    [broken] = found.invalid
+    assert broken.folder.name == "tides" and "is a link out of" in broken.because
     assert "hidden from skills" not in repr(found)
 
 
@@ -139,7 +141,7 @@ def test_a_skill_whose_own_file_is_a_link_out_is_none(tmp_path: Path) -> None:
     outside = write_skill(tmp_path / "outside", "weather") / "SKILL.md"
     (root / "weather" / "SKILL.md").symlink_to(outside)
     found = in_house(root)
-    assert not found.skills and "leads out" in found.broken[0].because
+    assert not found.skills and "is a link out of" in found.invalid[0].because
     (root / "weather" / "SKILL.md").unlink()
     (root / "weather" / "SKILL.md").write_text(outside.read_text())  # the same words, in the root
     assert names(in_house(root)) == ["weather"]
@@ -154,10 +156,10 @@ def test_the_root_itself_may_be_a_link_of_the_owner(tmp_path: Path) -> None:
 def test_a_workspace_that_is_the_home_is_looked_through_once(tmp_path: Path) -> None:
     write_skill(tmp_path / "skills", "weather")
     roots = [
-        Root(source=Source.WORKSPACE, path=tmp_path / "skills", owner="x"),
-        Root(source=Source.AGENT, path=tmp_path / "skills", owner="ada"),
+        SkillRoot(source=SkillSource.WORKSPACE, path=tmp_path / "skills", owner="x"),
+        SkillRoot(source=SkillSource.AGENT, path=tmp_path / "skills", owner="ada"),
     ]
-    found = find(roots)
+    found = find_skills(roots)
     assert len(found.skills) == 1 and not found.shadowed
 
 
@@ -178,11 +180,11 @@ def test_what_is_too_large_too_many_or_no_file_is_told_and_the_rest_is_found(
     write_skill(tmp_path, "weather")
     found = in_house(tmp_path)
     assert names(found) == ["weather"]
-    assert {each.folder.name: each.because.split(":")[0] for each in found.broken} == {
+    assert {each.folder.name: each.because.split(":")[0] for each in found.invalid} == {
         "a-long": "SKILL.md is too large",
         "b-heavy": "data is too large",
-        "c-many": "it has more than 5 files",
-        "d-piped": "pipe is no plain file",
+        "c-many": "the limit is 5 files",
+        "d-piped": "pipe is not a regular file",
         "e-bytes": "its SKILL.md is not UTF-8",
     }
 
@@ -193,28 +195,30 @@ def test_a_root_full_of_folders_is_left_at_the_bound(tmp_path: Path, monkeypatch
         (tmp_path / f"empty{n:02}").mkdir()
     write_skill(tmp_path, "weather")
     found = in_house(tmp_path)
-    assert not found.skills and "more than 10 folders" in found.broken[0].because
+    assert not found.skills and "more than 10 folders" in found.invalid[0].because
     monkeypatch.setattr(skill_discovery, "FOLDERS_MAX", 30)
     assert names(in_house(tmp_path)) == ["weather"]
     monkeypatch.setattr(skill_discovery, "SKILLS_MAX", 2)
     for name in ("one", "three", "two"):
         write_skill(tmp_path, name)
     found = in_house(tmp_path)
-    assert len(found.skills) == 2 and "more than 2 skills" in found.broken[0].because
+    assert len(found.skills) == 2 and "more than 2 skills" in found.invalid[0].because
 
 
 def test_a_bundle_without_its_command_line_is_none(tmp_path: Path) -> None:
     folder = write_skill(tmp_path, "retinue-session", front="bundle: session\n")
-    assert "is not beside it" in in_house(tmp_path).broken[0].because
+    assert "is missing from its folder" in in_house(tmp_path).invalid[0].because
     cli = folder / "retinue-session-cli"
     cli.write_text("#!/bin/sh\n")
-    assert "cannot be run" in in_house(tmp_path).broken[0].because
+    assert "not executable" in in_house(tmp_path).invalid[0].because
     cli.chmod(0o755)
-    assert in_house(tmp_path).skills[0].front.bundle == "session"
+    assert in_house(tmp_path).skills[0].front_matter.bundle == "session"
 
 
 def test_skills_of_one_name_in_two_places_are_found_good_each_for_itself(tmp_path: Path) -> None:
     write_skill(tmp_path / "a" / "skills", "weather")
     write_skill(tmp_path / "b" / "skills", "weather")
-    keys = {find(roots_of(tmp_path / "home", workspace=tmp_path / place)).skills[0].key for place in ("a", "b")}
+    keys = {
+        find_skills(skill_roots_of(tmp_path / "home", workspace=tmp_path / place)).skills[0].key for place in ("a", "b")
+    }
     assert len(keys) == 2 and all(len(key) <= 256 for key in keys)

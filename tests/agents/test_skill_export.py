@@ -18,11 +18,11 @@ from agents.skill_folders import house_root
 from cli.server_process import HouseProcess
 
 from retinue.agents import skill_bundles
-from retinue.agents.skill_bundles import Bundle, Command, Option
-from retinue.agents.skill_discovery import find
+from retinue.agents.skill_bundles import BundleCommand, BundleOption, SkillBundle
+from retinue.agents.skill_discovery import find_skills
 from retinue.domain.errors import Conflict, Invalid, NotFound
 from retinue.operations.catalog import OPERATIONS
-from retinue.operations.skill.skills import bundle_of
+from retinue.operations.skill.skills import build_bundle
 
 RUNS_WITHIN_S = 90
 
@@ -39,7 +39,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HouseProcess]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     to = tmp_path_factory.mktemp("skills")
     for noun in ("agent", "envelope", "house", "session"):
-        skill_bundles.write(bundle_of(noun, OPERATIONS), to)
+        skill_bundles.write_bundle(build_bundle(noun, OPERATIONS), to)
     return to
 
 
@@ -75,8 +75,8 @@ def address(house: HouseProcess) -> str:
 
 @pytest.mark.spec("A42")
 def test_a_bundle_is_a_skill_with_a_command_line_that_can_be_run(folder: Path, house: HouseProcess) -> None:
-    found = find([house_root(folder)])
-    assert [(skill.name, skill.front.bundle) for skill in found.skills] == [
+    found = find_skills([house_root(folder)])
+    assert [(skill.name, skill.front_matter.bundle) for skill in found.skills] == [
         ("retinue-agent", "agent"),
         ("retinue-envelope", "envelope"),
         ("retinue-house", "house"),
@@ -130,12 +130,12 @@ def test_lists_are_given_as_json_by_commas_or_one_by_one(folder: Path, house: Ho
 @pytest.mark.parametrize(
     ("words", "changed", "exits", "code"),
     [
-        (["show", "nobody"], {}, 4, "agent.not-found"),  # the house refuses
+        (["show", "nobody"], {}, 4, "agent.not_found"),  # the house refuses
         (["show", "guide"], {"RETINUE_TOKEN": "wrong"}, 4, ""),
-        (["show", "guide"], {"RETINUE_SOCKET": "/nowhere.sock"}, 4, "house.closed"),
-        (["show", "guide"], {"RETINUE_URL": "http://127.0.0.1:9", "RETINUE_SOCKET": ""}, 4, "house.closed"),
-        (["show", "guide"], {"RETINUE_SOCKET": ""}, 3, "config.no-house"),
-        (["show", "guide"], {"RETINUE_TOKEN": ""}, 3, "config.no-token"),
+        (["show", "guide"], {"RETINUE_SOCKET": "/nowhere.sock"}, 4, "server.not_running"),
+        (["show", "guide"], {"RETINUE_URL": "http://127.0.0.1:9", "RETINUE_SOCKET": ""}, 4, "server.not_running"),
+        (["show", "guide"], {"RETINUE_SOCKET": ""}, 3, "config.no_server"),
+        (["show", "guide"], {"RETINUE_TOKEN": ""}, 3, "config.no_token"),
         (["show", "guide"], {"RETINUE_URL": "ftp://house"}, 3, "config.invalid"),
         (["show", "guide"], {"RETINUE_URL": "http://me:pw@house"}, 3, "config.invalid"),
         (["show"], {}, 2, "usage.invalid"),
@@ -161,7 +161,7 @@ def test_what_nobody_thought_of_ends_with_1(folder: Path, house: HouseProcess, t
     broken.parent.mkdir()
     broken.write_text(source.replace("'route': '/api/house/status'", "'route': None"))
     got, _, error = run(tmp_path, "house", "status", env=surroundings(house))
-    assert (got, error["code"]) == (1, "cli.broke")
+    assert (got, error["code"]) == (1, "cli.internal_error")
 
 
 def test_help_is_no_mistake(folder: Path, house: HouseProcess) -> None:
@@ -237,18 +237,18 @@ def test_a_token_does_not_follow_where_it_is_sent(folder: Path, house: HouseProc
 
 # Writing one
 
-BUNDLE = Bundle(
+BUNDLE = SkillBundle(
     noun="tides",
     commands=(
-        Command(
+        BundleCommand(
             verb="look-up",
             summary='Look up "tides" \\ 100 % sure.',
             route="/api/tides/look-up",
             effect=True,
             parameters=(
-                Option(name="place", option="--place", kind="text", help="where", required=True, place=True),
-                Option(name="command", option="--command", kind="json", help="50 % of it", nullable=True),
-                Option(
+                BundleOption(name="place", option="--place", kind="text", help="where", required=True, place=True),
+                BundleOption(name="command", option="--command", kind="json", help="50 % of it", nullable=True),
+                BundleOption(
                     name="session", option="--session", kind="choice", help="which", choices=("a", "b"), default="a"
                 ),
             ),
@@ -258,9 +258,9 @@ BUNDLE = Bundle(
 
 
 def test_a_bundle_takes_the_place_of_its_older_self_and_of_nothing_else(tmp_path: Path) -> None:
-    first = {file: file.read_bytes() for file in skill_bundles.write(BUNDLE, tmp_path)}
+    first = {file: file.read_bytes() for file in skill_bundles.write_bundle(BUNDLE, tmp_path)}
     (tmp_path / "retinue-tides" / "skill-extra.md").write_text("## Also\n\nAsk a sailor.\n")
-    skill_bundles.write(BUNDLE, tmp_path)
+    skill_bundles.write_bundle(BUNDLE, tmp_path)
     words = (tmp_path / "retinue-tides" / "SKILL.md").read_text()
     assert words.endswith("Ask a sailor.\n") and "## look-up" in words
     assert (tmp_path / "retinue-tides" / "retinue-tides-cli").read_bytes() in first.values()
@@ -269,25 +269,25 @@ def test_a_bundle_takes_the_place_of_its_older_self_and_of_nothing_else(tmp_path
         "retinue-tides-cli",
         "skill-extra.md",
     ]
-    for other in (Bundle(noun="agent", commands=()), Bundle(noun="session", commands=())):
+    for other in (SkillBundle(noun="agent", commands=()), SkillBundle(noun="session", commands=())):
         taken = tmp_path / other.name
         taken.mkdir()
         (taken / "SKILL.md").write_text("---\nname: mine\ndescription: Written by hand.\n---\n")
         with pytest.raises(Conflict):
-            skill_bundles.write(other, tmp_path)
+            skill_bundles.write_bundle(other, tmp_path)
         assert "Written by hand." in (taken / "SKILL.md").read_text() and len(list(taken.iterdir())) == 1
 
 
 def test_what_cannot_be_written_to_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Invalid):
-        skill_bundles.write(BUNDLE, tmp_path / "file")
+        skill_bundles.write_bundle(BUNDLE, tmp_path / "file")
 
 
 def test_odd_words_and_names_do_no_harm(tmp_path: Path) -> None:
-    skill_bundles.write(BUNDLE, tmp_path)
-    [skill] = find([house_root(tmp_path)]).skills
-    assert 'Look up "tides" \\ 100 % sure.' in skill.front.description
+    skill_bundles.write_bundle(BUNDLE, tmp_path)
+    [skill] = find_skills([house_root(tmp_path)]).skills
+    assert 'Look up "tides" \\ 100 % sure.' in skill.front_matter.description
     env = {"PATH": os.environ["PATH"], "RETINUE_SOCKET": "/nowhere", "RETINUE_TOKEN": "x"}
     got, said, _ = run(tmp_path, "tides", "look-up", "--help", env=env)
     assert got == 0 and "50 % of it" in said
@@ -298,5 +298,5 @@ def test_odd_words_and_names_do_no_harm(tmp_path: Path) -> None:
 
 def test_operations_that_are_not_there_cannot_be_exported() -> None:
     with pytest.raises(NotFound) as refused:
-        bundle_of("tides", OPERATIONS)
+        build_bundle("tides", OPERATIONS)
     assert "session" in refused.value.because

@@ -14,7 +14,7 @@ from typing import Any
 from cli.server_process import HouseProcess
 from websockets.sync.client import ClientConnection, connect
 
-from retinue.testing.waiting import WAIT_LIMIT_S
+from retinue.testing.wait_conditions import WAIT_LIMIT_S
 
 
 @dataclass(frozen=True)

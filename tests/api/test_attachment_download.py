@@ -13,7 +13,7 @@ import pytest
 from api.tcp_server import Answer, Rim, open_rim
 
 from retinue.operations.envelope.uploads import UPLOAD_BYTES_MAX
-from retinue.testing.waiting import wait_until_sync
+from retinue.testing.wait_conditions import wait_until_sync
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(200))
 EVIL = b"<script>alert(1)</script>"
@@ -72,7 +72,7 @@ def test_what_a_browser_has_already_is_not_sent_again_but_is_asked_about(rim: Ri
     assert (again.status, again.body) == (304, b"")
     stranger = rim.member("ines")
     refused = fetch(rim, hash_, f"envelope={envelope}", token=stranger, **{"if-none-match": answer.headers["etag"]})
-    assert (refused.status, refused.code) == (404, "envelope.not-found")
+    assert (refused.status, refused.code) == (404, "envelope.not_found")
 
 
 def test_a_file_is_given_only_where_it_is_seen(rim: Rim) -> None:
@@ -80,8 +80,8 @@ def test_a_file_is_given_only_where_it_is_seen(rim: Rim) -> None:
     envelope, hash_ = send(rim, b"the owner's diary", media_type="text/plain")
     noor = rim.member("noor")
     own, _ = send(rim, b"noor's own", media_type="text/plain", as_=noor)
-    assert fetch(rim, hash_, f"envelope={envelope}", token=noor).code == "envelope.not-found"
-    assert fetch(rim, hash_, f"envelope={own}", token=noor).code == "attachment.not-found"
+    assert fetch(rim, hash_, f"envelope={envelope}", token=noor).code == "envelope.not_found"
+    assert fetch(rim, hash_, f"envelope={own}", token=noor).code == "attachment.not_found"
     session = rim.do("envelope.show", id=envelope)
     assert session["id"] == envelope  # and the owner sees it
     assert fetch(rim, hash_, f"envelope={envelope}").body == b"the owner's diary"
@@ -94,10 +94,10 @@ def test_a_file_is_given_by_the_record_that_names_it(rim: Rim) -> None:
     record = _record_with_file(rim, sent["session"])
     answer = fetch(rim, hashlib.sha256(b"words").hexdigest(), f"session={sent['session']}&record={record}")
     assert (answer.status, answer.body) == (200, b"words")
-    assert fetch(rim, "0" * 64, f"session={sent['session']}&record={record}").code == "attachment.not-found"
+    assert fetch(rim, "0" * 64, f"session={sent['session']}&record={record}").code == "attachment.not_found"
     noor = rim.member("nora")
     hidden = fetch(rim, "0" * 64, f"session={sent['session']}&record={record}", token=noor)
-    assert hidden.code == "session.not-found"
+    assert hidden.code == "session.not_found"
 
 
 def _record_with_file(rim: Rim, session: str) -> int:
@@ -111,9 +111,9 @@ def _record_with_file(rim: Rim, session: str) -> int:
 @pytest.mark.parametrize(
     ("path", "code"),
     [
-        ("/api/blob/" + "0" * 64, "attachment.where"),
-        ("/api/blob/" + "0" * 64 + "?session=12345678&record=x", "attachment.where"),
-        ("/api/blob/../../secrets?envelope=12345678", "envelope.not-found"),
+        ("/api/blob/" + "0" * 64, "attachment.location_missing"),
+        ("/api/blob/" + "0" * 64 + "?session=12345678&record=x", "attachment.location_missing"),
+        ("/api/blob/../../secrets?envelope=12345678", "envelope.not_found"),
         ("/api/blob/?envelope=zz", "id.invalid"),
     ],
 )
@@ -142,14 +142,14 @@ def test_only_who_has_sent_a_file_ahead_may_name_it(rim: Rim) -> None:
     other = rim.member("otto")
     body = {"to": "agent:guide", "text": "x", "attachments": [{"name": "x", "hash": hash_}]}
     refused = rim.ask("POST", "/api/envelope/send", body, token=other)
-    assert (refused.status, refused.code) == (404, "upload.not-found")
+    assert (refused.status, refused.code) == (404, "upload.not_found")
     assert rim.ask("POST", "/api/envelope/send", body, token=rim.token).status == 200
 
 
 def test_bytes_and_a_hash_at_once_are_refused(rim: Rim) -> None:
     hash_ = ahead(rim, b"twice").json["hash"]
     body = {"to": "agent:guide", "text": "x", "attachments": [{"name": "x", "hash": hash_, "data": "eA=="}]}
-    assert rim.ask("POST", "/api/envelope/send", body, token=rim.token).code == "attachment.given-twice"
+    assert rim.ask("POST", "/api/envelope/send", body, token=rim.token).code == "attachment.given_twice"
 
 
 def test_a_file_that_is_too_large_is_refused_before_it_is_read(rim: Rim) -> None:
@@ -172,7 +172,7 @@ def test_a_file_that_keeps_coming_may_take_its_time_and_one_that_does_not_may_no
         data = bytes(8 * 1024 * 1024)
         answered = _trickle(rim, data, piece=256 * 1024, every_s=0.1)  # some 2 MB in a second
         assert b" 200 " in answered and hashlib.sha256(data).hexdigest().encode() in answered
-        assert b"request.too-slow" in _trickle(rim, data, piece=1024, every_s=0.1)
+        assert b"request.too_slow" in _trickle(rim, data, piece=1024, every_s=0.1)
 
 
 def _trickle(rim: Rim, data: bytes, *, piece: int, every_s: float) -> bytes:

@@ -18,7 +18,7 @@ from cli.server_process import environment
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from retinue.testing.waiting import WAIT_LIMIT_S
+from retinue.testing.wait_conditions import WAIT_LIMIT_S
 
 STATUS = "/api/house/status"
 LIMITS = """
@@ -62,7 +62,7 @@ def memory_bytes(rim: Rim) -> int:
 def test_a_name_that_was_pointed_at_this_machine_opens_nothing(rim: Rim) -> None:
     for host in ("evil.example", f"evil.example:{rim.port}", "127.0.0.1.evil.example"):
         refused = rim.ask("POST", STATUS, {}, token=rim.token, headers={"host": host})
-        assert (refused.status, refused.code) == (421, "request.foreign-host")
+        assert (refused.status, refused.code) == (421, "request.host_unknown")
         assert rim.ask("GET", "/", headers={"host": host}).status == 421
     assert answers(rim)
 
@@ -73,7 +73,7 @@ def test_a_page_of_another_site_is_refused_even_with_a_good_cookie(rim: Rim) -> 
     assert rim.ask("POST", STATUS, {}, headers={**cookie, "origin": rim.address}).status == 200
     for origin in ("http://evil.example", "null", "http://localhost:3000", f"https://{rim.host}:{rim.port}"):
         refused = rim.ask("POST", STATUS, {}, headers={**cookie, "origin": origin})
-        assert (refused.status, refused.code) == (403, "request.foreign-origin")
+        assert (refused.status, refused.code) == (403, "request.foreign_origin")
         preflight = rim.ask("OPTIONS", STATUS, headers={"origin": origin, "access-control-request-method": "POST"})
         assert preflight.status == 403
         assert "access-control-allow-origin" not in preflight.headers
@@ -93,7 +93,7 @@ def test_who_is_turned_away_from_a_socket_reads_why(rim: Rim) -> None:
     with pytest.raises(InvalidStatus) as refused:
         connect(f"ws://{rim.host}:{rim.port}/api/live")
     assert refused.value.response.status_code == 401
-    assert b"auth.not-signed-in" in (refused.value.response.body or b"")
+    assert b"auth.not_signed_in" in (refused.value.response.body or b"")
 
 
 @pytest.mark.spec("C90.lockout")
@@ -102,7 +102,7 @@ def test_guessing_tokens_ends_in_a_lock_out_that_the_owner_does_not_feel(tmp_pat
         assert answers(rim)  # signed in from this address before
         guesses = [rim.ask("POST", STATUS, {}, token=f"guess-{number}") for number in range(6)]
         assert [each.status for each in guesses] == [401, 401, 401, 401, 429, 429]
-        assert guesses[-1].code == "auth.locked-out"
+        assert guesses[-1].code == "auth.locked_out"
         assert int(guesses[-1].headers["retry-after"]) > 60
         code = rim.ask("POST", "/api/token/code", {}, token=rim.token).json["code"]
         assert rim.ask("POST", "/api/sign-in", {"code": code}).status == 429  # what is new from there waits
@@ -111,7 +111,7 @@ def test_guessing_tokens_ends_in_a_lock_out_that_the_owner_does_not_feel(tmp_pat
         for _ in range(10):
             assert rim.ask("POST", STATUS, {}, token="guess", by_socket=True).status == 401
         assert rim.ask("POST", STATUS, {}, token=rim.token, by_socket=True).status == 200
-        assert "auth.locked-out" in rim.log
+        assert "auth.locked_out" in rim.log
         assert "guess-" not in rim.log
 
 
@@ -135,7 +135,7 @@ def test_a_request_sent_byte_by_byte_is_given_up_while_others_are_served(rim: Ri
                 try:
                     link.sendall(piece)
                     link.setblocking(False)
-                    if b"request.too-slow" in link.recv(4096):
+                    if b"request.too_slow" in link.recv(4096):
                         done.add(link)
                 except BlockingIOError:
                     pass
@@ -146,7 +146,7 @@ def test_a_request_sent_byte_by_byte_is_given_up_while_others_are_served(rim: Ri
         assert answers(rim)
         time.sleep(0.05)  # sleep: the pace of the attack
     assert done == {slow_head, slow_body}
-    assert b"request.too-slow" in read_to_end(silent)
+    assert b"request.too_slow" in read_to_end(silent)
     for link in (slow_head, slow_body, silent):
         link.close()
 
@@ -163,7 +163,7 @@ def test_a_thousand_half_open_sockets_leave_room_for_one_who_asks(rim: Rim) -> N
         counts = rim.ask("GET", "/api/metrics", token=rim.token).body.decode()
         held = next(line for line in counts.splitlines() if line.startswith("retinue_connections "))
         assert int(held.split()[1]) <= 200
-        assert 'code="request.gave-up-its-place"' in counts
+        assert 'code="request.evicted"' in counts
     finally:
         for link in links:
             link.close()
@@ -215,7 +215,7 @@ def test_an_endless_head_is_refused(rim: Rim) -> None:
 def test_what_is_no_http_gets_the_houses_error_form(rim: Rim) -> None:
     link = rim.raw()
     link.sendall(b"\x16\x03\x01\x02\x00 hello\r\n\r\n")
-    assert b'"request.not-http"' in read_to_end(link)
+    assert b'"request.not_http"' in read_to_end(link)
     link.close()
 
 
@@ -286,7 +286,7 @@ def test_a_port_that_is_taken_is_told_with_what_to_do(tmp_path: Path) -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         taken = f"127.0.0.1:{other.getsockname()[1]}"
-        for listen, code in ((taken, "listen.port-taken"), ("0.0.0.0:0", "listen.exposed"), ("what", "listen.invalid")):
+        for listen, code in ((taken, "listen.port_taken"), ("0.0.0.0:0", "listen.exposed"), ("what", "listen.invalid")):
             done = subprocess.run(
                 [sys.executable, "-m", "retinue.app.server"],
                 env=environment(tmp_path / "home", RETINUE_LISTEN=listen),
@@ -297,5 +297,5 @@ def test_a_port_that_is_taken_is_told_with_what_to_do(tmp_path: Path) -> None:
             assert done.returncode == 1
             assert f"[{code}]" in done.stderr
             assert "try: " in done.stderr
-            if code == "listen.port-taken":
+            if code == "listen.port_taken":
                 assert "enabled = false" in done.stderr

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from cli.server_process import HouseProcess
 
-from retinue.cli.client import Stream
-from retinue.testing.waiting import wait_until_sync
+from retinue.cli.client import EventStream
+from retinue.testing.wait_conditions import wait_until_sync
 
 GOLDEN = Path(__file__).parent / "golden" / "conversation.json"
 
@@ -20,8 +20,8 @@ Event = tuple[str, dict[str, Any]]
 
 def follow(session: str, *, after: int, until: int) -> list[Event]:
     """Everything from a cursor on, up to and including the news with this number."""
-    stream = Stream(after=after, session=session)
-    events: list[Event] = list(stream.ready())
+    stream = EventStream(after=after, session=session)
+    events: list[Event] = list(stream.take_buffered())
 
     def came() -> bool:
         if select.select([stream], [], [], 0)[0]:
@@ -98,8 +98,8 @@ def test_a_cursor_gives_only_what_is_newer_and_an_unknown_one_asks_for_a_reset(h
     session, last = converse(house)
     newer = follow(session, after=last - 2, until=last)
     assert [data["seq"] for name, data in newer if name == "news"] == [last - 1, last]
-    stream = Stream(after=last + 1000, session=session)
-    events: list[Event] = list(stream.ready())
+    stream = EventStream(after=last + 1000, session=session)
+    events: list[Event] = list(stream.take_buffered())
     while len(events) < 2:
         events += stream.receive()
     stream.close()

@@ -17,8 +17,8 @@ from cli.server_process import HouseProcess
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 
-from retinue.cli.client import CliError, Stream
-from retinue.testing.waiting import WAIT_LIMIT_S, wait_until_sync
+from retinue.cli.client import CliError, EventStream
+from retinue.testing.wait_conditions import WAIT_LIMIT_S, wait_until_sync
 
 PIECE_S = 0.05
 # Before, while and after it is worked on: the statuses of an envelope at which the house is killed.
@@ -54,9 +54,9 @@ class Follower(threading.Thread):
 
 
 def by_sse(follower: Follower) -> None:
-    stream = Stream(after=follower.cursor, session=follower.session)
+    stream = EventStream(after=follower.cursor, session=follower.session)
     try:
-        for event in stream.ready():
+        for event in stream.take_buffered():
             follower.hear(*event)
         while not follower.over.is_set():
             for event in stream.receive():

@@ -22,37 +22,37 @@ from operations.operations_instance import desk_house
 from tools.fake_mcp_servers import served
 
 from retinue.api import mcp
-from retinue.api.app import App
-from retinue.api.connection_limits import Gate
-from retinue.api.host_check import Door as HouseDoor
-from retinue.config.provenance import OriginSettings
-from retinue.config.tools import Lists, ToolSettings
+from retinue.api.app import HttpApp
+from retinue.api.connection_limits import ConnectionLimiter
+from retinue.api.host_check import HttpSettings as HouseDoor
+from retinue.config.provenance import ProvenanceSettings
+from retinue.config.tools import ToolListSettings, ToolSettings
 from retinue.domain import address
 from retinue.domain.address import Address
 from retinue.domain.agent import Agent, PermissionLevel
 from retinue.domain.ids import TokenId
 from retinue.domain.session import OriginKind
 from retinue.domain.structs import replace
-from retinue.domain.token import Token, TokenKind, hash_of
-from retinue.operations.base import Desk
+from retinue.domain.token import Token, TokenKind, hash_token
+from retinue.operations.base import Services
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.operation_tools import tool_name
 from retinue.policy.access import permissions
-from retinue.policy.provenance.provenance_rules import house_policy
-from retinue.policy.tools.tools import Circumstances, Door
+from retinue.policy.provenance.provenance_rules import build_policy_with_defaults
+from retinue.policy.tools.tools import CallSource, ToolPolicyContext
 from retinue.store.agents import agents
 from retinue.store.people import tokens
-from retinue.testing.local_instance import Household
-from retinue.testing.tools import AppendLine
+from retinue.testing.local_instance import LocalInstance
+from retinue.testing.tools import AppendLineTool
 from retinue.tools.toolbox import Toolbox
 
 
 @dataclass
 class Served:
     url: str
-    desk: Desk
-    household: Household
-    app: App
+    desk: Services
+    household: LocalInstance
+    app: HttpApp
 
     @asynccontextmanager
     async def client(self, token: str, *, agent: str = "") -> AsyncGenerator[Client]:
@@ -70,22 +70,22 @@ class Served:
 async def house(
     tmp_path: Path, *, rules: ToolSettings | None = None, door: HouseDoor | None = None
 ) -> AsyncGenerator[Served]:
-    household = Household(tmp_path, rules=rules or ToolSettings())
+    household = LocalInstance(tmp_path, tool_settings=rules or ToolSettings())
     async with desk_house(household) as made:
         desk = replace(made.desk, toolbox=household.toolbox)
 
         def sign_in(conn: Any) -> None:
-            agents.put(
+            agents.upsert(
                 conn,
                 Agent(name="cy", model="scripted", permission_level=PermissionLevel.RESTRICTED),
                 source="test",
                 at_ms=1,
             )
             whos: dict[str, Address] = {
-                "owner": address.person("owner"),
-                "maria": address.person("maria"),
-                "ada": address.agent("ada"),
-                "cy": address.agent("cy"),
+                "owner": address.person_address("owner"),
+                "maria": address.person_address("maria"),
+                "ada": address.agent_address("ada"),
+                "cy": address.agent_address("cy"),
             }
             for number, (name, who) in enumerate(whos.items()):
                 token = Token(
@@ -95,11 +95,11 @@ async def house(
                     label="test",
                     created_at=desk.clock.now(),
                 )
-                tokens.add(conn, token, hash_of(f"token-of-{name}"))
+                tokens.add(conn, token, hash_token(f"token-of-{name}"))
 
         await made.house.store.write(sign_in, point="setup")
         door = door or HouseDoor()
-        app = App(desk, door, Gate(door))
+        app = HttpApp(desk, door, ConnectionLimiter(door))
         async with served(app) as url:
             yield Served(url, desk, household, app)
 
@@ -120,7 +120,7 @@ async def test_each_caller_is_shown_the_operations_that_its_level_reaches_and_no
             assert seen[name] == {
                 tool_name(each)
                 for each in OPERATIONS.values()
-                if permissions.decide(each.name, level, made.desk.policy).allowed
+                if permissions.decide_operation(each.name, level, made.desk.permission_policy).is_allowed
             }
         assert seen["cy"] < seen["maria"] < seen["owner"]
 
@@ -140,7 +140,7 @@ async def test_an_operation_is_asked_and_answered_as_over_http(tmp_path: Path) -
         wrong = await client.call_tool("agent_show", {"nmae": "ada"})
         assert wrong.is_error and "request.invalid" in words(wrong)
         nobody = await client.call_tool("agent_show", {"name": "nobody"})
-        assert nobody.is_error and "agent.not-found" in words(nobody) and "try:" in words(nobody)
+        assert nobody.is_error and "agent.not_found" in words(nobody) and "try:" in words(nobody)
 
 
 async def test_what_is_not_listed_cannot_be_called(tmp_path: Path) -> None:
@@ -149,10 +149,10 @@ async def test_what_is_not_listed_cannot_be_called(tmp_path: Path) -> None:
             names = {tool.name for tool in (await client.list_tools()).tools}
             assert "house_purge" not in names
             refused = await client.call_tool("house_purge", {})
-            assert refused.is_error and "tool.not-found" in words(refused)
+            assert refused.is_error and "tool.not_found" in words(refused)
             tool = await client.call_tool("append_line", {"text": "x"})
-            assert tool.is_error and "tool.not-found" in words(tool)
-        assert not made.household.witness.exists()
+            assert tool.is_error and "tool.not_found" in words(tool)
+        assert not made.household.witness_file.exists()
 
 
 @pytest.mark.spec("A37")
@@ -165,22 +165,24 @@ async def test_an_agents_tools_obey_its_rules_when_listed_and_when_called(tmp_pa
             done = await client.call_tool("append_line", {"text": "from outside"})
             assert not done.is_error and words(done) == "appended"
             denied = await client.call_tool("session_status", {})
-            assert denied.is_error and "tool.not-found" in words(denied)
+            assert denied.is_error and "tool.not_found" in words(denied)
             asked = await client.call_tool("read", {"path": "x"})
-            assert asked.is_error and "tool.asks" in words(asked) and "retinue grant add" in words(asked)
+            assert asked.is_error and "tool.needs_approval" in words(asked) and "retinue grant add" in words(asked)
             unfit = await client.call_tool("append_line", {"txet": "x"})
             assert unfit.is_error
-        assert made.household.witness.read_text().count("from outside") == 1
+        assert made.household.witness_file.read_text().count("from outside") == 1
         agent = await made.desk.store.read(lambda conn: agents.find(conn, "ada"))
         assert agent is not None
-        where = Circumstances(origin=OriginKind.EXTERNAL, sender=address.person("owner"), door=Door.MCP)
-        allowed = {spec.name for spec in made.household.toolbox.offered(agent, where)}
+        where = ToolPolicyContext(
+            origin=OriginKind.EXTERNAL, sender=address.person_address("owner"), call_source=CallSource.MCP
+        )
+        allowed = {spec.name for spec in made.household.toolbox.offered_specs(agent, where)}
         assert names - {tool_name(each) for each in OPERATIONS.values()} == allowed
 
 
 @pytest.mark.spec("A37")
 async def test_rules_for_who_asks_count_here_too(tmp_path: Path) -> None:
-    rules = ToolSettings(by_sender={"person:owner": Lists(deny=("append_line",))})
+    rules = ToolSettings(by_sender={"person:owner": ToolListSettings(deny=("append_line",))})
     async with house(tmp_path, rules=rules) as made:
         async with made.client("token-of-owner", agent="ada") as client:
             assert "append_line" not in {tool.name for tool in (await client.list_tools()).tools}
@@ -200,17 +202,19 @@ async def test_an_agent_has_its_own_tools_and_not_those_of_another(tmp_path: Pat
                     await client.list_tools()
                 refused = await client.call_tool("append_line", {"text": "x"})
                 assert refused.is_error and "permission.denied" in words(refused)
-        assert not made.household.witness.exists()
+        assert not made.household.witness_file.exists()
 
 
 async def test_what_an_agent_asks_outside_of_its_runs_may_come_from_anything_it_has_read(tmp_path: Path) -> None:
     witness = tmp_path / "witness"
-    toolbox = Toolbox([AppendLine(witness)], origin=lambda: house_policy(OriginSettings()))
+    toolbox = Toolbox(
+        [AppendLineTool(witness)], provenance_policy=lambda: build_policy_with_defaults(ProvenanceSettings())
+    )
     async with house(tmp_path) as made:
-        made.app.desk = replace(made.desk, toolbox=toolbox)
+        made.app.services = replace(made.desk, toolbox=toolbox)
         async with made.client("token-of-ada", agent="ada") as client:
             asked = await client.call_tool("append_line", {"text": "send it to evil.example"})
-            assert asked.is_error and "tool.asks" in words(asked)
+            assert asked.is_error and "tool.needs_approval" in words(asked)
         assert not witness.exists()
         async with made.client("token-of-owner", agent="ada") as client:
             assert not (await client.call_tool("append_line", {"text": "my own words"})).is_error
@@ -233,7 +237,7 @@ async def test_a_tool_that_is_called_again_with_its_key_is_not_called_twice(tmp_
 
         first = await called("by key", "k")
         assert not first["isError"] and await called("by key", "k") == first
-        assert made.household.witness.read_text().count("by key") == 1
+        assert made.household.witness_file.read_text().count("by key") == 1
         other = await called("another", "k")
         assert other["isError"] and "key.reused" in other["content"][0]["text"]
         await made.desk.store.write(
@@ -241,9 +245,9 @@ async def test_a_tool_that_is_called_again_with_its_key_is_not_called_twice(tmp_
         )
         cut_off = await called("by key", "k")
         assert cut_off["isError"] and "key.interrupted" in cut_off["content"][0]["text"]
-        assert made.household.witness.read_text().count("by key") == 1
+        assert made.household.witness_file.read_text().count("by key") == 1
         assert not (await called("by key", ""))["isError"] and not (await called("by key", ""))["isError"]
-        assert made.household.witness.read_text().count("by key") == 3
+        assert made.household.witness_file.read_text().count("by key") == 3
 
 
 async def test_without_a_token_or_from_a_page_nothing_is_answered(tmp_path: Path) -> None:
@@ -298,10 +302,10 @@ async def test_what_is_not_called_from_outside_a_run_is_not_called_over_mcp_unle
 ) -> None:
     witness = tmp_path / "witness"
     rules = ToolSettings(invoke_allow=("write",) if opened else ())
-    plain = AppendLine(witness)
+    plain = AppendLineTool(witness)
     toolbox = Toolbox([replace(plain, spec=replace(plain.spec, name="write"))], settings=lambda: rules)
     async with house(tmp_path) as made:
-        made.app.desk = replace(made.desk, toolbox=toolbox)
+        made.app.services = replace(made.desk, toolbox=toolbox)
         async with made.client("token-of-owner", agent="ada") as client:
             assert ("write" in {tool.name for tool in (await client.list_tools()).tools}) is opened
             done = await client.call_tool("write", {"text": "x"})
@@ -317,8 +321,8 @@ async def test_a_secret_that_is_shown_once_is_not_shown_to_whoever_speaks_mcp(tm
 async def test_an_effect_with_a_key_happens_once(tmp_path: Path) -> None:
     async with house(tmp_path) as made, made.client("token-of-owner") as client:
         asked = {"name": "dora", "model": "scripted"}
-        first = await client.call_tool("agent_register", asked, meta={mcp.KEY: "k1"})
-        again = await client.call_tool("agent_register", asked, meta={mcp.KEY: "k1"})
+        first = await client.call_tool("agent_register", asked, meta={mcp.IDEMPOTENCY_KEY_META: "k1"})
+        again = await client.call_tool("agent_register", asked, meta={mcp.IDEMPOTENCY_KEY_META: "k1"})
         assert not first.is_error, words(first)
         assert not again.is_error and json.loads(words(again))["name"] == "dora"
         assert (await client.call_tool("agent_register", asked)).is_error
@@ -329,7 +333,7 @@ async def test_envelopes_are_counted_whichever_way_they_come(tmp_path: Path) -> 
     async with house(tmp_path, door=door) as made, made.client("token-of-maria") as client:
         sent = [await client.call_tool("envelope_send", {"to": "agent:ada", "text": "hi"}) for _ in range(4)]
     assert [each.is_error for each in sent] == [False, False, True, True]
-    assert "may have 2 in a minute" in words(sent[-1])
+    assert "is 2 per minute" in words(sent[-1])
 
 
 async def test_on_stdio_our_command_hands_everything_on_to_the_house(tmp_path: Path) -> None:
@@ -347,16 +351,16 @@ async def test_on_stdio_our_command_hands_everything_on_to_the_house(tmp_path: P
             assert {"append_line", "agent_list"} <= names
             several = [client.call_tool("append_line", {"text": f"line {n}"}) for n in range(20)]
             assert all(not each.is_error for each in await asyncio.gather(*several))
-        assert len(made.household.witness.read_text().splitlines()) == 20
+        assert len(made.household.witness_file.read_text().splitlines()) == 20
 
         with pytest.raises(BaseException) as refused:  # noqa: PT011 - the client's own group of errors
             async with Client(ours("wrong", made.url)):
                 pass
-        assert "who are you?" in _all_words(refused.value)
+        assert "not signed in" in _all_words(refused.value)
         with pytest.raises(BaseException) as closed:  # noqa: PT011
             async with Client(ours("token-of-owner", "http://127.0.0.1:1")):
                 pass
-        assert "house.closed" in _all_words(closed.value)
+        assert "server.not_running" in _all_words(closed.value)
 
 
 def _all_words(error: BaseException) -> str:

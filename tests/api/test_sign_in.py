@@ -16,7 +16,7 @@ import pytest
 from api.tcp_server import Rim, open_rim
 from cli.server_process import environment
 
-from retinue.testing.waiting import WAIT_LIMIT_S
+from retinue.testing.wait_conditions import WAIT_LIMIT_S
 
 STATUS = "/api/house/status"
 
@@ -31,7 +31,7 @@ def rim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rim]:
 def test_nothing_is_told_without_a_token_that_we_know(rim: Rim) -> None:
     for token in (None, "", "guess", "x" * 10_000):
         refused = rim.ask("POST", STATUS, {}, token=token)
-        assert (refused.status, refused.code) == (401, "auth.not-signed-in")
+        assert (refused.status, refused.code) == (401, "auth.not_signed_in")
         assert refused.headers["www-authenticate"] == "Bearer"
     assert rim.ask("POST", STATUS, {}, token=rim.token).status == 200
     assert rim.ask("POST", STATUS, {}, token=rim.token, by_socket=True).status == 200
@@ -47,7 +47,7 @@ def test_a_browser_signs_in_with_a_code_once(rim: Rim) -> None:
     assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(cookie.split("; "))
     assert "Secure" not in cookie  # plain http on this machine: a browser would not send it back
     again = rim.ask("POST", "/api/sign-in", {"code": code})
-    assert (again.status, again.code) == (401, "auth.code-refused")
+    assert (again.status, again.code) == (401, "auth.code_invalid")
     assert "used before" in again.json["error"]["because"]
     assert code not in rim.log
 
@@ -87,7 +87,7 @@ def test_a_code_is_no_token_and_a_token_is_no_code_and_a_cookie_is_neither(rim: 
 def test_a_cookie_changes_nothing_without_our_header(rim: Rim) -> None:
     cookie = {"cookie": rim.sign_in()}
     refused = rim.ask("POST", STATUS, {}, headers=cookie)
-    assert (refused.status, refused.code) == (403, "auth.header-missing")
+    assert (refused.status, refused.code) == (403, "auth.header_missing")
     assert rim.ask("POST", STATUS, {}, headers={**cookie, "x-retinue": "1"}).status == 200
     assert rim.ask("GET", "/api/operations", headers=cookie).status == 200
 
@@ -108,7 +108,7 @@ def test_whoever_holds_an_invitation_joins_once(rim: Rim) -> None:
     assert joined.status == 200
     assert rim.do("person.whoami", as_=joined.json["token"])
     again = rim.ask("POST", "/api/join", {"invitation": invitation})
-    assert (again.status, again.code) == (403, "invitation.not-good")
+    assert (again.status, again.code) == (403, "invitation.invalid")
     assert rim.ask("POST", "/api/join", {"invitation": "\ud800"}).status in (400, 403)
 
 
@@ -117,7 +117,7 @@ def test_a_member_who_sends_too_much_is_told_when_to_go_on_and_the_owner_on_the_
     mail = {"to": "agent:guide", "text": "be silent"}
     answers = [rim.ask("POST", "/api/envelope/send", mail, token=token) for _ in range(4)]
     assert [each.status for each in answers] == [200, 200, 200, 429]
-    assert answers[-1].code == "rate.too-many"
+    assert answers[-1].code == "rate.too_many"
     assert int(answers[-1].headers["retry-after"]) >= 1
     assert answers[-1].json["error"]["retry-after-s"] >= 1
     for _ in range(5):
@@ -225,7 +225,7 @@ sign_in_attempts_max = 2
 def test_a_route_asked_with_the_wrong_method_names_the_right_one(rim: Rim) -> None:
     for method, path, allowed in (("GET", STATUS, "POST"), ("POST", "/api/health", "GET"), ("PUT", "/api/news", "GET")):
         refused = rim.ask(method, path, token=rim.token)
-        assert (refused.status, refused.code, refused.headers["allow"]) == (405, "route.wrong-method", allowed)
+        assert (refused.status, refused.code, refused.headers["allow"]) == (405, "route.method_not_allowed", allowed)
 
 
 def test_queries_that_make_no_sense_are_refused_in_words(rim: Rim) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from api.tcp_server import Rim, open_rim
 
-from retinue.api.static_files import Pages
+from retinue.api.static_files import StaticFiles
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def built(tmp_path: Path) -> Path:
 
 
 def test_every_address_within_the_page_is_the_page(built: Path) -> None:
-    pages = Pages(built)
+    pages = StaticFiles(built)
     home = pages.find("/")
     assert home is not None and b"<title>" in home.body
     assert pages.find("/chat/0123abcd") is home
@@ -30,10 +30,10 @@ def test_every_address_within_the_page_is_the_page(built: Path) -> None:
 
 
 def test_a_file_is_kept_for_good_and_sent_small(built: Path) -> None:
-    script = Pages(built).find("/assets/index-abc.js")
-    assert script is not None and script.small is not None
+    script = StaticFiles(built).find("/assets/index-abc.js")
+    assert script is not None and script.gzipped is not None
     assert b"immutable" in dict(script.headers)[b"cache-control"]
-    assert gzip.decompress(script.small) == script.body and len(script.small) < len(script.body)
+    assert gzip.decompress(script.gzipped) == script.body and len(script.gzipped) < len(script.body)
 
 
 @pytest.mark.parametrize(
@@ -49,11 +49,11 @@ def test_a_file_is_kept_for_good_and_sent_small(built: Path) -> None:
     ],
 )
 def test_what_is_no_file_of_the_page_is_not_there(built: Path, path: str) -> None:
-    assert Pages(built).find(path) is None
+    assert StaticFiles(built).find(path) is None
 
 
 def test_without_a_build_a_plain_page_says_how_until_there_is_one(built: Path, tmp_path: Path) -> None:
-    pages = Pages(tmp_path / "later")
+    pages = StaticFiles(tmp_path / "later")
     plain = pages.find("/chat")
     assert plain is not None and b"make web" in plain.body
     built.rename(tmp_path / "later")
@@ -62,7 +62,7 @@ def test_without_a_build_a_plain_page_says_how_until_there_is_one(built: Path, t
 
 
 def test_a_page_that_is_built_anew_takes_its_old_files_with_it(built: Path) -> None:
-    pages = Pages(built)
+    pages = StaticFiles(built)
     (built / "assets" / "index-abc.js").rename(built / "assets" / "index-def.js")
     (built / "index.html").write_text("<!doctype html><title>newer</title>")
     assert pages.find("/assets/index-abc.js") is None
@@ -88,4 +88,4 @@ def test_the_page_loads_nothing_but_itself_and_is_not_sent_twice(tmp_path: Path)
 
 def _not_found(rim: Rim, method: str, path: str) -> bool:
     answer = rim.ask(method, path)
-    return (answer.status, answer.code) == (404, "route.not-found")
+    return (answer.status, answer.code) == (404, "route.not_found")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from api.tcp_server import Live, Rim, open_rim
 
-from retinue.testing.waiting import wait_until_sync
+from retinue.testing.wait_conditions import wait_until_sync
 
 LIMITS = "[house.limits]\nenvelopes_per_minute = 10000\nrequests_per_minute = 100000\n"
 PANELS = [
@@ -153,7 +153,7 @@ def test_a_frame_beyond_the_bounds_is_answered_and_the_connection_goes_on(rim: R
         show(live, "w1")
         live.say("panels", window="w1", panels=[{"id": "p", "type": "x", "title": "t" * 201}])
         error = live.until("error")[-1]["error"]
-        assert error["code"] == "window.inventory-invalid"
+        assert error["code"] == "window.inventory_invalid"
         assert len(told(call(rim, "panels_list"))[0]["panels"]) == 2
         live.say("panel-done", command="0" * 32, ok=True)  # nobody asked: let pass
         live.settle()
@@ -163,7 +163,7 @@ def test_only_people_have_windows(rim: Rim) -> None:
     token = rim.do("agent.register", name="looker", token=True)["token"]
     with rim.live(as_=token) as live:
         live.say("panels", window="w1", panels=[])
-        assert live.until("error")[-1]["error"]["code"] == "window.not-a-person"
+        assert live.until("error")[-1]["error"]["code"] == "window.not_a_person"
 
 
 @pytest.mark.spec("A67")

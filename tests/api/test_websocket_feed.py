@@ -11,7 +11,7 @@ import pytest
 from api.tcp_server import Live, Rim, open_rim
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from retinue.testing.waiting import wait_until_sync
+from retinue.testing.wait_conditions import wait_until_sync
 
 LIMITS = "[house.limits]\nrequest_wait_s = 3.0\nwebsockets_max = 8\nenvelopes_per_minute = 10000\n"
 
@@ -53,7 +53,7 @@ def closed_by(live: Live) -> tuple[int, str]:
 @pytest.mark.spec("A14", "C89.version")
 def test_a_hello_with_another_protocol_version_is_refused_with_a_code_and_a_reason(rim: Rim) -> None:
     with rim.live(protocol=2) as live:
-        assert closed_by(live) == (4406, "this house speaks protocol 1, not 2")
+        assert closed_by(live) == (4406, "unsupported protocol 2; this server has protocol 1")
     with rim.live() as live:
         hello = {"type": "hello", "protocol": 1, "cursor": 0, "partials": [], "nested": []}
         assert live.hear() | {"cursor": 0} == hello
@@ -121,7 +121,7 @@ def test_a_mask_filters_by_kind_of_news_by_tool_and_by_phase(rim: Rim) -> None:
 
 def test_a_mask_with_a_word_it_does_not_know_is_told_so(rim: Rim) -> None:
     with rim.live(follow=[{"session": "*", "mask": {"phases": ["dusk"]}}]) as live:
-        assert live.until("error")[-1]["error"]["code"] == "live.mask-invalid"
+        assert live.until("error")[-1]["error"]["code"] == "live.filter_invalid"
 
 
 @pytest.mark.spec("A17")
@@ -219,13 +219,13 @@ def test_a_member_follows_what_they_see_and_nothing_else(rim: Rim) -> None:
     token = rim.member("maria")
     mine = send(rim, "echo secret", conversation="sight")
     with rim.live(as_=token, follow=[{"session": "*"}, {"session": mine["session"]}]) as live:
-        assert live.until("error")[-1]["error"]["code"] == "session.not-found"
+        assert live.until("error")[-1]["error"]["code"] == "session.not_found"
         answered(rim, send(rim, "count to 10", conversation="sight"))
         hers = send(rim, "echo hers", conversation="hers", as_=token)
         answered(rim, hers, as_=token)
         assert sessions_in(live.settle()) == {hers["session"]}
         live.say("subscribe", session=mine["session"])
-        assert live.until("error")[-1]["error"]["code"] == "session.not-found"
+        assert live.until("error")[-1]["error"]["code"] == "session.not_found"
 
 
 def test_a_revoked_token_ends_what_it_follows(rim: Rim) -> None:
@@ -251,7 +251,7 @@ def test_a_socket_lives_longer_than_a_request_may_take(rim: Rim) -> None:
         live.hear()
         with rim.raw() as slow:
             slow.sendall(b"GET /api/health HTTP/1.1\r\n")
-            assert b"request.too-slow" in slow.recv(4096)  # so long may a request take
+            assert b"request.too_slow" in slow.recv(4096)  # so long may a request take
         assert live.settle() == []
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from cli.emulator import Screen
 from cli.server_process import command, environment
 
-from retinue.testing.waiting import wait_until_sync
+from retinue.testing.wait_conditions import wait_until_sync
 
 # A shell would make the terminal the controlling one; here the child does so itself before it becomes the command.
 _BECOME = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from retinue.cli import client
-from retinue.testing.failure_context import Subject, close, register
-from retinue.testing.fork_server import ForkedProcess, fork_server
+from retinue.testing.failure_context import FailureSubject, close_subject, register_subject
+from retinue.testing.fork_server import ForkedProcess, get_fork_server
 from retinue.testing.free_ports import HOST, free_port
 from retinue.testing.server_description import ServerSource
-from retinue.testing.waiting import WAIT_LIMIT_S, wait_until_sync
+from retinue.testing.wait_conditions import WAIT_LIMIT_S, wait_until_sync
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
@@ -37,7 +37,7 @@ class HouseProcess:
         self.kills = 0
         self.log = home.parent / f"{home.name}.log"
         self._process: ForkedProcess | None = None
-        self._subject: Subject | None = None
+        self._subject: FailureSubject | None = None
 
     def open(self, *, crash_at: str = "", again_at: str = "") -> None:
         """Until it answers. `crash_at` names a point, such as `accept.after-commit:1`, at which it will die; `again_at`
@@ -46,9 +46,9 @@ class HouseProcess:
         if again_at:
             crash["RETINUE_LISTEN"] = again_at.removeprefix("http://")
         self.home.mkdir(parents=True, exist_ok=True)
-        self._subject = self._subject or register(ServerSource(database=self.home / "house.db", log=self.log))
+        self._subject = self._subject or register_subject(ServerSource(database=self.home / "house.db", log=self.log))
         with self.log.open("ab") as log:
-            self._process = fork_server().start(
+            self._process = get_fork_server().start(
                 "retinue.app.server", environment=environment(self.home, **crash), output=log
             )
         wait_until_sync(lambda: self._answers() or self._process_has_ended(), f"the house opens: see {log.name}")
@@ -97,7 +97,7 @@ class HouseProcess:
                 self.kill()
             self._process = None
         if self._subject is not None:
-            close(self._subject)
+            close_subject(self._subject)
             self._subject = None
 
     def retinue(

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from retinue.cli.chat import named
-from retinue.cli.chat_views import question_lines
+from retinue.cli.chat import add_approval_id
+from retinue.cli.chat_views import format_approval_request
 from retinue.cli.errors import CliError
-from retinue.cli.formatters import status_lines
+from retinue.cli.formatters import format_status
 
 ID = "9c8d7e6f" + 24 * "0"
 HOW = {"allow": "retinue allow", "deny": "retinue deny", "scope": "--scope "}
@@ -30,10 +30,10 @@ def asked(**kw: Any) -> dict[str, Any]:
 
 
 def test_what_can_be_granted_for_longer_says_how() -> None:
-    assert question_lines(asked(gives=["read:/srv"]), **HOW, always=True) == [
-        "may I? (9c8d7e6f)",
+    assert format_approval_request(asked(gives=["read:/srv"]), **HOW, can_grant_always=True) == [
+        "approval needed (9c8d7e6f)",
         '  exec {"command": "ls"}',
-        "  to reach: read:/srv",
+        "  access: read:/srv",
         "  because: the agent's rules ask about 'exec'",
         "  retinue allow 9c8d7e6f   retinue deny 9c8d7e6f",
         "  for longer (tool:exec): retinue allow 9c8d7e6f --scope session (or always)",
@@ -41,30 +41,35 @@ def test_what_can_be_granted_for_longer_says_how() -> None:
 
 
 def test_nobody_is_offered_what_they_may_not_give() -> None:
-    assert "always" not in "\n".join(question_lines(asked(), **HOW, always=False))
-    only_once = "\n".join(question_lines(asked(would_grant=[]), **HOW, always=True))
+    assert "always" not in "\n".join(format_approval_request(asked(), **HOW, can_grant_always=False))
+    only_once = "\n".join(format_approval_request(asked(would_grant=[]), **HOW, can_grant_always=True))
     assert "always" not in only_once and "session" not in only_once
 
 
 def test_a_wish_names_what_is_wished_for_and_for_whom() -> None:
     wish = asked(calls=[], would_grant=["web"], for_whom="cleo")
-    assert question_lines(wish, **HOW, always=True) == [
-        "may cleo have web? (9c8d7e6f)",
+    assert format_approval_request(wish, **HOW, can_grant_always=True) == [
+        "permission needed for cleo: web (9c8d7e6f)",
         "  because: the agent's rules ask about 'exec'",
         "  retinue allow 9c8d7e6f   retinue deny 9c8d7e6f",
-        "  for good: retinue allow 9c8d7e6f --scope always",
+        "  permanently: retinue allow 9c8d7e6f --scope always",
     ]
-    assert question_lines({**wish, "for_whom": "ada"}, **HOW, always=False)[0] == "may I have web? (9c8d7e6f)"
+    assert (
+        format_approval_request({**wish, "for_whom": "ada"}, **HOW, can_grant_always=False)[0]
+        == "permission needed: web (9c8d7e6f)"
+    )
 
 
 def test_nothing_in_a_question_hides_or_acts() -> None:
     hidden = "\x1b[2K\u202e\u3164\u200b\nretinue allow 00000000"
     call = {"id": "c0", "tool": "exec", "arguments": {"command": hidden}}
-    lines = question_lines(asked(calls=[call], because=hidden, gives=[f"read:/{hidden}"]), **HOW, always=True)
+    lines = format_approval_request(
+        asked(calls=[call], because=hidden, gives=[f"read:/{hidden}"]), **HOW, can_grant_always=True
+    )
     assert len(lines) == 6 and all(line.isprintable() and "\u3164" not in line for line in lines)
     shown = {"id": ID, "calls": [call], "to-reach": [hidden], "would-grant": [], "because": hidden, "asked-at": "now"}
     form = {"version": "1", "you": "x", "now": "y", "cursor": 1, "agents": [], "approvals": [shown]}
-    assert all(line.isprintable() and "\u3164" not in line for line in status_lines(form))
+    assert all(line.isprintable() and "\u3164" not in line for line in format_status(form))
 
 
 @pytest.mark.parametrize(
@@ -78,12 +83,12 @@ def test_nothing_in_a_question_hides_or_acts() -> None:
     ],
 )
 def test_a_decision_without_an_id_is_about_the_one_question_that_is_open(words: str, sent: str) -> None:
-    assert named("allow", words, [ID]) == sent
+    assert add_approval_id("allow", words, [ID]) == sent
 
 
 @pytest.mark.parametrize("still_open", [[], [ID, "1" * 32]])
 def test_a_decision_about_none_or_several_is_not_guessed(still_open: list[str]) -> None:
     with pytest.raises(CliError) as refused:
-        named("deny", "", still_open)
-    assert refused.value.code == "approval.unnamed"
-    assert named("deny", "12345678", still_open) == "/deny 12345678"
+        add_approval_id("deny", "", still_open)
+    assert refused.value.code == "approval.id_missing"
+    assert add_approval_id("deny", "12345678", still_open) == "/deny 12345678"

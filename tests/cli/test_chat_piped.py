@@ -11,7 +11,7 @@ from typing import IO
 import pytest
 from cli.server_process import HouseProcess, command, environment
 
-from retinue.testing.waiting import wait_until_sync
+from retinue.testing.wait_conditions import wait_until_sync
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -75,13 +75,13 @@ def test_several_lines_are_several_messages_answered_in_their_order(house: House
 def test_what_is_said_between_calls_is_printed_when_it_is_certain(house: HouseProcess) -> None:
     told = house.retinue("chat", "--session", "steps", stdin="read SOUL.md\n")
 
-    assert told.stdout == "I call `read`.\n`read` came back with nothing in it.\n"
+    assert told.stdout == "I call `read`.\n`read` returned nothing.\n"
 
 
 def test_once_prints_the_answer_and_nothing_else(house: HouseProcess) -> None:
     told = house.retinue("chat", "--session", "once", "--once", "read SOUL.md")
 
-    assert (told.returncode, told.stdout, told.stderr) == (0, "`read` came back with nothing in it.\n", "")
+    assert (told.returncode, told.stdout, told.stderr) == (0, "`read` returned nothing.\n", "")
 
 
 @pytest.mark.parametrize("words", ["hello, who are you?", "Hi! What can you do?", "How do I get started?"])
@@ -133,7 +133,7 @@ def test_lines_that_are_no_text_are_refused(house: HouseProcess) -> None:
     told = house.retinue("chat", "--session", "bytes", stdin=b"echo one\n\xff\xfe\n")
 
     assert (told.returncode, told.stdout) == (1, "one\n")
-    assert "[text.not-utf8]" in told.stderr
+    assert "[text.not_utf8]" in told.stderr
 
 
 def test_a_silent_answer_prints_nothing_and_is_no_failure(house: HouseProcess) -> None:
@@ -148,7 +148,7 @@ def test_no_answer_ends_with_the_reason(house: HouseProcess) -> None:
     first, because, try_this = told.stderr.splitlines()
     assert (told.returncode, told.stdout) == (1, "")
     assert first == "error: no answer: the envelope is dead [envelope.dead]"
-    assert because == "because: model.asked-to-fail: the guide broke off, as it was asked to"
+    assert because == "because: model.requested_failure: the guide failed, as you asked"
     assert try_this.startswith("try: retinue why ")
 
 
@@ -160,7 +160,7 @@ def test_a_question_is_told_and_waited_for(house: HouseProcess) -> None:
 
     house.retinue("allow", approval)
     assert chat.end() == 0
-    assert chat.out.decode() == "`read` came back with nothing in it.\n"
+    assert chat.out.decode() == "`read` returned nothing.\n"
 
 
 def test_a_question_can_be_answered_by_the_next_line(house: HouseProcess) -> None:
@@ -169,7 +169,7 @@ def test_a_question_can_be_answered_by_the_next_line(house: HouseProcess) -> Non
     assert told.returncode == 0
     called, decided, *rest = told.stdout.splitlines()
     assert called == "I call `read`." and decided.endswith(" is allowed.")
-    assert rest == ["`read` came back with nothing in it.", "after"]
+    assert rest == ["`read` returned nothing.", "after"]
 
 
 def test_a_question_does_not_hold_up_the_next_line(house: HouseProcess) -> None:
@@ -186,15 +186,15 @@ def test_a_question_that_nobody_answers_is_no_success(house: HouseProcess) -> No
     told = house.retinue("chat", "--agent", "clerk", "--session", "open", stdin="read SOUL.md\n")
 
     assert told.returncode == 1
-    assert "[approval.open]\nbecause: there are no more lines to read\ntry: retinue allow " in told.stderr
+    assert "[approval.pending]\nbecause: the input has ended\ntry: retinue allow " in told.stderr
 
 
 @pytest.mark.parametrize(
     ("line", "code", "try_this"),
     [
-        ("/allow", "approval.unnamed", "/allow ID"),
-        ("/approve deny", "approval.unnamed", "/approve ID"),
-        ("/why nothing", "id.invalid", "copy it from a list or an answer"),
+        ("/allow", "approval.id_missing", "/allow ID"),
+        ("/approve deny", "approval.id_missing", "/approve ID"),
+        ("/why nothing", "id.invalid", "copy the id from a list or an answer"),
     ],
 )
 def test_a_command_that_cannot_be_done_says_why(house: HouseProcess, line: str, code: str, try_this: str) -> None:
@@ -212,9 +212,9 @@ def test_commands_are_the_houses_but_for_those_of_this_door_and_two_slashes_send
     assert told.returncode == 0, told.stderr
     assert told.stdout.startswith("one\nnow: ")
     assert "\nagent: guide\n" in told.stdout
-    assert "\nNothing was running here, and nothing waited.\n" in told.stdout
-    assert "\nThere is no command /statsu. Did you mean /status?" in told.stdout
-    assert "\nThat could not be done: no approval 00000000." in told.stdout
+    assert "\nNothing was running or waiting here.\n" in told.stdout
+    assert "\nUnknown command /statsu. Did you mean /status?" in told.stdout
+    assert "\nNot done: no approval 00000000." in told.stdout
     assert "\n/switch AGENT [WORDS] " in told.stdout and "\n/quit " in told.stdout
     assert "“/help me”" in told.stdout
     assert "never" not in told.stdout
@@ -227,9 +227,9 @@ def test_whoever_switches_goes_on_with_the_other_agent_and_comes_back(house: Hou
     assert told.returncode == 0, told.stderr
     one, there, two, with_clerk, back, *_, with_guide = told.stdout.splitlines()
     assert (one, two) == ("one", "two")
-    assert there.startswith("You go on with clerk, in the session ")
-    assert back.startswith("You go on with guide, in the session ")
-    assert "clerk hears you as its owner" in with_clerk and "guide hears you as its owner" in with_guide
+    assert there.startswith("You are now talking to clerk, in the session ")
+    assert back.startswith("You are now talking to guide, in the session ")
+    assert "clerk treats you as the owner" in with_clerk and "guide treats you as the owner" in with_guide
 
 
 def test_what_is_stopped_elsewhere_ends_the_wait(house: HouseProcess) -> None:
@@ -257,7 +257,7 @@ def test_answers_are_exact_through_five_kills_in_the_middle_of_them(own_house: H
         session = own_house.wait_for_session()
         own_house.wait_for_words(session, f"w{1000 * (number + 1) + 5 + 8 * number} ")
         own_house.kill()
-        chat.wait_for(chat.err, "the house is closed, waiting...", times=number + 1)
+        chat.wait_for(chat.err, "the server is not answering, waiting...", times=number + 1)
         own_house.open()
         chat.wait_for(chat.out, "\n", times=number + 1)
 
@@ -283,7 +283,7 @@ def test_what_is_said_while_the_house_is_closed_arrives_once(own_house: HousePro
     chat.wait_for(chat.out, "before\n")
     own_house.kill()
     chat.say("echo in between")
-    chat.wait_for(chat.err, "the house is closed, waiting...")
+    chat.wait_for(chat.err, "the server is not answering, waiting...")
     own_house.open()
     chat.wait_for(chat.out, "in between\n")
 
@@ -321,7 +321,7 @@ def test_an_envelope_sent_while_the_house_falls_is_accepted_once(tmp_path: Path,
     out, err = sending.communicate(timeout=90)
 
     assert sending.returncode == 0
-    assert err.decode() == "the house is closed, waiting...\n"
+    assert err.decode() == "the server is not answering, waiting...\n"
     assert [json.loads(out)["envelope"]] == house.envelopes_with("echo hello")
     house.close()
 
@@ -333,8 +333,8 @@ def test_a_house_that_stays_closed_is_waited_for_no_longer_than_was_said(own_hou
 
     assert chat.end() == 3
     last = chat.err.decode().splitlines()[-3:]
-    assert last[0].startswith("error: the house is closed; envelope ") and last[0].endswith(" [house.closed]")
-    assert last[1] == "because: nobody has answered for 0.5 s"
+    assert last[0] == "error: the server stopped answering [server.connection_lost]"
+    assert last[1].startswith("because: no answer for 0.5 s; envelope ")
 
 
 def test_a_run_that_is_cut_off_too_often_ends_with_the_reason(own_house: HouseProcess) -> None:
@@ -349,7 +349,7 @@ def test_a_run_that_is_cut_off_too_often_ends_with_the_reason(own_house: HousePr
         own_house.open()
 
     assert chat.end() == 1
-    assert "error: no answer: the envelope is dead [envelope.dead]\nbecause: cut off 3 times\n" in chat.err.decode()
+    assert "error: no answer: the envelope is dead [envelope.dead]\nbecause: interrupted 3 times\n" in chat.err.decode()
     assert chat.out.decode() == ""
 
 
@@ -366,4 +366,4 @@ def test_a_house_that_does_not_know_our_cursor_is_asked_for_the_answer(own_house
     own_house.open()
 
     assert chat.end() == 0
-    assert chat.out.decode() == "I waited 3 seconds before I said this.\n"
+    assert chat.out.decode() == "I waited 3 seconds before this answer.\n"

@@ -13,7 +13,7 @@ from cli.fake_server import STREAM_HEAD, Request, chunk, event, fake_house, repl
 from cli.pty_chat import PtyChat
 from cli.server_process import HouseProcess
 
-from retinue.testing.waiting import wait_until_sync
+from retinue.testing.wait_conditions import wait_until_sync
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -46,14 +46,14 @@ def test_an_answer_stands_there_exactly_once_through_five_kills(own_house: House
         # Once typed, and once said: the kill comes when a part of the answer is on the screen.
         chat.wait_for(f"w{first + 3 + 9 * number}", times=2)
         own_house.kill()
-        chat.wait_for("the house is closed, waiting...")
+        chat.wait_for("the server is not answering, waiting...")
         own_house.open()
         chat.wait_until(lambda text, n=number: text.count(PROMPT) == n + 2, what="the next prompt")
 
     assert [shown_after(chat, "guide:", number=number) for number in range(5)] == expected
     assert own_house.answers() == expected
     assert "waiting" not in chat.screen.text
-    assert "begins again" not in chat.screen.text
+    assert "starts again" not in chat.screen.text
 
 
 def test_a_long_answer_that_scrolls_away_is_still_there_once(own_house: HouseProcess, terminal: Terminal) -> None:
@@ -62,7 +62,7 @@ def test_a_long_answer_that_scrolls_away_is_still_there_once(own_house: HousePro
     chat.type("count to 60\r")
     chat.wait_for("33 34 35 36 37")
     own_house.kill()
-    chat.wait_for("the house is closed")
+    chat.wait_for("the server is not answering")
     own_house.open()
     chat.wait_for(PROMPT, times=2)
 
@@ -74,7 +74,7 @@ def test_one_question_from_a_terminal_survives_a_kill_too(own_house: HouseProces
     chat = terminal(own_house.home, "chat", "--agent", "guide", "--once", f"echo {words(0)}", columns=40, rows=8)
     chat.wait_for("w30")
     own_house.kill()
-    chat.wait_for("the house is closed, waiting...")
+    chat.wait_for("the server is not answering, waiting...")
     own_house.open()
 
     assert chat.wait_for_end() == 0
@@ -89,7 +89,7 @@ def test_what_is_typed_while_the_house_is_closed_is_sent_once_when_it_opens(
     chat.type("echo before\r")
     chat.wait_for(PROMPT, times=2)
     own_house.kill()
-    chat.wait_for("the house is closed, waiting...")
+    chat.wait_for("the server is not answering, waiting...")
     chat.type("echo in between\r")
     chat.wait_until(lambda text: "waiting" in text.splitlines()[-1], what="the wait")
     own_house.open()
@@ -187,8 +187,8 @@ def test_words_calls_results_and_thoughts_are_seen_in_their_order(house: HousePr
         '  · read {"path": "SOUL.md"}',
     ]
     assert lines[4].startswith("  = now: ")
-    assert lines[6] == "  = (nothing)"
-    assert lines[-3].startswith("I am to think about tea.")
+    assert lines[6] == "  = (empty)"
+    assert lines[-3].startswith("You asked me to think about tea.")
     assert "\x1b[2mI " in chat.raw, "thoughts are dim"
 
 
@@ -198,13 +198,13 @@ def test_a_question_is_answered_from_the_terminal(house: HouseProcess, terminal:
     chat.type("read SOUL.md\r")
     text = chat.wait_for("to clerk:", times=2)
     id_ = text.split("/allow ")[1].split()[0]
-    assert f'clerk: may I? ({id_})\n  read {{"path": "SOUL.md"}}\n  because: ' in text
+    assert f'clerk: approval needed ({id_})\n  read {{"path": "SOUL.md"}}\n  because: ' in text
     assert f"\n  /allow {id_}   /deny {id_}\n  for longer (tool:read): /allow {id_} session (or always)\n" in text
 
     chat.type(f"/allow {id_}\r")
     text = chat.wait_for("to clerk:", times=3)
     assert f"({id_} allowed by owner)" in text
-    assert "`read` came back with nothing in it.\nto clerk:" in text
+    assert "`read` returned nothing.\nto clerk:" in text
 
     chat.type("read SOUL.md\r")
     chat.wait_for("to clerk:", times=4)
@@ -244,7 +244,7 @@ def test_ctrl_c_stops_the_answer_and_the_conversation_goes_on(house: HouseProces
     chat.wait_for("3 4 5")
     chat.type("\x03")
     text = chat.wait_for(PROMPT, times=2)
-    assert "\n(cut off)\nStopped: stopped from the terminal.\n(cancelled; /why " in text
+    assert "\n(interrupted)\nStopped: stopped from the terminal.\n(cancelled; for details: /why " in text
 
     chat.type("echo still here\r")
     assert "\nguide:\nstill here\n" in chat.wait_for(PROMPT, times=3)
@@ -254,7 +254,7 @@ def test_ctrl_c_twice_leaves_and_the_terminal_is_as_it_was(house: HouseProcess, 
     chat = terminal(house.home, "chat", "--agent", "guide", "--session", "leave")
     chat.wait_for(PROMPT)
     chat.type("\x03")
-    chat.wait_for("Ctrl-C once more leaves")
+    chat.wait_for("Ctrl-C again to leave")
     chat.type("\x03")
 
     assert chat.wait_for_end() == 130
@@ -268,7 +268,7 @@ def test_ctrl_c_twice_in_an_answer_leaves_at_once(own_house: HouseProcess, termi
     chat.wait_for("3 4 5")
     own_house.pause()  # it cannot even hear that we want it to stop
     chat.type("\x03")
-    chat.wait_for("Ctrl-C once more leaves")
+    chat.wait_for("Ctrl-C again to leave")
     chat.type("\x03")
 
     code = chat.wait_for_end()
@@ -292,9 +292,9 @@ def test_ctrl_c_gives_up_a_message_for_a_closed_house(own_house: HouseProcess, t
     chat.wait_for(PROMPT)
     own_house.kill()
     chat.type("echo never mind\r")
-    chat.wait_for("the house is closed, waiting...")
+    chat.wait_for("the server is not answering, waiting...")
     chat.type("\x03")
-    assert "given up; should it have arrived all the same" in chat.wait_for(PROMPT, times=2)
+    assert "stopped sending; if the message arrived after all" in chat.wait_for(PROMPT, times=2)
 
     own_house.open()
     chat.type("echo hello\r")
@@ -343,9 +343,9 @@ def test_commands_and_mistakes_are_answered_at_the_prompt(house: HouseProcess, t
     chat = terminal(house.home, "chat", "--agent", "guide", "--session", "mistakes")
     chat.wait_for(PROMPT)
     chat.type("/hlep\r")
-    assert "There is no command /hlep. Did you mean /help?" in chat.wait_for(PROMPT, times=2)
+    assert "Unknown command /hlep. Did you mean /help?" in chat.wait_for(PROMPT, times=2)
     chat.type("/help\r")
-    assert "\n//WORDS " in chat.wait_for(PROMPT, times=3)
+    assert "\n//TEXT " in chat.wait_for(PROMPT, times=3)
     chat.type("/status\r")
     assert "\nagent: guide\n" in chat.wait_for(PROMPT, times=4)
     chat.type(" \r")
@@ -376,8 +376,8 @@ def test_the_way_to_one_answer_is_told_beside_it(house: HouseProcess, terminal: 
     assert chat.screen.lines == [
         "I call `read`.",
         '  · read {"path": "SOUL.md"}',
-        "  = (nothing)",
-        "`read` came back with nothing in it.",
+        "  = (empty)",
+        "`read` returned nothing.",
     ]
 
 

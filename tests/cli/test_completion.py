@@ -7,16 +7,16 @@ import subprocess
 
 import pytest
 
-from retinue.cli.aliases import SHORTS
-from retinue.cli.completion import script
+from retinue.cli.aliases import ALIASES
+from retinue.cli.completion import build_script
 from retinue.cli.operation_table import OPERATIONS
-from retinue.cli.parser import nouns
+from retinue.cli.parser import list_nouns
 
 
 def completed(*words: str) -> list[str]:
     """What a real bash offers for the last word."""
     typed = " ".join(f"'{word}'" for word in ("retinue", *words))
-    asking = f"{script('bash')}\nCOMP_WORDS=({typed}); COMP_CWORD={len(words)}; _retinue\n"
+    asking = f"{build_script('bash')}\nCOMP_WORDS=({typed}); COMP_CWORD={len(words)}; _retinue\n"
     asking += "printf '%s\\n' \"${COMPREPLY[@]}\""
     done = subprocess.run(["bash", "--norc", "-c", asking], capture_output=True, text=True, check=True)
     assert done.stderr == ""
@@ -24,7 +24,7 @@ def completed(*words: str) -> list[str]:
 
 
 def test_the_first_word_is_a_short_name_or_a_noun() -> None:
-    assert set(completed("")) == {*SHORTS, *nouns(), "help"}
+    assert set(completed("")) == {*ALIASES, *list_nouns(), "help"}
     assert completed("led") == ["ledger"]
 
 
@@ -48,7 +48,7 @@ def test_an_option_of_a_few_words_offers_them() -> None:
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_every_verb_is_in_the_script_of_each_shell_and_the_shell_can_read_it(shell: str) -> None:
-    text = script(shell)
+    text = build_script(shell)
 
     assert all(noun in text and verb in text for noun, verb, *_ in OPERATIONS)
     if shutil.which(shell):

@@ -15,7 +15,7 @@ from cli.pty_chat import PtyChat
 from cli.server_process import HouseProcess, command, environment
 
 from retinue.testing.telegram_server import TOKEN, TelegramServer
-from retinue.testing.waiting import WAIT_LIMIT_S
+from retinue.testing.wait_conditions import WAIT_LIMIT_S
 
 SETTINGS = """\
 # Ours.
@@ -68,7 +68,7 @@ def retinue(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_a_person_at_a_terminal_is_asked_and_a_bot_is_connected(house: HouseProcess, telegram: str) -> None:
     typing = PtyChat(house.home, "connector", "add", "telegram", "--settings", f'{{"api_base": "{telegram}"}}')
     try:
-        typing.wait_for("What to call it here [telegram]:")
+        typing.wait_for("Connector name [telegram]:")
         typing.type("family\n")
         typing.wait_for("token:")
         typing.type(f"{TOKEN}\n")
@@ -76,7 +76,7 @@ def test_a_person_at_a_terminal_is_asked_and_a_bot_is_connected(house: HouseProc
         told = typing.screen.text
     finally:
         typing.close()
-    assert "'family' is connected as @house_bot" in told and "What to do next:" in told and "pairing accept" in told
+    assert "'family' was added as @house_bot" in told and "Next steps:" in told and "pairing accept" in told
     assert TOKEN not in told and TOKEN not in typing.raw  # not even while it was typed
     text = (house.home / "retinue.toml").read_text()
     assert text.startswith("# Ours.") and "# not longer" in text and TOKEN not in text
@@ -94,7 +94,7 @@ def test_a_token_that_the_place_does_not_know_is_refused_and_nothing_is_kept(
 ) -> None:
     words = ("connector", "add", "telegram", "--settings", f'{{"api_base": "{telegram}"}}', "--secrets")
     refused = retinue(house.home, *words, '{"token": "777:wrong"}')
-    assert refused.returncode == 1 and "connector.not-accepted" in refused.stderr, refused.stderr
+    assert refused.returncode == 1 and "connector.rejected" in refused.stderr, refused.stderr
     assert "777:wrong" not in refused.stderr
     assert list((house.home / "secrets").iterdir()) == []
     assert (house.home / "retinue.toml").read_text() == SETTINGS
@@ -102,7 +102,7 @@ def test_a_token_that_the_place_does_not_know_is_refused_and_nothing_is_kept(
     unchecked = retinue(house.home, *words, '{"token": "777:wrong"}', "--no-check")
     assert unchecked.returncode == 0, unchecked.stderr
     tested = retinue(house.home, "connector", "test", "telegram")
-    assert tested.returncode == 1 and "does not get in" in tested.stderr
+    assert tested.returncode == 1 and "cannot connect" in tested.stderr
 
 
 @pytest.mark.spec("C122.whatsapp")

@@ -12,7 +12,7 @@ import pytest
 from cli.server_process import HouseProcess, command, environment
 from cli.test_start import SPOKEN, TYPED
 
-from retinue.cli.formatters import kebab, plain_lines, table, table_of
+from retinue.cli.formatters import format_for_terminal, format_plain, format_table, to_kebab_case
 
 TELLS = {
     "house.ledger",
@@ -45,7 +45,7 @@ def test_every_command_prints_kebab_case_keys_or_exits_1_with_an_error_line(
         assert told.stderr == ""
     else:
         assert told.returncode == 1
-        assert re.match(r"error: .+ \[[a-z-]+\.[a-z-]+\]\n", told.stderr)
+        assert re.match(r"error: .+ \[[a-z_]+\.[a-z_]+\]\n", told.stderr)
         assert told.stdout == "" or "doctor" in words, "who finds problems says both"
 
 
@@ -54,7 +54,7 @@ def test_every_command_prints_kebab_case_keys_or_exits_1_with_an_error_line(
     [("sessionId", "session-id"), ("created_at", "created-at"), ("reply-to", "reply-to"), ("text", "text")],
 )
 def test_keys_are_shown_in_kebab_case_whatever_the_answer_calls_them(key: str, shown: str) -> None:
-    assert kebab(key) == shown
+    assert to_kebab_case(key) == shown
 
 
 def test_any_answer_reads_as_keys_and_values() -> None:
@@ -67,7 +67,7 @@ def test_any_answer_reads_as_keys_and_values() -> None:
         "words": "one\ntwo",
     }
 
-    assert plain_lines(form) == [
+    assert format_plain(form) == [
         "name: maria",
         "role: member",
         "",
@@ -92,19 +92,19 @@ def test_a_table_has_a_line_a_row_and_cuts_what_does_not_fit() -> None:
         {"id": "ab", "label": "x" * 80, "kept": False, "note": None, "tags": []},
     ]
 
-    assert table(rows, 60) == [
+    assert format_table(rows, 60) == [
         f"id        {'label':<38}  kept  tags",
         f"01234567  {'laptop':<38}  yes   (1)",
         f"ab        {'x' * 37}…  no",
     ]
-    assert all(len(line) <= 24 for line in table(rows, 24))
+    assert all(len(line) <= 24 for line in format_table(rows, 24))
 
 
 def test_lists_of_mail_show_who_wrote_to_whom() -> None:
     letter = {"id": "ab", "short": "ab", "from": "agent:ada", "to": "person:maria", "kind": "mail", "status": "done"}
     form = {"envelopes": [{**letter, "accepted-at": "today", "text": "Lunch\nat one"}], "unread": 1}
 
-    assert table_of("inbox.list", form, 100) == [
+    assert format_for_terminal("inbox.list", form, 100) == [
         "id  from       to            status  accepted-at  text",
         "ab  agent:ada  person:maria  done    today        Lunch at one",
         "",

@@ -15,7 +15,7 @@ from cli.server_process import HouseProcess, environment
 from cli.test_commands import settled
 
 from retinue.app import offline
-from retinue.cli.operation_command import LOOKS_SELF
+from retinue.cli.operation_command import OFFLINE_OPERATIONS
 from retinue.operations.catalog import OPERATIONS
 
 SQLITE_FILES = ("house.db", "house.db-wal", "house.db-shm")
@@ -60,8 +60,8 @@ def test_why_is_told_of_a_closed_house_as_of_an_open_one(lived_in: tuple[HousePr
     assert told.returncode == 0
     assert told.stdout.startswith(f"Envelope {envelope[:8]}") or envelope[:8] in told.stdout
     assert unknown.returncode == 1
-    assert unknown.stderr.splitlines()[0].endswith("[id.not-found]")
-    assert json.loads(unknown.stdout)["error"]["code"] == "id.not-found"
+    assert unknown.stderr.splitlines()[0].endswith("[id.not_found]")
+    assert json.loads(unknown.stdout)["error"]["code"] == "id.not_found"
 
 
 def test_a_session_is_exported_from_a_closed_house(lived_in: tuple[HouseProcess, str]) -> None:
@@ -77,8 +77,8 @@ def test_a_closed_house_is_seen_by_the_doctor_and_copied(lived_in: tuple[HousePr
     told = house.retinue("doctor")
     copied = house.json("backup", "--to", str(tmp_path / "copy"), "--verify")
 
-    assert "ledger: the ledger holds" in told.stdout
-    assert ("[house.unwell]" in told.stderr) == (told.returncode == 1)
+    assert "ledger: the ledger is consistent" in told.stdout
+    assert ("[server.unhealthy]" in told.stderr) == (told.returncode == 1)
     assert copied["verified"] is True
     assert (tmp_path / "copy").is_dir()
 
@@ -90,7 +90,7 @@ def test_a_backup_is_put_back_and_the_house_is_as_it_was(tmp_path: Path) -> None
     settled(house, kept)
     house.json("backup", "--to", str(tmp_path / "copy"), "--verify")
     late = house.json("send", "agent:guide", "echo late")["envelope"]
-    assert "[house.already-open]" in house.retinue("restore", str(tmp_path / "copy")).stderr
+    assert "[server.already_running]" in house.retinue("restore", str(tmp_path / "copy")).stderr
     house.close()
 
     restored = house.retinue("restore", str(tmp_path / "copy"))
@@ -117,7 +117,7 @@ def test_rights_are_those_of_the_open_house(lived_in: tuple[HouseProcess, str]) 
     stranger = house.retinue("ledger", env={"RETINUE_TOKEN": "made-up"})
 
     assert stranger.returncode == 1
-    assert stranger.stderr.startswith("error: who are you? [auth.not-signed-in]\n")
+    assert stranger.stderr.startswith("error: not signed in: the token is missing or invalid [auth.not_signed_in]\n")
 
 
 def test_what_needs_the_house_itself_is_not_to_be_had(lived_in: tuple[HouseProcess, str]) -> None:
@@ -126,14 +126,14 @@ def test_what_needs_the_house_itself_is_not_to_be_had(lived_in: tuple[HouseProce
     told = house.retinue("show", envelope)
 
     assert told.returncode == 3
-    assert "[house.closed]" in told.stderr
+    assert "[server.not_running]" in told.stderr
 
 
 def test_nobody_opens_the_house_while_it_is_looked_at(lived_in: tuple[HouseProcess, str]) -> None:
     house, _ = lived_in
     script = (
-        "import os, sys\nfrom retinue.config import from_environment\nfrom retinue.app.offline import closed_store\n"
-        "with closed_store(from_environment(os.environ)):\n    print('looking', flush=True)\n    sys.stdin.read()\n"
+        "import os, sys\nfrom retinue.config import load_settings\nfrom retinue.app.offline import open_offline_store\n"
+        "with open_offline_store(load_settings(os.environ)):\n    print('looking', flush=True)\n    sys.stdin.read()\n"
     )
     looking = subprocess.Popen(
         [sys.executable, "-c", script],
@@ -148,7 +148,9 @@ def test_nobody_opens_the_house_while_it_is_looked_at(lived_in: tuple[HouseProce
     looking.communicate("")
 
     assert refused.returncode == 1
-    assert refused.stderr.splitlines()[1] == f"because: process {looking.pid} serves it"
+    assert refused.stderr.splitlines()[0] == (
+        f"error: a server is already running in {house.home} (pid {looking.pid}) [server.already_running]"
+    )
 
 
 def test_a_home_in_which_there_was_never_a_house_is_left_as_it_is(tmp_path: Path) -> None:
@@ -157,7 +159,10 @@ def test_a_home_in_which_there_was_never_a_house_is_left_as_it_is(tmp_path: Path
     told = house.retinue("ledger")
 
     assert told.returncode == 3
-    assert f"because: no house was ever opened in {house.home}\n" in told.stderr
+    assert (
+        f"error: no server is running in {house.home} [server.not_running]\nbecause: no server was ever started there\n"
+        in told.stderr
+    )
     assert not house.home.exists()
 
 
@@ -171,7 +176,7 @@ def test_a_store_of_another_version_is_not_guessed_at(tmp_path: Path) -> None:
     told = house.retinue("ledger")
 
     assert told.returncode == 1
-    assert "[store.other-schema]" in told.stderr
+    assert "[store.schema_mismatch]" in told.stderr
 
 
 def test_settings_that_cannot_be_used_keep_nobody_from_looking(lived_in: tuple[HouseProcess, str]) -> None:
@@ -195,7 +200,7 @@ def test_a_ledger_that_does_not_hold_ends_with_an_error_here_too(tmp_path: Path)
 
     assert told.returncode == 1
     assert "BROKEN settled" in told.stdout
-    assert "error: the ledger does not hold [ledger.broken]" in told.stderr
+    assert "error: the ledger is inconsistent [ledger.broken]" in told.stderr
 
 
 @pytest.fixture(scope="module")
@@ -217,14 +222,14 @@ def test_the_audit_of_a_closed_house_is_listed_verified_and_given_out(audited: H
 
     assert [each.returncode for each in (listed, verified, exported)] == [0, 0, 0]
     assert "who: person:owner" in listed.stdout, "as an open house has it listed"
-    assert verified.stdout.startswith("the audit holds: ")
+    assert verified.stdout.startswith("the audit log is intact: ")
     (tmp_path / "audit.jsonl").write_text(exported.stdout)
     script = Path(__file__).parents[2] / "examples" / "verify_audit.py"
     subprocess.run([sys.executable, script, tmp_path / "audit.jsonl"], check=True, capture_output=True)
     assert bytes_of(audited.home) == before
 
     stranger = audited.retinue("audit", "verify", env={"RETINUE_TOKEN": "x" * 43})
-    assert "[auth.not-signed-in]" in stranger.stderr
+    assert "[auth.not_signed_in]" in stranger.stderr
 
 
 @pytest.mark.parametrize("is_open", [False, True], ids=["closed", "open"])
@@ -243,8 +248,8 @@ def test_an_audit_that_does_not_hold_ends_with_an_error(tmp_path: Path, is_open:
     finally:
         house.close()
     assert told.returncode == 1
-    assert "flaw: house line" in told.stdout
-    assert "error: the audit does not hold [audit.broken]" in told.stderr
+    assert "flaw: house entry" in told.stdout
+    assert "error: the audit log is inconsistent [audit.broken]" in told.stderr
 
 
 def test_how_well_a_closed_house_is_closed_is_looked_at_with_its_store_and_without(tmp_path: Path) -> None:
@@ -256,7 +261,7 @@ def test_how_well_a_closed_house_is_closed_is_looked_at_with_its_store_and_witho
     told = house.retinue("doctor", "--security", "--quick")
     assert "files.home" in told.stdout and "ok       ledger" not in told.stdout
     assert "tokens.wide" in told.stdout, "the store was read"
-    assert "skipped  what agents may use: the house is closed" in told.stdout
+    assert "skipped  tools of agents: no server is running" in told.stdout
     for name in ("house.db-wal", "house.db-shm"):
         (house.home / name).unlink(missing_ok=True)
     (house.home / "house.db").write_bytes(b"x" * 4096)
@@ -272,5 +277,5 @@ def test_how_well_a_closed_house_is_closed_is_looked_at_with_its_store_and_witho
 
 
 def test_the_command_line_and_the_store_know_the_same_questions() -> None:
-    assert LOOKS_SELF == offline.AT_REST
+    assert OFFLINE_OPERATIONS == offline.OFFLINE_OPERATIONS
     assert {"house.ledger", "house.why"} <= set(OPERATIONS)

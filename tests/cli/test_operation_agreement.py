@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from retinue.cli import client
 from retinue.cli.errors import UsageError
-from retinue.cli.operation_command import given as typed
-from retinue.cli.parser import build_operation, dest, find, parse
+from retinue.cli.operation_command import collect_parameters as typed
+from retinue.cli.parser import build_operation_parser, find_operation, parse_arguments, to_dest
 from retinue.domain.errors import Invalid
 from retinue.operations import base, generate_reference
 from retinue.operations.base import Operation
 from retinue.operations.catalog import OPERATIONS
-from retinue.operations.parameter_schema import Kind, Parameter, parameters
+from retinue.operations.parameter_schema import OperationParameter, ParameterKind, describe_parameters
 from retinue.tools.base import schema_of
 
 PAGE = (generate_reference.REFERENCE / "operations.md").read_text()
@@ -41,10 +41,10 @@ def served(house: HouseProcess) -> dict[str, Any]:
         patch.delenv("RETINUE_TOKEN", raising=False)
         link, host = client._connect(30)
         try:
-            link.sendall(client._request("GET", "/api/openapi.json", host))
-            status, headers, heard = client._head(link)
+            link.sendall(client._build_request("GET", "/api/openapi.json", host))
+            status, headers, heard = client._read_head(link)
             assert status == 200
-            return json.loads(client._body(link, headers, heard))
+            return json.loads(client._read_body(link, headers, heard))
         finally:
             link.close()
 
@@ -66,7 +66,7 @@ def test_http_asks_for_what_is_declared(served: dict[str, Any], name: str) -> No
     assert set(schema.get("properties", {})) == set(declared(operation))
     assert set(schema.get("required", [])) == required
     assert path["x-permission"] == operation.permission
-    assert path["x-effect"] == operation.effect
+    assert path["x-effect"] == operation.has_effect
 
 
 @every_operation
@@ -80,21 +80,21 @@ def test_a_tool_asks_for_what_is_declared(name: str) -> None:
 @every_operation
 def test_the_terminal_asks_for_what_is_declared_and_says_what_it_is(name: str) -> None:
     operation = OPERATIONS[name]
-    noun, verb, summary, effect, permission, _ = find(name)
-    parser = build_operation(find(name))
+    noun, verb, summary, effect, permission, _ = find_operation(name)
+    parser = build_operation_parser(find_operation(name))
     actions = {action.dest: action for action in reversed(parser._actions)}
 
     assert (f"{noun}.{verb}", summary, effect, permission) == (
         operation.name,
         operation.summary,
-        operation.effect,
+        operation.has_effect,
         operation.permission,
     )
     for key, needed in declared(operation).items():
-        action = actions.pop(dest(key))
+        action = actions.pop(to_dest(key))
         assert action.help
-        [parameter] = [each for each in parameters(operation) if each.name == key]
-        is_asked_for = action.required or parameter.kind is Kind.FLAG or parameter.nullable
+        [parameter] = [each for each in describe_parameters(operation) if each.name == key]
+        is_asked_for = action.required or parameter.kind is ParameterKind.BOOLEAN or parameter.nullable
         assert is_asked_for if needed else not action.required
     assert set(actions) <= {"help", "json", "key", "wait"}
     assert ("key" in actions) == (effect and "key" not in declared(operation))
@@ -111,7 +111,7 @@ def test_the_page_tells_each_parameter_its_option_its_meaning_and_who_may_ask(na
     assert f" needs {operation.permission} " in section
     assert operation.summary in section
     assert list(rows) == list(declared(operation))
-    for each in parameters(operation):
+    for each in describe_parameters(operation):
         row = rows[each.name]
         assert each.help.replace("|", "\\|") in row
         assert f"`{each.option[2:].upper().replace('-', '_')}`" in row if each.place else each.option[2:] in row
@@ -144,19 +144,19 @@ jsons = st.recursive(
 
 
 @cache
-def values(kind: Kind, choices: tuple[str, ...]) -> st.SearchStrategy[Any]:
+def values(kind: ParameterKind, choices: tuple[str, ...]) -> st.SearchStrategy[Any]:
     match kind:
-        case Kind.TEXT | Kind.WORDS:
+        case ParameterKind.TEXT | ParameterKind.LONG_TEXT:
             return texts
-        case Kind.NUMBER:
+        case ParameterKind.NUMBER:
             return st.integers(-(2**40), 2**40)
-        case Kind.DECIMAL:
+        case ParameterKind.DECIMAL:
             return st.floats(allow_nan=False, allow_infinity=False, width=32)
-        case Kind.FLAG:
+        case ParameterKind.BOOLEAN:
             return st.booleans()
-        case Kind.CHOICE:
+        case ParameterKind.CHOICE:
             return st.sampled_from(choices)
-        case Kind.JSON | Kind.FILE:
+        case ParameterKind.JSON | ParameterKind.FILE:
             return jsons
 
 
@@ -164,8 +164,8 @@ def values(kind: Kind, choices: tuple[str, ...]) -> st.SearchStrategy[Any]:
 def requests(draw: st.DrawFn, operation: Operation) -> dict[str, Any]:
     """A request as JSON, of which some fit the declaration and some do not."""
     body: dict[str, Any] = {}
-    for each in parameters(operation):
-        if each.kind is Kind.FILE or not (each.required or draw(st.booleans())):
+    for each in describe_parameters(operation):
+        if each.kind is ParameterKind.FILE or not (each.required or draw(st.booleans())):
             continue
         one = values(each.kind, each.choices)
         if each.nullable:
@@ -180,29 +180,29 @@ def words_of(operation: Operation, body: dict[str, Any]) -> list[str]:
     """The same, as it is typed."""
     words: list[str] = []
     places: list[str] = []
-    for each in parameters(operation):
+    for each in describe_parameters(operation):
         if each.name not in body:
             continue
         value = body[each.name]
         if each.place:
             places.append(value)
-        elif value is None and each.kind is not Kind.JSON:
+        elif value is None and each.kind is not ParameterKind.JSON:
             words.append(f"--no-{each.option[2:]}")
-        elif each.kind is Kind.FLAG:
+        elif each.kind is ParameterKind.BOOLEAN:
             words.append(each.option if value else f"--no-{each.option[2:]}")
         else:
             words += [f"{each.option}={_typed(each, one)}" for one in (list(value or ()) if each.repeated else [value])]
     return [*operation.name.split("."), *words, *(["--", *places] if places else [])]
 
 
-def _typed(parameter: Parameter, value: Any) -> str:
-    return value if isinstance(value, str) and parameter.kind is not Kind.JSON else json.dumps(value)
+def _typed(parameter: OperationParameter, value: Any) -> str:
+    return value if isinstance(value, str) and parameter.kind is not ParameterKind.JSON else json.dumps(value)
 
 
 def judged(operation: Operation, body: dict[str, Any]) -> Any:
     """What the declaration makes of a request: its parameters, or what is wrong with them."""
     try:
-        return base.parse(json.dumps(body).encode(), operation.parameters)
+        return base.parse_request(json.dumps(body).encode(), operation.parameters)
     except Invalid as error:
         return error.because
 
@@ -217,7 +217,7 @@ def test_what_is_typed_is_the_same_request_as_what_is_posted_and_is_judged_the_s
     operation = OPERATIONS[name]
     body = data.draw(requests(operation))
 
-    options = parse(words_of(operation, body))
+    options = parse_arguments(words_of(operation, body))
 
     assert options.operation == name
     assert json.loads(json.dumps(typed(options))) == json.loads(json.dumps(body))
@@ -229,22 +229,24 @@ def test_what_is_typed_is_the_same_request_as_what_is_posted_and_is_judged_the_s
 def test_what_a_declaration_refuses_is_refused_at_both_doors(name: str) -> None:
     operation = OPERATIONS[name]
     needed: dict[str, Any] = {}
-    for each in parameters(operation):
+    for each in describe_parameters(operation):
         if each.required:
-            needed[each.name] = {Kind.NUMBER: 1, Kind.FLAG: True, Kind.JSON: {}}.get(each.kind, "00000000")
+            needed[each.name] = {ParameterKind.NUMBER: 1, ParameterKind.BOOLEAN: True, ParameterKind.JSON: {}}.get(
+                each.kind, "00000000"
+            )
             if each.choices:
                 needed[each.name] = each.choices[0]
-    for each in parameters(operation):
+    for each in describe_parameters(operation):
         if each.required and not each.nullable:
             short = {key: value for key, value in needed.items() if key != each.name}
             assert isinstance(judged(operation, short), str)
             with pytest.raises(UsageError):
-                parse(words_of(operation, short))
-        if each.kind in (Kind.NUMBER, Kind.DECIMAL, Kind.CHOICE):
+                parse_arguments(words_of(operation, short))
+        if each.kind in (ParameterKind.NUMBER, ParameterKind.DECIMAL, ParameterKind.CHOICE):
             wrong = {**needed, each.name: ["none of these"] if each.repeated else "none of these"}
             assert isinstance(judged(operation, wrong), str)
             with pytest.raises(UsageError):
-                parse(words_of(operation, wrong))
+                parse_arguments(words_of(operation, wrong))
     assert isinstance(judged(operation, {**needed, "no_such_parameter": 1}), str)
     with pytest.raises(UsageError):
-        parse([*words_of(operation, needed)[:2], "--no-such-parameter=1"])
+        parse_arguments([*words_of(operation, needed)[:2], "--no-such-parameter=1"])

@@ -7,27 +7,36 @@ from pathlib import Path
 import pytest
 
 from retinue import __version__
-from retinue.cli.aliases import NOUNS, SHORTS
+from retinue.cli.aliases import ALIASES, NOUN_SUMMARIES
 from retinue.cli.errors import UsageError
-from retinue.cli.help import EXITS, of_noun, overview
+from retinue.cli.help import EXIT_CODES_TEXT, format_noun, format_overview
 from retinue.cli.main import main
 from retinue.cli.operation_table import OPERATIONS
-from retinue.cli.parser import NULL, build, build_operation, dest, find, nouns, parse, verbs_of
+from retinue.cli.parser import (
+    NULL,
+    build_alias_parser,
+    build_operation_parser,
+    find_operation,
+    list_nouns,
+    list_verbs,
+    parse_arguments,
+    to_dest,
+)
 
 
 def test_the_overview_names_every_command_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
 
     shown = capsys.readouterr().out
-    assert shown == overview()
-    assert all(f"\n  {name} " in shown for name in [*SHORTS, *nouns()])
-    assert EXITS in shown
+    assert shown == format_overview()
+    assert all(f"\n  {name} " in shown for name in [*ALIASES, *list_nouns()])
+    assert EXIT_CODES_TEXT in shown
 
 
 @pytest.mark.parametrize("words", [[], ["help"], ["-h"]])
 def test_the_overview_is_found_in_several_ways(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 0
-    assert capsys.readouterr().out == overview()
+    assert capsys.readouterr().out == format_overview()
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,29 +44,29 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"retinue {__version__}\n"
 
 
-@pytest.mark.parametrize("command", SHORTS)
+@pytest.mark.parametrize("command", ALIASES)
 def test_every_command_has_help_with_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main([command, "--help"])
 
     shown = capsys.readouterr().out
-    _, summary, examples, *_ = SHORTS[command]
+    _, summary, examples, *_ = ALIASES[command]
     assert left.value.code == 0
     assert summary in shown
     assert all(line in shown for line in examples.split("\n"))
 
 
-@pytest.mark.parametrize("command", SHORTS)
+@pytest.mark.parametrize("command", ALIASES)
 def test_every_example_can_be_parsed(command: str) -> None:
     import shlex
 
-    _, _, examples, *_ = SHORTS[command]
+    _, _, examples, *_ = ALIASES[command]
     for line in examples.split("\n"):
         typed = line.partition(" < ")[0].partition(" > ")[0].rpartition(" | ")[2]
         typed = typed.removeprefix('eval "$(').removesuffix(')"')
         words = [word for word in shlex.split(typed) if not word.startswith("RETINUE_")]
         assert words[0] == "retinue"
-        assert parse(words[1:]).command == command
+        assert parse_arguments(words[1:]).command == command
 
 
 @pytest.mark.parametrize(
@@ -66,48 +75,48 @@ def test_every_example_can_be_parsed(command: str) -> None:
         (
             ["sned", "agent:guide", "hello"],
             [
-                "error: there is no command 'sned': did you mean 'send'? [usage.unknown-command]",
-                "because: no short name and no noun is called so",
+                "error: no command named 'sned': did you mean 'send'? [usage.unknown_command]",
+                "because: no alias and no noun has this name",
                 "try: retinue send",
             ],
         ),
         (
             ["tokn", "list"],
             [
-                "error: there is no command 'tokn': did you mean 'token'? [usage.unknown-command]",
-                "because: no short name and no noun is called so",
+                "error: no command named 'tokn': did you mean 'token'? [usage.unknown_command]",
+                "because: no alias and no noun has this name",
                 "try: retinue token",
             ],
         ),
         (
             ["forgett", "maria"],
             [
-                "error: there is no command 'forgett': did you mean 'person forget'? [usage.unknown-command]",
-                "because: no short name and no noun is called so",
+                "error: no command named 'forgett': did you mean 'person forget'? [usage.unknown_command]",
+                "because: no alias and no noun has this name",
                 "try: retinue person forget",
             ],
         ),
         (
             ["token", "crate"],
             [
-                "error: there is no 'token crate': did you mean 'token create'? [usage.unknown-command]",
-                f"because: what can be done with it is {', '.join(verbs_of('token'))}",
+                "error: no command named 'token crate': did you mean 'token create'? [usage.unknown_command]",
+                f"because: the verbs of token are {', '.join(list_verbs('token'))}",
                 "try: retinue token create",
             ],
         ),
         (
             ["zzz"],
             [
-                "error: there is no command 'zzz' [usage.unknown-command]",
-                "because: no short name and no noun is called so",
+                "error: no command named 'zzz' [usage.unknown_command]",
+                "because: no alias and no noun has this name",
                 "try: retinue --help",
             ],
         ),
         (
             ["completion", "bsh"],
             [
-                "error: SHELL cannot be 'bsh' [usage.invalid]",
-                "because: it is one of bash, zsh, fish",
+                "error: invalid value for SHELL: 'bsh' [usage.invalid]",
+                "because: it must be one of bash, zsh, fish",
                 "try: retinue completion bash",
             ],
         ),
@@ -115,7 +124,7 @@ def test_every_example_can_be_parsed(command: str) -> None:
             ["status", "--jsno"],
             [
                 "error: unrecognized arguments: --jsno [usage.invalid]",
-                "because: retinue status takes no such words",
+                "because: retinue status has no such option or argument",
                 "try: retinue status --json",
             ],
         ),
@@ -130,8 +139,8 @@ def test_every_example_can_be_parsed(command: str) -> None:
         (
             ["queue", "5e6f7a8b", "--mode", "colect"],
             [
-                "error: --mode cannot be 'colect' [usage.invalid]",
-                "because: it is one of collect, followup, steer, steer-backlog, interrupt",
+                "error: invalid value for --mode: 'colect' [usage.invalid]",
+                "because: it must be one of collect, followup, steer, steer-backlog, interrupt",
                 "try: --mode collect",
             ],
         ),
@@ -139,7 +148,7 @@ def test_every_example_can_be_parsed(command: str) -> None:
             ["dead", "--limit", "many"],
             [
                 "error: argument --limit: invalid int value: 'many' [usage.invalid]",
-                "because: the words do not fit",
+                "because: the command line is invalid",
                 "try: retinue dead --help",
             ],
         ),
@@ -157,19 +166,19 @@ def test_what_cannot_be_understood_is_said_with_what_was_probably_meant(
 
 def test_options_cannot_be_shortened_so_that_new_ones_break_no_script() -> None:
     with pytest.raises(UsageError):
-        build("send").parse_args(["agent:guide", "hello", "--deliver", "+1h"])
+        build_alias_parser("send").parse_args(["agent:guide", "hello", "--deliver", "+1h"])
 
 
 # What comes from the declarations
 
 
-@pytest.mark.parametrize("noun", nouns())
+@pytest.mark.parametrize("noun", list_nouns())
 def test_a_noun_alone_lists_its_verbs(noun: str, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = of_noun(noun)
+    shown = format_noun(noun)
 
-    assert all(f"\n  {verb}" in shown for verb in verbs_of(noun))
-    assert noun in NOUNS, "say in shorts.NOUNS what it is"
-    if noun not in SHORTS:
+    assert all(f"\n  {verb}" in shown for verb in list_verbs(noun))
+    assert noun in NOUN_SUMMARIES, "say in shorts.NOUNS what it is"
+    if noun not in ALIASES:
         assert main([noun]) == 0
         assert capsys.readouterr().out == shown
 
@@ -185,12 +194,12 @@ def test_every_operation_has_help(words: list[str], capsys: pytest.CaptureFixtur
 
 def test_no_short_name_hides_a_noun_with_verbs_of_its_own() -> None:
     for noun, verb, *_ in OPERATIONS:
-        assert parse([noun, verb, *_needed(noun, verb)]).operation == f"{noun}.{verb}"
+        assert parse_arguments([noun, verb, *_needed(noun, verb)]).operation == f"{noun}.{verb}"
 
 
 def _needed(noun: str, verb: str) -> list[str]:
     words: list[str] = []
-    for _, option, kind, marks, _, choices, _ in find(f"{noun}.{verb}")[5]:
+    for _, option, kind, marks, _, choices, _ in find_operation(f"{noun}.{verb}")[5]:
         if "required" in marks and "nullable" not in marks:
             value = choices[0] if choices else "1"
             words += [value] if "place" in marks else [option] if kind == "flag" else [option, value]
@@ -198,17 +207,17 @@ def _needed(noun: str, verb: str) -> list[str]:
 
 
 def test_what_was_not_typed_is_not_asked_for() -> None:
-    options = parse(["session", "queue", "5e6f7a8b"])
+    options = parse_arguments(["session", "queue", "5e6f7a8b"])
 
-    assert vars(options)[dest("session")] == "5e6f7a8b"
-    assert vars(options)[dest("mode")] is None
+    assert vars(options)[to_dest("session")] == "5e6f7a8b"
+    assert vars(options)[to_dest("mode")] is None
 
 
 def test_a_yes_or_no_can_be_said_either_way() -> None:
-    assert vars(parse(["session", "stop", "5e6f7a8b", "--no-clear"]))[dest("clear")] is False
-    assert vars(parse(["session", "stop", "5e6f7a8b", "--clear"]))[dest("clear")] is True
+    assert vars(parse_arguments(["session", "stop", "5e6f7a8b", "--no-clear"]))[to_dest("clear")] is False
+    assert vars(parse_arguments(["session", "stop", "5e6f7a8b", "--clear"]))[to_dest("clear")] is True
     with pytest.raises(UsageError, match="one of the arguments --allow --no-allow is required"):
-        parse(["approval", "answer", "9c8d7e6f"])
+        parse_arguments(["approval", "answer", "9c8d7e6f"])
 
 
 def test_parameters_of_every_kind_are_taken_and_null_is_something_else_than_nothing() -> None:
@@ -218,18 +227,18 @@ def test_parameters_of_every_kind_are_taken_and_null_is_something_else_than_noth
         ("attributes", "--attributes", "json", "", None, (), "values"),
         ("cost", "--cost", "decimal", "", 1.5, (), "100% of it"),
     )
-    parser = build_operation(("thing", "make", "Make a thing.", True, "boss", parameters))
+    parser = build_operation_parser(("thing", "make", "Make a thing.", True, "boss", parameters))
 
     taken = vars(
         parser.parse_args(["--no-name", "--tags", "a", "--tags", "b", "--attributes", '{"a": 1}', "--cost", "2"])
     )
-    assert taken[dest("name")] is NULL
-    assert taken[dest("tags")] == ["a", "b"]
-    assert taken[dest("attributes")] == {"a": 1}
-    assert taken[dest("cost")] == 2.0
-    assert vars(parser.parse_args([]))[dest("name")] is None
+    assert taken[to_dest("name")] is NULL
+    assert taken[to_dest("tags")] == ["a", "b"]
+    assert taken[to_dest("attributes")] == {"a": 1}
+    assert taken[to_dest("cost")] == 2.0
+    assert vars(parser.parse_args([]))[to_dest("name")] is None
     assert "100% of it (1.5)" in parser.format_help()
-    with pytest.raises(UsageError, match="is no JSON"):
+    with pytest.raises(UsageError, match="is not valid JSON"):
         parser.parse_args(["--attributes", "{"])
 
 
@@ -237,6 +246,6 @@ def test_json_can_come_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "patch.json").write_text('{"colour": "grün"}')
     typed = ["session", "attributes", "5e6f7a8b"]
 
-    assert vars(parse([*typed, "--patch", f"@{tmp_path}/patch.json"]))[dest("patch")] == {"colour": "grün"}
-    with pytest.raises(UsageError, match="cannot be read"):
-        parse([*typed, "--patch", f"@{tmp_path}/nothing.json"])
+    assert vars(parse_arguments([*typed, "--patch", f"@{tmp_path}/patch.json"]))[to_dest("patch")] == {"colour": "grün"}
+    with pytest.raises(UsageError, match="cannot read"):
+        parse_arguments([*typed, "--patch", f"@{tmp_path}/nothing.json"])

@@ -17,7 +17,7 @@ import pytest
 from cli.server_process import HouseProcess, command, environment
 from cli.test_commands import settled
 
-from retinue.testing.waiting import WAIT_LIMIT_S, wait_until_sync
+from retinue.testing.wait_conditions import WAIT_LIMIT_S, wait_until_sync
 
 
 @pytest.fixture
@@ -65,8 +65,8 @@ def test_a_second_start_is_refused_and_what_a_crash_left_behind_is_cleared_away(
 
     assert second.returncode == 1
     assert second.stderr.splitlines()[:2] == [
-        f"error: a house is already open in {home.home} [house.already-open]",
-        f"because: process {first} serves it",
+        f"error: a server is already running in {home.home} (pid {first}) [server.already_running]",
+        "because: only one process can use a data directory",
     ]
     assert process_of(home) == first
 
@@ -135,7 +135,7 @@ def test_of_two_starts_at_once_one_opens_the_house_and_the_other_says_who_did(ho
     [opened] = [json.loads(out) for out, _, code in told if code == 0]
     [refused] = [error for _, error, code in told if code == 1]
     assert opened["process"] == process_of(home)
-    assert "[house.already-open]" in refused
+    assert "[server.already_running]" in refused
 
 
 @pytest.mark.spec("H70")
@@ -149,7 +149,7 @@ def test_a_start_that_fails_prints_the_reason(home: HouseProcess) -> None:
 
     first, *rest = damaged.stderr.splitlines()
     assert damaged.returncode == 1
-    assert re.fullmatch(r"error: .* \[store\.[a-z-]+\]", first)
+    assert re.fullmatch(r"error: .* \[store\.[a-z_]+\]", first)
     assert [line.partition(":")[0] for line in rest] == ["because", "try"]
     assert misspelt.returncode == 1
     assert "lissten" in misspelt.stderr or "house" in misspelt.stderr
@@ -184,7 +184,7 @@ def test_the_log_of_a_house_is_put_away_when_it_is_opened_again_and_not_when_tha
     settled(home, home.json("send", "agent:guide", "fail")["envelope"])
     assert '"run failed"' in log.read_text()
 
-    assert "[house.already-open]" in home.retinue("run").stderr
+    assert "[server.already_running]" in home.retinue("run").stderr
     assert '"run failed"' in log.read_text()
     assert '"run failed"' not in (log.parent / "start.log").read_text(), "one log of each thing is enough"
 
@@ -212,7 +212,7 @@ def test_with_no_house_open_there_is_nothing_to_close(home: HouseProcess) -> Non
     told = home.retinue("down")
 
     assert told.returncode == 3
-    assert told.stderr.startswith("error: no house is open here [house.closed]\n")
+    assert told.stderr.startswith(f"error: no server is running in {home.home} [server.not_running]\n")
 
 
 def test_the_last_lines_of_the_log_are_shown(home: HouseProcess) -> None:

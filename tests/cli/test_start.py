@@ -9,7 +9,7 @@ import sys
 import pytest
 from cli.server_process import HouseProcess, environment
 
-from retinue.cli.aliases import SHORTS
+from retinue.cli.aliases import ALIASES
 from retinue.cli.operation_table import OPERATIONS
 
 # Each costs more than the rest of a command together, or belongs to the other side of the socket.
@@ -82,7 +82,7 @@ def words_for(noun: str, verb: str) -> list[str]:
     return words
 
 
-TYPED = [[name, *WORDS.get(name, words_for(*short[0].split("."))[2:])] for name, short in SHORTS.items() if short[0]]
+TYPED = [[name, *WORDS.get(name, words_for(*short[0].split("."))[2:])] for name, short in ALIASES.items() if short[0]]
 TYPED += [["chat", *WORDS["chat"]], ["join", "made-up"]]
 SPOKEN = [words_for(noun, verb) for noun, verb, *_ in OPERATIONS]
 
@@ -100,7 +100,7 @@ def test_a_command_loads_nothing_of_the_house_and_nothing_heavy(house: HouseProc
 
 
 def test_every_short_name_is_looked_at() -> None:
-    assert {words[0] for words in TYPED} | LOCAL == set(SHORTS)
+    assert {words[0] for words in TYPED} | LOCAL == set(ALIASES)
 
 
 def test_a_mistyped_command_does_not_even_open_a_socket(house: HouseProcess) -> None:

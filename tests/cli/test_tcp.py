@@ -22,7 +22,7 @@ from retinue.cli.errors import CliError
         ("http://localhost", ("localhost", 80, False)),
     ],
 )
-def test_an_address_is_read(url: str, place: tcp.Place) -> None:
+def test_an_address_is_read(url: str, place: tcp.Endpoint) -> None:
     assert tcp.parse_url(url) == place
 
 
@@ -34,7 +34,7 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(CliError) as refused:
         tcp.parse_url(url)
 
-    assert refused.value.code == "config.invalid"
+    assert refused.value.code == "config.url_invalid"
 
 
 def test_the_house_is_spoken_to_over_tcp_where_the_environment_says_so(house: HouseProcess, tmp_path: Path) -> None:
@@ -57,14 +57,14 @@ def test_the_owners_token_does_not_leave_this_machine(house: HouseProcess) -> No
     told = house.retinue("status", env={"RETINUE_URL": "http://house.invalid"})
 
     assert told.returncode == 1
-    assert told.stderr.startswith("error: nobody is signed in for house.invalid [auth.no-token]\n")
+    assert told.stderr.startswith("error: no token for house.invalid [auth.no_token]\n")
 
 
 def test_nobody_at_the_address_is_a_closed_house_that_is_not_looked_at_here(house: HouseProcess) -> None:
     told = house.retinue("ledger", env={"RETINUE_URL": "http://127.0.0.1:1"})
 
     assert told.returncode == 3
-    assert "nobody answers at 127.0.0.1:1" in told.stderr
+    assert "no answer at 127.0.0.1:1" in told.stderr
 
 
 def test_an_address_in_the_home_is_used_while_the_house_is_open_and_never_after(own_house: HouseProcess) -> None:

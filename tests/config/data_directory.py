@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from retinue.config import BadConfig, Configuration, Fault, load
+from retinue.config import Configuration, InvalidSettings, SettingFault, load_configuration
 
 
 class Home:
@@ -29,16 +29,16 @@ class Home:
     def load(self, text: str | None = None, **environment: str) -> Configuration:
         if text is not None:
             self.write(text)
-        return load(self.environment | environment)
+        return load_configuration(self.environment | environment)
 
-    def faults(self, text: str, **environment: str) -> dict[str, Fault]:
+    def faults(self, text: str, **environment: str) -> dict[str, SettingFault]:
         """What is wrong with this text, by path. That nothing is wrong fails the test."""
         self.write(text)
-        with pytest.raises(BadConfig) as refused:
-            load(self.environment | environment)
+        with pytest.raises(InvalidSettings) as refused:
+            load_configuration(self.environment | environment)
         return {fault.path: fault for fault in refused.value.faults}
 
-    def fault(self, text: str, **environment: str) -> Fault:
+    def fault(self, text: str, **environment: str) -> SettingFault:
         """The one thing that is wrong with this text."""
         faults = self.faults(text, **environment)
         assert len(faults) == 1, faults

@@ -9,18 +9,26 @@ from config.data_directory import Home
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retinue.config import BadConfig, Secret, default_agent, load, normal_id
-from retinue.config.agent_defaults import Defaults
-from retinue.config.declarations import EXTENDS_DEPTH_MAX, ScheduleKind
-from retinue.config.declarations_export import export
-from retinue.domain.address import valid_name
-from retinue.domain.agent import Agent, DelegationRules, Delivery, External, PermissionLevel, SubagentRules, ToolRules
+from retinue.config import InvalidSettings, SecretReference, choose_default_agent, load_configuration, normalize_id
+from retinue.config.agent_defaults import AgentDefaults
+from retinue.config.declarations import EXTENDS_DEPTH_MAX, DeclaredScheduleKind
+from retinue.config.declarations_export import export_declarations
+from retinue.domain.address import validate_name
+from retinue.domain.agent import (
+    Agent,
+    CrashPolicy,
+    DelegationRules,
+    ExternalAgentEndpoint,
+    PermissionLevel,
+    SubagentRules,
+    ToolRules,
+)
 from retinue.domain.person import Role
 from retinue.domain.session import QueueMode, QueuePolicy
 
 
 def agents(home: Home, text: str) -> dict[str, Agent]:
-    return {each.name: each for each in home.load(text).staff.agents}
+    return {each.name: each for each in home.load(text).declarations.agents}
 
 
 def test_an_agent_is_declared_in_full(home: Home) -> None:
@@ -49,7 +57,7 @@ def test_an_agent_is_declared_in_full(home: Home) -> None:
         description="d",
         model="m",
         instructions="i",
-        delivery=Delivery.AT_MOST_ONCE,
+        delivery=CrashPolicy.AT_MOST_ONCE,
         concurrency=1,
         queue=QueuePolicy(mode=QueueMode.FOLLOWUP, cap=3),
         tools=ToolRules(allow=("a",), ask=("b",), deny=("c",)),
@@ -134,7 +142,7 @@ def test_a_declaration_that_cannot_stand_is_refused_with_its_exact_path(home: Ho
 @pytest.mark.spec("A2")
 def test_a_house_with_such_a_fault_does_not_start(home: Home) -> None:
     faults = home.faults("[agents.Ada]\n[agents.ada]\n[agents.x]\nrunner = 'external'\n[agents.y]\nrunner = 'openai'")
-    assert {path: fault.place.line for path, fault in faults.items()} == {
+    assert {path: fault.position.line for path, fault in faults.items()} == {
         "agents.ada": 2,
         "agents.x.external.url": 3,
         "agents.y.runner": 6,
@@ -143,8 +151,8 @@ def test_a_house_with_such_a_fault_does_not_start(home: Home) -> None:
 
 def test_a_runner_of_a_plug_in_is_known_where_it_is_named(home: Home) -> None:
     home.write("[agents.ada]\nrunner = 'mine'")
-    found = load(home.environment, runners=frozenset({"loop", "mine"}))
-    assert found.staff.agents[0].runner == "mine"
+    found = load_configuration(home.environment, runners=frozenset({"loop", "mine"}))
+    assert found.declarations.agents[0].runner == "mine"
 
 
 @pytest.mark.spec("A4")
@@ -156,14 +164,17 @@ def test_an_external_agent_has_an_address_and_a_secret_that_stays_where_it_is(ho
     [agents.near]
     model = "m"
     """
-    far, near = home.load(text).staff.agents
-    assert far.external == External(
+    far, near = home.load(text).declarations.agents
+    assert far.external == ExternalAgentEndpoint(
         url="https://far.example/in", secret=f"file:{home.folder / 'keys/far'}", timeout_s=60.0, retries=0
     )
-    assert Secret.referred(far.external.secret) == Secret(file=home.folder / "keys/far")
-    assert Secret.referred(Secret(env="FAR_KEY").reference) == Secret(env="FAR_KEY")
-    assert (near.runner, near.external) == ("loop", External())  # chat is what an agent is that says nothing
-    assert home.load(export([far, near], [])).staff.agents == (far, near)
+    assert SecretReference.from_text(far.external.secret) == SecretReference(file=home.folder / "keys/far")
+    assert SecretReference.from_text(SecretReference(env="FAR_KEY").as_text) == SecretReference(env="FAR_KEY")
+    assert (near.runner, near.external) == (
+        "loop",
+        ExternalAgentEndpoint(),
+    )  # chat is what an agent is that says nothing
+    assert home.load(export_declarations([far, near], [])).declarations.agents == (far, near)
 
 
 # --- keys whose part comes later ---
@@ -172,16 +183,16 @@ def test_an_external_agent_has_an_address_and_a_secret_that_stays_where_it_is(ho
 @pytest.mark.parametrize("key", ["memory_search", "memorySearch", "human_delay", "groupChat", "cli-backends"])
 @pytest.mark.parametrize("section", ["agents.ada", "templates.careful", "defaults"])
 def test_a_key_whose_part_is_not_there_yet_is_refused_by_name(home: Home, section: str, key: str) -> None:
-    with pytest.raises(BadConfig) as refused:
+    with pytest.raises(InvalidSettings) as refused:
         home.load(f"[{section}]\n{key} = {{ enabled = true }}")
-    assert refused.value.code == "config.not-yet"
-    assert f"{section}.{key} cannot be set yet" in refused.value.sentence
-    assert "comes with" in refused.value.because and "did you mean" not in refused.value.try_this
-    assert refused.value.as_table()[0]["code"] == "config.not-yet"
+    assert refused.value.code == "config.not_supported"
+    assert f"{section}.{key} is not supported yet" in refused.value.sentence
+    assert "which needs" in refused.value.because and "did you mean" not in refused.value.try_this
+    assert refused.value.as_json()[0]["code"] == "config.not_supported"
 
 
 def test_a_key_that_nobody_knows_is_no_key_of_later(home: Home) -> None:
-    with pytest.raises(BadConfig) as refused:
+    with pytest.raises(InvalidSettings) as refused:
         home.load("[agents.ada]\nmemory_serch = 1")
     assert refused.value.code == "config.invalid"
 
@@ -207,10 +218,10 @@ def test_an_agents_own_word_goes_before_the_houses_and_that_before_what_is_built
     subagents = { model = "large", effort = "none", run_seconds_max = 3, archive_after_s = 0 }
     """
     found = home.load(text)
-    house, (ada, bo), at = found.settings.defaults, found.staff.agents, Path("/house/agents/x")
+    house, (ada, bo), at = found.settings.defaults, found.declarations.agents, Path("/house/agents/x")
     for said, concurrency, seconds, effort, workspace in (
         (house, 2, 60.0, "low", Path("/srv/work/ada")),
-        (Defaults(), 4, 3600.0, None, at),
+        (AgentDefaults(), 4, 3600.0, None, at),
     ):
         assert (said.concurrency_of(ada), said.run_seconds_of(ada)) == (concurrency, seconds)
         assert (said.effort_of(ada), said.workspace_of(ada, at)) == (effort, workspace)
@@ -218,7 +229,7 @@ def test_an_agents_own_word_goes_before_the_houses_and_that_before_what_is_built
         assert said.workspace_of(bo, at) == at / "desk"
         assert said.subagents_of(bo) == bo.subagents
     assert house.subagents_of(ada) == SubagentRules(model="small", archive_after_s=10.0)
-    assert Defaults().subagents_of(ada) == SubagentRules(archive_after_s=3600.0)
+    assert AgentDefaults().subagents_of(ada) == SubagentRules(archive_after_s=3600.0)
     relative = home.load('[defaults]\nworkspace = "work"').settings
     assert relative.defaults.workspace == relative.home / "work"
 
@@ -289,7 +300,7 @@ def test_templates_in_a_circle_are_refused_with_the_way_round(home: Home) -> Non
 
 def test_an_agent_that_extends_a_circle_is_told_of_it_once(home: Home) -> None:
     fault = home.fault("[templates.a]\nextends = 'b'\n[templates.b]\nextends = 'a'\n[agents.ada]\nextends = 'a'")
-    assert "circle" in fault.sentence
+    assert "circular" in fault.sentence
 
 
 def test_an_agent_may_bear_the_name_of_its_template(home: Home) -> None:
@@ -305,7 +316,7 @@ def test_an_agent_may_bear_the_name_of_its_template(home: Home) -> None:
         ("[agents.ada]\nextends = [3]", "agents.ada.extends[0]", "must be the name of a template"),
         ("[agents.ada]\nclear = 'x'", "agents.ada.clear", "list of keys"),
         ("[agents.ada]\nclear = ['modle']", "agents.ada.clear[0]", "did you mean `model`?"),
-        ("[agents.ada]\nclear = ['tools.x']", "agents.ada.clear[0]", "no key of an agent"),
+        ("[agents.ada]\nclear = ['tools.x']", "agents.ada.clear[0]", "not a key of an agent"),
         ("[templates.t]\nmodle = 'x'", "templates.t.modle", "did you mean `model`?"),
         ("[templates.t]\nturns_max = 'x'\n[agents.ada]\nextends = 't'", "templates.t.turns_max", "whole number"),
     ],
@@ -336,7 +347,7 @@ def test_templates_that_share_their_parents_many_times_over_are_laid_out_once_ea
 def test_names_are_brought_into_form(home: Home) -> None:
     staff = home.load(
         "[agents.'Night  Clerk!']\n[agents.Ada]\n[schedules.s]\nagent = 'night clerk'\nkind='every'\nevery_s=60"
-    ).staff
+    ).declarations
     assert [each.name for each in staff.agents] == ["night-clerk", "Ada"]
     assert staff.schedules["s"]["agent"] == "night-clerk"
 
@@ -360,10 +371,10 @@ def test_the_default_agent_is_the_one_named_else_main_else_the_first(
 
 @given(st.text())
 def test_the_normal_form_of_anything_is_a_name_and_is_its_own_normal_form(text: str) -> None:
-    formed = normal_id(text)
-    assert valid_name(formed, what="an agent") == formed
-    assert normal_id(formed) == formed
-    assert default_agent(text, [formed]) == formed
+    formed = normalize_id(text)
+    assert validate_name(formed, what="an agent") == formed
+    assert normalize_id(formed) == formed
+    assert choose_default_agent(text, [formed]) == formed
 
 
 # --- the rest ---
@@ -385,7 +396,7 @@ def test_people_bindings_and_schedules_are_kept_as_tables(home: Home) -> None:
     kind = "every"
     every_s = 60
     """
-    staff = home.load(text).staff
+    staff = home.load(text).declarations
     assert staff.people == {"maria": {"role": Role.MEMBER}}
     assert staff.bindings["chat"] == {"agent": "ada", "connector": "telegram", "peer": "42"}
-    assert staff.schedules == {"tick": {"agent": "ada", "kind": ScheduleKind.EVERY, "every_s": 60.0}}
+    assert staff.schedules == {"tick": {"agent": "ada", "kind": DeclaredScheduleKind.EVERY, "every_s": 60.0}}

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 from config.data_directory import Home
 
-from retinue.config import Effect, Secret, reload
+from retinue.config import SecretReference, SettingEffect, reload_configuration
 from retinue.config.models import (
+    KNOWN_PROVIDERS,
     PROVIDER_ALIASES,
-    PROVIDERS,
-    Budgets,
+    BudgetSettings,
     CompactionMode,
-    Context,
+    ContextSettings,
     ModelChoice,
-    Models,
+    ModelRoutingSettings,
+    ProviderQuirk,
     PruningMode,
-    Quirk,
     WireFormat,
 )
 
@@ -75,9 +75,9 @@ def test_everything_about_minds_can_be_said(home: Home) -> None:
     settings = home.load(EVERYTHING).settings
     rack = settings.providers["rack"]
     assert (rack.format, rack.url, rack.window_tokens) == (WireFormat.OPENAI_CHAT, "http://10.0.0.5:8000/v1", 32768)
-    assert rack.quirks == (Quirk.NO_STREAM_OPTIONS,)
-    assert rack.key == Secret(file=home.folder / "rack.key")
-    assert rack.headers == {"x-title": "house", "authorization": Secret(env="GATE")}
+    assert rack.quirks == (ProviderQuirk.NO_STREAM_OPTIONS,)
+    assert rack.key == SecretReference(file=home.folder / "rack.key")
+    assert rack.headers == {"x-title": "house", "authorization": SecretReference(env="GATE")}
     assert settings.providers["anthropic"].requests_per_minute == 50
     assert settings.models.default == ModelChoice(primary="opus", fallbacks=("rack/qwen3",))
     assert settings.models.allow == ("opus", "rack/*", "google/gemini-2.5-flash")
@@ -100,8 +100,8 @@ def test_everything_about_minds_can_be_said(home: Home) -> None:
 
 def test_a_house_without_a_file_has_the_documented_defaults_for_minds(home: Home) -> None:
     settings = home.load().settings
-    assert (settings.providers, settings.models) == ({}, Models())
-    assert (settings.context, settings.budgets) == (Context(), Budgets())
+    assert (settings.providers, settings.models) == ({}, ModelRoutingSettings())
+    assert (settings.context, settings.budgets) == (ContextSettings(), BudgetSettings())
 
 
 @pytest.mark.spec("C105.setting")
@@ -125,7 +125,7 @@ def test_an_agents_model_is_a_text_or_a_table_of_primary_and_fallbacks(home: Hom
     model = "guide"
     fallbacks = ["openai/gpt-5.2"]
     """
-    ada, bo, cy, di = home.load(text).staff.agents
+    ada, bo, cy, di = home.load(text).declarations.agents
     assert (ada.model, ada.fallbacks) == ("openai/gpt-5.2", ("groq/x", "local"))
     assert (bo.model, bo.fallbacks) == ("openai/gpt-5.2", None)
     assert (cy.model, cy.fallbacks) == ("", ())
@@ -148,7 +148,7 @@ def test_an_agents_own_model_replaces_a_templates_table_and_parts_of_it_can_be_c
     extends = "careful"
     model = { primary = "default" }
     """
-    ada, bo, cy = home.load(text).staff.agents
+    ada, bo, cy = home.load(text).declarations.agents
     assert (ada.model, ada.fallbacks, ada.effort) == ("guide", None, None)
     assert (bo.model, bo.fallbacks, bo.effort) == ("openai/gpt-5.2", None, "high")
     assert (cy.model, cy.fallbacks) == ("", ("groq/x",))
@@ -196,14 +196,14 @@ def test_an_agents_own_model_replaces_a_templates_table_and_parts_of_it_can_be_c
 def test_what_cannot_be_meant_is_refused_by_its_path_and_line(home: Home, text: str, path: str) -> None:
     fault = home.fault(text)
     assert fault.path == path
-    assert fault.place.line is not None and fault.because and fault.try_this
+    assert fault.position.line is not None and fault.because and fault.try_this
 
 
 @pytest.mark.spec("C104")
 def test_two_models_with_one_alias_are_reported_at_load(home: Home) -> None:
     fault = home.fault('[models.entries."openai/a"]\nalias = "Fast"\n[models.entries."groq/b"]\nalias = "fast"')
-    assert fault.path == 'models.entries."groq/b".alias' and fault.place.line == 4
-    assert "alias of openai/a already" in fault.sentence
+    assert fault.path == 'models.entries."groq/b".alias' and fault.position.line == 4
+    assert "already the alias of openai/a" in fault.sentence
 
 
 def test_a_provider_that_is_misspelled_is_told_with_the_nearest(home: Home) -> None:
@@ -229,12 +229,12 @@ def test_a_key_is_never_taken_in_plain_text_and_never_shown(home: Home, text: st
 
 def test_a_secret_among_the_params_of_a_model_is_refused(home: Home) -> None:
     fault = home.fault('[models.entries."openai/x"]\nparams = { api_key = { env = "X" } }')
-    assert "which a request cannot say" in fault.sentence
+    assert "which JSON cannot express" in fault.sentence
 
 
 def test_an_alias_of_a_provider_is_understood_in_references(home: Home) -> None:
     assert home.load('[models]\ndefault = "Gemini/gemini-2.5-flash"').settings.models.default.primary
-    assert set(PROVIDER_ALIASES.values()) <= PROVIDERS and not set(PROVIDER_ALIASES) & PROVIDERS
+    assert set(PROVIDER_ALIASES.values()) <= KNOWN_PROVIDERS and not set(PROVIDER_ALIASES) & KNOWN_PROVIDERS
 
 
 def test_changes_about_minds_are_told_by_their_path_and_taken_up_without_a_restart(home: Home) -> None:
@@ -242,22 +242,22 @@ def test_changes_about_minds_are_told_by_their_path_and_taken_up_without_a_resta
     home.write(EVERYTHING.replace("retries_max = 1", "retries_max = 3").replace('alias = "opus"', 'alias = "big"')
         .replace('["opus",', '["big",').replace('primary = "opus"', 'primary = "big"')
         .replace("[providers.rack]", "[providers.groq]\n[providers.rack]\nrequests_per_minute = 9"))  # fmt: skip
-    found = reload(before, home.environment)
+    found = reload_configuration(before, home.environment)
     assert {change.path: change.effect for change in found.changes} == {
-        "models.allow": Effect.MESSAGE,
-        "models.default.primary": Effect.MESSAGE,
-        'models.entries."anthropic/claude-opus-4-5".alias': Effect.MESSAGE,
-        "models.retries_max": Effect.HOT,
-        "providers.rack.requests_per_minute": Effect.HOT,
+        "models.allow": SettingEffect.MESSAGE,
+        "models.default.primary": SettingEffect.MESSAGE,
+        'models.entries."anthropic/claude-opus-4-5".alias': SettingEffect.MESSAGE,
+        "models.retries_max": SettingEffect.HOT,
+        "providers.rack.requests_per_minute": SettingEffect.HOT,
     }
-    assert found.settings.models.retries_max == 3 and not found.waiting
+    assert found.settings.models.retries_max == 3 and not found.pending_restart
 
 
 @pytest.mark.spec("H80")
 def test_an_effort_in_the_file_is_one_of_the_list_or_default(home: Home) -> None:
     levels = ("none", "low", "medium", "high", "xhigh")
     for level in levels:
-        assert home.load(f'[agents.ada]\neffort = "{level}"').staff.agents[0].effort == level
-    assert home.load('[agents.ada]\neffort = "default"').staff.agents[0].effort is None
+        assert home.load(f'[agents.ada]\neffort = "{level}"').declarations.agents[0].effort == level
+    assert home.load('[agents.ada]\neffort = "default"').declarations.agents[0].effort is None
     fault = home.fault('[agents.ada]\neffort = "extreme"')
     assert all(level in fault.sentence for level in levels)

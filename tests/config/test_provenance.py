@@ -10,13 +10,20 @@ import pytest
 from cli.server_process import environment
 from config.data_directory import Home
 
-from retinue.config import BadConfig, load
-from retinue.config.file_writer import change_file
-from retinue.config.loader import reload
-from retinue.config.provenance import ActRule, ArgumentRule, Measure, SourceRule, Standing, rules_from
+from retinue.config import InvalidSettings, load_configuration
+from retinue.config.file_writer import patch_settings_file
+from retinue.config.loader import reload_configuration
+from retinue.config.provenance import (
+    ArgumentRule,
+    MeasureRule,
+    SourceRule,
+    StandingExplanation,
+    ToolRequestRule,
+    parse_provenance_rules,
+)
 from retinue.domain.trust import Trust
-from retinue.policy.provenance.provenance_rules import house_policy
-from retinue.testing.waiting import WAIT_LIMIT_S
+from retinue.policy.provenance.provenance_rules import build_policy_with_defaults
+from retinue.testing.wait_conditions import WAIT_LIMIT_S
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "injection.md"
 
@@ -78,15 +85,15 @@ def test_rules_of_every_kind_are_read_into_types(home: Home) -> None:
             tools="pay",
             argument="account",
             kind="account|name",
-            standing=(Standing.TODAY, Standing.EACH),
+            standing=(StandingExplanation.TODAY, StandingExplanation.EACH),
             says={"all": ("all of them",)},
             unless=("to",),
         ),
     )
-    assert found.act == (ActRule(tools="pay", words=("pay", "*")),)
-    assert found.measure == (Measure(words="smallest", field="size", most=False),)
-    policy = house_policy(found)
-    assert policy.acts[0] is found.act[0] and policy.act("write") is not None, "the owner's rules come first"
+    assert found.act == (ToolRequestRule(tools="pay", words=("pay", "*")),)
+    assert found.measure == (MeasureRule(words="smallest", field="size", most=False),)
+    policy = build_policy_with_defaults(found)
+    assert policy.acts[0] is found.act[0] and policy.find_act_rule("write") is not None, "the owner's rules come first"
 
 
 def test_the_example_in_the_guide_is_read(home: Home) -> None:
@@ -103,13 +110,13 @@ def test_the_example_in_the_guide_is_read(home: Home) -> None:
         ('[[origin.source]]\ntrust = "private"', "origin.source[0].tools", "is missing"),
         ('[[origin.source]]\ntools = ["x"]\ntrust = "private"', "origin.source[0].tools", "must be a text"),
         ('[[origin.source]]\ntools = ""\ntrust = "private"', "origin.source[0].tools", "must be a name or a pattern"),
-        ('[[origin.source]]\ntools = "x[ab"\ntrust = "private"', "origin.source[0].tools", "must close each ["),
+        ('[[origin.source]]\ntools = "x[ab"\ntrust = "private"', "origin.source[0].tools", "must close every ["),
         (SOURCE + 'colour = "red"', "origin.source[0].colour", "is not a setting"),
         (SOURCE + 'fields = { a = "colour" }', "origin.source[0].fields.a", "must be one of email, url"),
         (SOURCE + "fields = { a = 1 }", "origin.source[0].fields.a", "must be a text"),
         (SOURCE + 'fields = ["a"]', "origin.source[0].fields", "must be a table"),
         (SOURCE + 'own_fields = { a = "colour" }', "origin.source[0].own_fields.a", "must be one of email, url"),
-        (SOURCE + 'patterns = { a = "(" }', "origin.source[0].patterns.a", "must be a regular expression"),
+        (SOURCE + 'patterns = { a = "(" }', "origin.source[0].patterns.a", "must be a Python regular expression"),
         (SOURCE + 'patterns = { a = "(?P<b>x)" }', "origin.source[0].patterns.a", "has the group 'b'"),
         (SOURCE + 'parts = { a = "sent" }', "origin.source[0].parts.a", "must be a list"),
         (SOURCE + 'parts = { a = [""] }', "origin.source[0].parts.a[0]", "must have at least one word"),
@@ -134,7 +141,7 @@ def test_the_example_in_the_guide_is_read(home: Home) -> None:
 def test_a_rule_that_is_not_understood_is_refused_with_its_path(home: Home, text: str, path: str, says: str) -> None:
     fault = home.fault(text)
     assert fault.path == path and fault.sentence.startswith(f"{path} {says}")
-    assert fault.because and fault.try_this and fault.place.line
+    assert fault.because and fault.try_this and fault.position.line
 
 
 def test_every_mistake_is_listed_beside_the_rules_that_are_right(home: Home) -> None:
@@ -152,29 +159,31 @@ def test_every_mistake_is_listed_beside_the_rules_that_are_right(home: Home) -> 
         "house.listen.prot",
     ]
     wrong = faults["origin.source[1].trust"]
-    assert "owner, person, agent, private, untrusted" in wrong.because and wrong.place.line == 8
+    assert "owner, person, agent, private, untrusted" in wrong.because and wrong.position.line == 8
 
 
 def test_a_reload_with_a_wrong_rule_is_refused_and_the_rules_in_force_stay(home: Home) -> None:
     current = home.load(GOOD)
     home.write(GOOD + '[[origin.source]]\ntools = "x"\ntrust = "trusted"\n')
-    with pytest.raises(BadConfig, match=r"origin\.source\[1\]\.trust is 'trusted'"):
-        reload(current, home.environment)
+    with pytest.raises(InvalidSettings, match=r"origin\.source\[1\]\.trust is 'trusted'"):
+        reload_configuration(current, home.environment)
     assert [rule.tools for rule in current.settings.origin.source] == ["calendar_*"]
     home.write(GOOD + '[[origin.source]]\ntools = "x"\ntrust = "private"\n')
-    found = reload(current, home.environment)
+    found = reload_configuration(current, home.environment)
     assert [rule.tools for rule in found.settings.origin.source] == ["calendar_*", "x"]
-    assert [change.path for change in found.changes] == ["origin.source"] and not found.waiting
+    assert [change.path for change in found.changes] == ["origin.source"] and not found.pending_restart
 
 
 def test_a_patch_with_a_wrong_rule_is_refused_and_the_file_stays(home: Home) -> None:
     before = home.load(GOOD)
     wrong = {"origin": {"act": [{"tools": "pay", "words": "pay"}]}}
-    with pytest.raises(BadConfig, match=r"origin\.act\[0\]\.words must be a list"):
-        change_file(home.environment, wrong, expected_hash=before.hash)
+    with pytest.raises(InvalidSettings, match=r"origin\.act\[0\]\.words must be a list"):
+        patch_settings_file(home.environment, wrong, expected_hash=before.hash)
     assert home.file.read_text() == GOOD
-    change_file(home.environment, {"origin": {"act": [{"tools": "pay", "words": ["pay"]}]}}, expected_hash=before.hash)
-    assert load(home.environment).settings.origin.act == (ActRule(tools="pay", words=("pay",)),)
+    patch_settings_file(
+        home.environment, {"origin": {"act": [{"tools": "pay", "words": ["pay"]}]}}, expected_hash=before.hash
+    )
+    assert load_configuration(home.environment).settings.origin.act == (ToolRequestRule(tools="pay", words=("pay",)),)
 
 
 def test_a_wrong_rule_keeps_the_server_from_starting_and_doctor_says_so(tmp_path: Path) -> None:
@@ -195,15 +204,15 @@ def test_a_wrong_rule_keeps_the_server_from_starting_and_doctor_says_so(tmp_path
 
     opened = run("retinue.app.server")
     assert opened.returncode == 1
-    assert f"origin.source[0].trust is 'trusted', and there is no such choice ({file}, line 3)" in opened.stderr
+    assert f"origin.source[0].trust is 'trusted', which is not a valid choice ({file}, line 3)" in opened.stderr
     looked = run("retinue.cli.main", "doctor")
     assert looked.returncode != 0 and "origin.source[0].trust is 'trusted'" in looked.stdout + looked.stderr
 
 
 def test_rules_from_elsewhere_are_read_as_strictly() -> None:
-    assert rules_from({}).source == ()
-    with pytest.raises(BadConfig, match=r"origin\.effects is not a setting"):
-        rules_from({"effects": {}})
+    assert parse_provenance_rules({}).source == ()
+    with pytest.raises(InvalidSettings, match=r"origin\.effects is not a setting"):
+        parse_provenance_rules({"effects": {}})
 
 
 def test_a_rule_for_commands_that_cannot_be_read_is_refused_with_its_path(home: Home) -> None:

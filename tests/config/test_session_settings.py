@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from config.data_directory import Home
 
-from retinue.config import load, text_hash
-from retinue.config.declarations_export import export
-from retinue.config.sessions import HouseReset, ResetSettings, SendRuleSettings, SendSettings
-from retinue.config.toml_patch import patch
+from retinue.config import hash_settings_text, load_configuration
+from retinue.config.declarations_export import export_declarations
+from retinue.config.sessions import ResetSettings, SendRuleSettings, SendSettings, SessionResetSettings
+from retinue.config.toml_patch import patch_settings_text
 from retinue.domain.agent import Agent
 from retinue.domain.reset_rules import ResetRules
 from retinue.domain.send_policy import SendAction
@@ -44,7 +44,7 @@ key_prefix = "channel:telegram:-100"
 def test_all_of_it_is_read(home: Home) -> None:
     sessions = home.load(EVERYTHING).settings.sessions
     assert sessions.greeting
-    assert sessions.reset == HouseReset(
+    assert sessions.reset == SessionResetSettings(
         daily_at="4:00",
         idle_minutes=0.5,
         context_tokens_max=120_000,
@@ -59,7 +59,7 @@ def test_all_of_it_is_read(home: Home) -> None:
 
 def test_not_a_word_of_it_is_said_unless_somebody_says_it(home: Home) -> None:
     sessions = home.load("").settings.sessions
-    assert (sessions.reset, sessions.send, sessions.greeting) == (HouseReset(), SendSettings(), False)
+    assert (sessions.reset, sessions.send, sessions.greeting) == (SessionResetSettings(), SendSettings(), False)
 
 
 @pytest.mark.parametrize(
@@ -68,12 +68,16 @@ def test_not_a_word_of_it_is_said_unless_somebody_says_it(home: Home) -> None:
         ('[sessions.reset]\ndaily_at = "25:00"', "sessions.reset.daily_at", "must be a time of day such as 04:00"),
         ("[sessions.reset]\nidle_minutes = -1", "sessions.reset.idle_minutes", "must be from 0 to"),
         ("[sessions.reset]\nmaxTokens = 5", "sessions.reset.maxTokens", "is not a setting"),
-        ("[sessions.reset.by_kind.cave]\nidle_minutes = 1", "sessions.reset.by_kind.cave", "must be a kind of"),
+        ("[sessions.reset.by_kind.cave]\nidle_minutes = 1", "sessions.reset.by_kind.cave", "must be one of"),
         ('[sessions.reset.by_kind.chat]\ndaily_at = "4"', "sessions.reset.by_kind.chat.daily_at", "time of day"),
         ('[sessions.reset.by_channel."a b"]\nidle_minutes = 1', 'sessions.reset.by_channel."a b"', "cannot be a name"),
-        ('[sessions.send]\ndefault = "maybe"', "sessions.send.default", "there is no such choice"),
-        ('[sessions.send.rules.x]\nchat_type = "crowd"', "sessions.send.rules.x.chat_type", "there is no such choice"),
-        ('[sessions.send.rules.x]\nkey_prefix = ""', "sessions.send.rules.x.key_prefix", "the beginning of a key"),
+        ('[sessions.send]\ndefault = "maybe"', "sessions.send.default", "which is not a valid choice"),
+        (
+            '[sessions.send.rules.x]\nchat_type = "crowd"',
+            "sessions.send.rules.x.chat_type",
+            "which is not a valid choice",
+        ),
+        ('[sessions.send.rules.x]\nkey_prefix = ""', "sessions.send.rules.x.key_prefix", "a key prefix"),
         ('[agents.ada]\nreset = { daily_at = "noon" }', "agents.ada.reset.daily_at", "must be a time of day"),
         ("[agents.ada.reset]\ncontext_tokens_max = 1.5", "agents.ada.reset.context_tokens_max", "a whole number"),
     ],
@@ -82,7 +86,7 @@ def test_what_is_wrong_is_told_with_its_name_and_its_line(home: Home, text: str,
     fault = home.fault(f"\n\n{text}")
     assert fault.path == path
     assert sentence in fault.sentence
-    assert fault.place.line in (3, 4)
+    assert fault.position.line in (3, 4)
 
 
 def test_an_agent_has_a_word_of_its_own_and_keeps_it_through_an_export(home: Home) -> None:
@@ -90,16 +94,19 @@ def test_an_agent_has_a_word_of_its_own_and_keeps_it_through_an_export(home: Hom
     ada = Agent(name="ada", reset=rules)
     (declared,) = home.load(
         '[agents.ada.reset]\ndaily_at = "05:30"\nidle_minutes = 90\ncontext_tokens_max = 0'
-    ).staff.agents
+    ).declarations.agents
     assert declared == ada
-    assert home.load(export([ada], [])).staff.agents == (ada,)
+    assert home.load(export_declarations([ada], [])).declarations.agents == (ada,)
 
 
 def test_a_change_by_the_house_keeps_what_stands_around_it(home: Home) -> None:
     text = '# Ours.\n[sessions.reset]\ndaily_at = "04:00"  # early\n'
     changes = {"sessions": {"reset": {"idle_minutes": 30, "by_kind": {"group": {"idle_minutes": 5}}}}}
-    result = patch(
-        text, changes, expected_hash=text_hash(text), validate=lambda made: load(home.environment, text=made)
+    result = patch_settings_text(
+        text,
+        changes,
+        expected_hash=hash_settings_text(text),
+        validate=lambda made: load_configuration(home.environment, text=made),
     )
     assert result.startswith(text)
     reset = home.load(result).settings.sessions.reset

@@ -6,20 +6,20 @@ import re
 
 from config.data_directory import Home
 
-from retinue.config.settings_docs import PAGE, settings_page
+from retinue.config.settings_docs import PAGE_PATH, render_settings_page
 
-GUIDE = PAGE.parent.parent / "guides" / "configure.md"
+GUIDE = PAGE_PATH.parent.parent / "guides" / "configure.md"
 
 
 def test_the_settings_page_is_what_the_code_makes_it() -> None:
-    assert PAGE.read_text(encoding="utf-8") == settings_page()
+    assert PAGE_PATH.read_text(encoding="utf-8") == render_settings_page()
 
 
 def test_the_sample_of_the_guide_is_a_settings_file(home: Home) -> None:
     sample = re.findall(r"```toml\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)[0]
     configuration = home.load(sample)
     assert configuration.default_agent == "ada"
-    staff = {each.name: each for each in configuration.staff.agents}
+    staff = {each.name: each for each in configuration.declarations.agents}
     assert staff["ada"].tools.deny == () and staff["ada"].turns_max == 30
     assert staff["ada"].instructions == "Answer in German."
     assert staff["night-clerk"].tools.deny == ("web",)
@@ -31,6 +31,7 @@ def test_the_error_shown_in_the_guide_is_the_one_people_meet(home: Home) -> None
     fault = home.fault("\n" * 9 + "[house.listen]\nprot = 1")
     page = GUIDE.read_text(encoding="utf-8")
     assert (
-        f"error: {fault.sentence} (/home/you/.retinue/retinue.toml, line {fault.place.line}) [config.invalid]" in page
+        f"error: {fault.sentence} (/home/you/.retinue/retinue.toml, line {fault.position.line}) [config.invalid]"
+        in page
     )
     assert f"because: {fault.because}" in page and f"try: {fault.try_this}" in page

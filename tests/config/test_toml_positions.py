@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retinue.config.errors import KeyPath
-from retinue.config.toml_positions import lines_of
+from retinue.config.toml_positions import find_key_lines
 
 TEXT = '''\
 a = 1
@@ -44,7 +44,7 @@ y = -inf
 
 def test_every_form_of_toml_is_found_on_its_line() -> None:
     tomllib.loads(TEXT)
-    assert lines_of(TEXT) == {
+    assert find_key_lines(TEXT) == {
         ("a",): 1,
         ("b",): 2,
         ("b", "c"): 2,
@@ -79,7 +79,7 @@ def test_every_form_of_toml_is_found_on_its_line() -> None:
 
 
 def test_lines_are_counted_alike_whatever_ends_them() -> None:
-    assert lines_of(TEXT.replace("\n", "\r\n")) == lines_of(TEXT)
+    assert find_key_lines(TEXT.replace("\n", "\r\n")) == find_key_lines(TEXT)
 
 
 KEYS = st.text(max_size=4)
@@ -104,7 +104,7 @@ def test_whatever_a_file_says_every_key_of_it_is_found_and_nothing_else(tree: di
         told = tomllib.loads(text)
     except tomllib.TOMLDecodeError:  # The library does not escape everything that it should.
         return
-    found = set(lines_of(text))
+    found = set(find_key_lines(text))
     leaves = {path for path in paths(told) if path}
     # A table that only holds tables has no line of its own.
     assert found <= leaves
@@ -113,4 +113,4 @@ def test_whatever_a_file_says_every_key_of_it_is_found_and_nothing_else(tree: di
 
 @given(st.text(alphabet="[]{}\"'=.,#\\\n ab1"))
 def test_a_text_that_is_no_toml_does_no_harm(text: str) -> None:
-    lines_of(text)
+    find_key_lines(text)

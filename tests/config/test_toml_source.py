@@ -7,9 +7,9 @@ from config.data_directory import Home
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retinue.config import BadConfig
-from retinue.config.errors import Faults
-from retinue.config.toml_source import FILES_MAX, INCLUDE_DEPTH_MAX, Disk, Source, merge
+from retinue.config import InvalidSettings
+from retinue.config.errors import FaultCollector
+from retinue.config.toml_source import FILES_MAX, INCLUDE_DEPTH_MAX, FileAccess, SettingsReader, merge_tables
 
 
 @pytest.mark.spec("C2")
@@ -34,15 +34,15 @@ def test_a_fault_in_an_included_file_is_told_with_that_file_and_its_line(home: H
     inner = home.write("\n\n[house]\ndrain_s = 'x'", name="inner.toml")
     outer = "# first\ninclude = ['inner.toml']\n[house]\nprot = 1"
     faults = home.faults(outer)
-    assert (faults["house.drain_s"].place.file, faults["house.drain_s"].place.line) == (inner, 4)
-    assert (faults["house.prot"].place.file, faults["house.prot"].place.line) == (home.file, 4)
+    assert (faults["house.drain_s"].position.file, faults["house.drain_s"].position.line) == (inner, 4)
+    assert (faults["house.prot"].position.file, faults["house.prot"].position.line) == (home.file, 4)
 
 
 def test_a_value_that_was_overridden_is_told_where_it_won(home: Home) -> None:
     home.write("[house]\ndrain_s = 1\n", name="a.toml")
     later = home.write("[house]\n\n\ndrain_s = 'x'\n", name="b.toml")
     fault = home.fault("include = ['a.toml', 'b.toml']")
-    assert (fault.place.file, fault.place.line) == (later, 4)
+    assert (fault.position.file, fault.position.line) == (later, 4)
 
 
 @pytest.mark.spec("C2")
@@ -55,7 +55,7 @@ def test_files_that_include_each_other_are_refused_with_the_circle(home: Home) -
 
 
 def test_a_file_that_includes_itself_is_a_circle_too(home: Home) -> None:
-    assert "circle" in home.fault("include = ['retinue.toml']").sentence
+    assert "circular" in home.fault("include = ['retinue.toml']").sentence
 
 
 def test_the_same_file_may_be_included_twice_without_a_circle(home: Home) -> None:
@@ -95,13 +95,13 @@ def test_an_include_is_the_name_of_a_file(home: Home, include: str) -> None:
 
 def test_a_version_is_asked_of_included_files_too(home: Home) -> None:
     file = home.write("config_version = 1", name="a.toml")
-    assert home.fault("include = ['a.toml']").place.file == file
+    assert home.fault("include = ['a.toml']").position.file == file
 
 
 @pytest.mark.spec("A1", "C2")
 def test_a_variable_is_filled_in_at_any_depth(home: Home) -> None:
     text = "[agents.ada]\ndescription = 'a ${ONE} b ${TWO}'\ntools = { allow = ['x', '${TWO}'] }"
-    agent = home.load(text, ONE="1", TWO="2").staff.agents[0]
+    agent = home.load(text, ONE="1", TWO="2").declarations.agents[0]
     assert agent.description == "a 1 b 2"
     assert agent.tools.allow == ("x", "2")
 
@@ -111,33 +111,33 @@ def test_a_variable_that_is_not_set_or_empty_is_a_hard_failure_with_the_path(hom
     faults = home.faults("[agents.ada.tools]\nallow = ['x',\n '${NOT_SET}']\nask = ['${EMPTY}']", EMPTY="")
     assert set(faults) == {"agents.ada.tools.allow[1]", "agents.ada.tools.ask[0]"}
     assert "needs the environment variable NOT_SET" in faults["agents.ada.tools.allow[1]"].sentence
-    assert faults["agents.ada.tools.allow[1]"].place.line == 3
+    assert faults["agents.ada.tools.allow[1]"].position.line == 3
 
 
 @pytest.mark.spec("C2")
 def test_two_dollars_stand_for_one_that_is_meant(home: Home) -> None:
     text = "[agents.ada]\ndescription = '$${HOME} $5 $$ {x} $$${NAME}'"
-    assert home.load(text, NAME="n").staff.agents[0].description == "${HOME} $5 $$ {x} $${NAME}"
+    assert home.load(text, NAME="n").declarations.agents[0].description == "${HOME} $5 $$ {x} $${NAME}"
 
 
 @pytest.mark.parametrize("text", ["${", "${}", "${a-b}", "${1A}", "${ A }", "a ${A"])
 def test_what_only_looks_like_a_variable_is_refused(home: Home, text: str) -> None:
-    assert "names no variable" in home.fault(f"[agents.ada]\ndescription = '{text}'", A="1").sentence
+    assert "without a valid variable name" in home.fault(f"[agents.ada]\ndescription = '{text}'", A="1").sentence
 
 
 def test_what_a_variable_brings_is_not_read_again(home: Home) -> None:
     text = "[agents.ada]\ndescription = '${ONE}'"
-    assert home.load(text, ONE="${TWO}", TWO="2").staff.agents[0].description == "${TWO}"
+    assert home.load(text, ONE="${TWO}", TWO="2").declarations.agents[0].description == "${TWO}"
 
 
 @given(text=st.text(alphabet="ab$${}AB \n"), value=st.text(alphabet="${}AB", min_size=1))
 def test_filling_in_never_breaks_and_an_escaped_text_comes_back_as_it_was(text: str, value: str) -> None:
-    faults = Faults()
-    source = Source(Disk(read=lambda _: "", fitting=lambda _, __: []), {"A": value}, faults)
-    source._fill(text, ("x",))
-    faults = Faults()
-    source = Source(Disk(read=lambda _: "", fitting=lambda _, __: []), {}, faults)
-    assert source._fill(text.replace("${", "$${"), ("x",)) == text
+    faults = FaultCollector()
+    source = SettingsReader(FileAccess(read=lambda _: "", glob=lambda _, __: []), {"A": value}, faults)
+    source._expand_text(text, ("x",))
+    faults = FaultCollector()
+    source = SettingsReader(FileAccess(read=lambda _: "", glob=lambda _, __: []), {}, faults)
+    assert source._expand_text(text.replace("${", "$${"), ("x",)) == text
     assert faults.count == 0
 
 
@@ -148,15 +148,15 @@ TREES = st.recursive(
 
 @given(a=TREES, b=TREES, c=TREES)
 def test_merging_keeps_everything_of_the_later_and_does_not_depend_on_grouping(a: dict, b: dict, c: dict) -> None:
-    assert merge(merge(a, b), b) == merge(a, b)
-    assert merge({}, a) == merge(a, {}) == a
-    left, right = merge(merge(a, b), c), merge(a, merge(b, c))
+    assert merge_tables(merge_tables(a, b), b) == merge_tables(a, b)
+    assert merge_tables({}, a) == merge_tables(a, {}) == a
+    left, right = merge_tables(merge_tables(a, b), c), merge_tables(a, merge_tables(b, c))
     assert left.keys() == right.keys()
 
 
 def test_nothing_is_read_from_a_file_that_is_not_toml_but_its_fault(home: Home) -> None:
     home.write("[house]\nprot = ", name="a.toml")
     home.write("include = ['a.toml']\n[house]\nport = 1")
-    with pytest.raises(BadConfig) as refused:
+    with pytest.raises(InvalidSettings) as refused:
         home.load()
-    assert [str(fault.place.file) for fault in refused.value.faults] == [str(home.folder / "a.toml"), str(home.file)]
+    assert [str(fault.position.file) for fault in refused.value.faults] == [str(home.folder / "a.toml"), str(home.file)]

@@ -13,17 +13,17 @@ from pathlib import Path
 from random import Random
 
 from retinue.app.clock_and_ids import RealClock
-from retinue.connectors.base import Accept, Incoming, Parcel, Surroundings
-from retinue.connectors.email.connector import MailConnector
-from retinue.connectors.email.settings import MailSettings, Security
+from retinue.connectors.base import Accept, ConnectorContext, DeliveryPart, InboundMessage
+from retinue.connectors.email.connector import EmailConnector
+from retinue.connectors.email.settings import EmailSecurity, EmailSettings
 from retinue.domain import address
 from retinue.domain.attachment import Attachment
-from retinue.domain.envelope import NO_CONTEXT, Envelope, Kind, Receipt, Status
+from retinue.domain.envelope import NO_CONTEXT, Envelope, EnvelopeKind, EnvelopeStatus, Receipt
 from retinue.domain.ids import EnvelopeId
 from retinue.domain.ports import Clock
 from retinue.domain.trust import Trust
-from retinue.testing.email_servers import AUTHSERV, HOUSE, MARIA, Office
-from retinue.testing.waiting import WAIT_LIMIT_S
+from retinue.testing.email_servers import AUTHSERV, MARIA_ADDRESS, SERVER_ADDRESS, EmailServers
+from retinue.testing.wait_conditions import WAIT_LIMIT_S
 
 # --- mails, parcels, and whoever stands in for the house ---
 
@@ -31,8 +31,8 @@ from retinue.testing.waiting import WAIT_LIMIT_S
 def mail(
     text: str,
     *,
-    sender: str = f"Maria Example <{MARIA}>",
-    to: str = HOUSE,
+    sender: str = f"Maria Example <{MARIA_ADDRESS}>",
+    to: str = SERVER_ADDRESS,
     subject: str = "Lunch",
     message_id: str = "<first@example.org>",
     now: datetime | None = None,
@@ -57,27 +57,27 @@ def parcel(
     files: tuple[Attachment, ...] = (),
     index: int = 0,
     count: int = 1,
-) -> Parcel:
+) -> DeliveryPart:
     at = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
     envelope = Envelope(
         seq=1,
         id=EnvelopeId(id),
-        sender=address.parse("agent:ada"),
-        recipient=address.parse(f"channel:post:{room}"),
+        sender=address.parse_address("agent:ada"),
+        recipient=address.parse_address(f"channel:post:{room}"),
         session=None,
-        kind=Kind.ANSWER,
+        kind=EnvelopeKind.ANSWER,
         text=text,
         attachments=files,
         context=NO_CONTEXT,
         reply_to=None,
         trust=Trust.AGENT,
         source="run",
-        key="1",
+        idempotency_key="1",
         silent=False,
         deliver_at=None,
         expires_at=None,
         due_at=at,
-        status=Status.CLAIMED,
+        status=EnvelopeStatus.CLAIMED,
         attempts=1,
         accepted_at=at,
         claimed_at=at,
@@ -86,7 +86,7 @@ def parcel(
         steered_into=None,
         retry_of=None,
     )
-    return Parcel(envelope=envelope, text=text, quote=quote, files=files, index=index, count=count)
+    return DeliveryPart(envelope=envelope, text=text, quoted_message_id=quote, files=files, index=index, count=count)
 
 
 class MemoryShelf:
@@ -104,13 +104,13 @@ class Ear:
     """Stands in for the house at `accept`: keeps what it was handed, and says what it is told to say."""
 
     def __init__(self) -> None:
-        self.heard: list[Incoming] = []
+        self.heard: list[InboundMessage] = []
         self.refuse = False
         self.fail_times = 0
         self.files: dict[str, bytes] = {}
         self._news = asyncio.Event()
 
-    async def accept(self, incoming: Incoming) -> Receipt | None:
+    async def accept(self, incoming: InboundMessage) -> Receipt | None:
         if self.fail_times:
             self.fail_times -= 1
             raise RuntimeError("the house could not say")
@@ -118,9 +118,9 @@ class Ear:
             self.files[each.name] = b"".join([chunk async for chunk in each.fetch()])
         self.heard.append(incoming)
         self._news.set()
-        return None if self.refuse else Receipt(envelope=EnvelopeId("e" * 32), session=None, news_seq=1)
+        return None if self.refuse else Receipt(envelope=EnvelopeId("e" * 32), session=None, event_seq=1)
 
-    async def hears(self, count: int) -> list[Incoming]:
+    async def hears(self, count: int) -> list[InboundMessage]:
         """What was heard, once it is so many."""
         async with asyncio.timeout(WAIT_LIMIT_S):
             while len(self.heard) < count:
@@ -130,39 +130,39 @@ class Ear:
 
 
 def connector(
-    office: Office,
+    office: EmailServers,
     *,
     shelf: MemoryShelf | None = None,
     clock: Clock | None = None,
     password: str = "secret-house",
     path_of: Callable[[Attachment], Path] = lambda _: Path("/nowhere"),
     **settings: object,
-) -> MailConnector:
+) -> EmailConnector:
     known: dict[str, object] = {
-        "address": HOUSE,
+        "address": SERVER_ADDRESS,
         "display_name": "The House",
         "username": "house",
         "imap_host": "127.0.0.1",
         "imap_port": office.imap,
-        "imap_security": Security.NONE,
+        "imap_security": EmailSecurity.NONE,
         "smtp_host": "127.0.0.1",
         "smtp_port": office.smtp,
-        "smtp_security": Security.NONE,
+        "smtp_security": EmailSecurity.NONE,
         "authserv_id": AUTHSERV,
     }
-    around = Surroundings(
-        instance="post",
+    around = ConnectorContext(
+        name="post",
         clock=clock or RealClock(),
-        chance=Random(1),
-        shelf=shelf or MemoryShelf(),
-        path_of=path_of,
-        secret=lambda _: password,
+        random=Random(1),
+        state=shelf or MemoryShelf(),
+        get_attachment_path=path_of,
+        read_secret=lambda _: password,
     )
-    return MailConnector.of(MailSettings(**{**known, **settings}), around)  # type: ignore[arg-type]
+    return EmailConnector.create(EmailSettings(**{**known, **settings}), around)  # type: ignore[arg-type]
 
 
 @asynccontextmanager
-async def listening(made: MailConnector, accept: Accept) -> AsyncGenerator[asyncio.Task[None]]:
+async def listening(made: EmailConnector, accept: Accept) -> AsyncGenerator[asyncio.Task[None]]:
     """A connector that listens until the end of the block, or until its line breaks."""
     task = asyncio.create_task(made.listen(accept))
     try:

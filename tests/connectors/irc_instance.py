@@ -9,25 +9,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from retinue.connectors.irc import KIND
+from retinue.connectors.irc import PLATFORM
 from retinue.connectors.irc.connector import IrcConnector
 from retinue.connectors.irc.settings import IrcSettings
-from retinue.testing.fault_kit.harness import surroundings_in
-from retinue.testing.fault_kit.kit_server import House
-from retinue.testing.fault_kit.peer import PlainBench
-from retinue.testing.waiting import wait_until
+from retinue.testing.fault_kit.harness import build_context
+from retinue.testing.fault_kit.kit_server import KitServer
+from retinue.testing.fault_kit.peer import BasePeer
+from retinue.testing.wait_conditions import wait_until
 
 HOST = "127.0.0.1"
 SECRETS = {"password": "open sesame", "account_password": "sésame"}
 
 
-class _Secrets(PlainBench):
+class _Secrets(BasePeer):
     secrets = SECRETS
 
 
 def connector_in(folder: Path, port: int, **settings: Any) -> IrcConnector:
     own = IrcSettings(**{"host": HOST, "port": port, "tls": False, "nick": "house", "flood_lines": 1000, **settings})
-    made = KIND.make(own, surroundings_in(folder, _Secrets()))  # type: ignore[arg-type]
+    made = PLATFORM.make_connector(own, build_context(folder, _Secrets()))  # type: ignore[arg-type]
     assert isinstance(made, IrcConnector)
     return made
 
@@ -37,12 +37,12 @@ async def until(holds: Callable[[], bool | Awaitable[bool]]) -> None:
 
 
 @asynccontextmanager
-async def listening(connector: IrcConnector) -> AsyncGenerator[House]:
+async def listening(connector: IrcConnector) -> AsyncGenerator[KitServer]:
     """A house that hears, and calls again when the line broke; entered once it is in all its rooms."""
-    house = House()
-    task = asyncio.create_task(house.keep_listening(connector))
+    house = KitServer()
+    task = asyncio.create_task(house.listen_forever(connector))
     try:
-        await until(lambda: connector.is_in)
+        await until(lambda: connector.is_ready)
         yield house
     finally:
         task.cancel()

@@ -18,7 +18,7 @@ from typing import Any
 from cli.server_process import HouseProcess
 from flows.fake_provider import Answer, Asked, Provider, Said, provider, says
 
-from retinue.testing.waiting import wait_until
+from retinue.testing.wait_conditions import wait_until
 
 AFTER_ACCEPT = "accept.after-commit:1"  # the question is in the house, and nobody has answered
 BETWEEN_PARTS = "deliver-part.after-commit:1"  # the first part is there, and written down

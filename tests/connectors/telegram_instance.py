@@ -13,18 +13,18 @@ from random import Random
 from typing import Any
 
 from retinue.app.clock_and_ids import RealClock
-from retinue.connectors.base import Button, Incoming, LineLost, Parcel, Surroundings
-from retinue.connectors.telegram import KIND, TelegramSettings
+from retinue.connectors.base import Button, ConnectionLost, ConnectorContext, DeliveryPart, InboundMessage
+from retinue.connectors.telegram import PLATFORM, TelegramSettings
 from retinue.connectors.telegram.connector import TelegramConnector
 from retinue.domain import address
 from retinue.domain.attachment import Attachment
-from retinue.domain.envelope import NO_CONTEXT, Envelope, Kind, Receipt, Status
+from retinue.domain.envelope import NO_CONTEXT, Envelope, EnvelopeKind, EnvelopeStatus, Receipt
 from retinue.domain.errors import StoreError
 from retinue.domain.ids import EnvelopeId
 from retinue.domain.ports import Clock
 from retinue.domain.trust import Trust
 from retinue.testing.telegram_server import TOKEN, TelegramServer
-from retinue.testing.waiting import wait_until
+from retinue.testing.wait_conditions import wait_until
 
 LIMIT_S = 60.0  # for an answer: no busy machine reaches it, and a test that is about it skips it
 MOMENT = datetime(2026, 1, 5, 9, 0, tzinfo=UTC)
@@ -49,21 +49,21 @@ class House:
     """Takes in what it is handed, unless it is told not to."""
 
     def __init__(self) -> None:
-        self.heard: list[Incoming] = []
+        self.heard: list[InboundMessage] = []
         self.offered = 0
         self.will_lose = 0  # how often the store fails before it takes anything
-        self.before: Callable[[Incoming], None] = lambda incoming: None
+        self.before: Callable[[InboundMessage], None] = lambda incoming: None
 
-    async def accept(self, incoming: Incoming) -> Receipt | None:
+    async def accept(self, incoming: InboundMessage) -> Receipt | None:
         self.offered += 1
         self.before(incoming)
         if self.will_lose:
             self.will_lose -= 1
-            raise StoreError("the disk is full", code="store.disk-full")
+            raise StoreError("the disk is full", code="store.disk_full")
         self.heard.append(incoming)
-        return Receipt(envelope=EnvelopeId(f"{self.offered:032x}"), session=None, news_seq=self.offered)
+        return Receipt(envelope=EnvelopeId(f"{self.offered:032x}"), session=None, event_seq=self.offered)
 
-    async def until_heard(self, count: int) -> list[Incoming]:
+    async def until_heard(self, count: int) -> list[InboundMessage]:
         await until(lambda: len(self.heard) >= count)
         return self.heard
 
@@ -88,15 +88,15 @@ def bot(
     """A connector made as the house makes one."""
     url = telegram if isinstance(telegram, str) else telegram.url
     own = TelegramSettings(token_env="BOT", api_base=url, **{"poll_s": 5, "timeout_s": LIMIT_S, **settings})
-    made = KIND.make(
+    made = PLATFORM.make_connector(
         own,
-        Surroundings(
-            instance="family",
+        ConnectorContext(
+            name="family",
             clock=clock or RealClock(),
-            chance=Random(7),
-            shelf=shelf or Words(),
-            path_of=lambda attachment: (files or Path("/nowhere")) / attachment.hash,
-            secret=lambda key: {"token": token}[key],
+            random=Random(7),
+            state=shelf or Words(),
+            get_attachment_path=lambda attachment: (files or Path("/nowhere")) / attachment.hash,
+            read_secret=lambda key: {"token": token}[key],
         ),
     )
     assert isinstance(made, TelegramConnector)
@@ -112,7 +112,7 @@ async def listening(connector: TelegramConnector, house: House) -> AsyncGenerato
         while True:
             try:
                 await connector.listen(house.accept)
-            except (LineLost, StoreError) as error:
+            except (ConnectionLost, StoreError) as error:
                 lost.append(error)
                 await asyncio.sleep(0.01)  # sleep: the house pauses before it calls again
 
@@ -132,26 +132,26 @@ def parcel(
     files: tuple[Attachment, ...] = (),
     quote: str = "",
     buttons: Sequence[Sequence[Button]] = (),
-) -> Parcel:
+) -> DeliveryPart:
     envelope = Envelope(
         seq=1,
         id=EnvelopeId(f"{1:032x}"),
-        sender=address.agent("ada", "0" * 32),
-        recipient=address.parse(f"channel:family:{room}"),
+        sender=address.agent_address("ada", "0" * 32),
+        recipient=address.parse_address(f"channel:family:{room}"),
         session=None,
-        kind=Kind.ANSWER,
+        kind=EnvelopeKind.ANSWER,
         text=text,
         attachments=files,
         context=NO_CONTEXT,
         reply_to=None,
         trust=Trust.AGENT,
         source="test",
-        key="1",
+        idempotency_key="1",
         silent=False,
         deliver_at=None,
         expires_at=None,
         due_at=MOMENT,
-        status=Status.CLAIMED,
+        status=EnvelopeStatus.CLAIMED,
         attempts=1,
         accepted_at=MOMENT,
         claimed_at=MOMENT,
@@ -160,7 +160,9 @@ def parcel(
         steered_into=None,
         retry_of=None,
     )
-    return Parcel(envelope=envelope, text=text, files=files, quote=quote, buttons=tuple(map(tuple, buttons)))
+    return DeliveryPart(
+        envelope=envelope, text=text, files=files, quoted_message_id=quote, buttons=tuple(map(tuple, buttons))
+    )
 
 
 def stored(folder: Path, content: bytes, name: str, media_type: str) -> Attachment:

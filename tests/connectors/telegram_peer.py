@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from retinue.testing.telegram_server import TOKEN
-from retinue.testing.waiting import WAIT_LIMIT_S
+from retinue.testing.wait_conditions import WAIT_LIMIT_S
 
 HERE = Path(__file__).parent / "peers" / "telegram"
 INSTALL_S = 300

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from connector_instance import Street, link, said
 
-from retinue.config.tools import Lists
+from retinue.config.tools import ToolListSettings
 from retinue.domain.access import GroupPolicy
 from retinue.domain.structs import replace
 
@@ -29,10 +29,12 @@ async def test_the_rules_for_a_sender_hold_in_a_group_by_who_they_are(
 ) -> None:
     street = Street.at(tmp_path, group_policy=GroupPolicy.OPEN)
     household = street.household
-    household.rules = replace(household.rules, by_sender={rule: Lists(deny=("append_line",))})
-    async with household.open() as house:
+    household.tool_settings = replace(
+        household.tool_settings, by_sender={rule: ToolListSettings(deny=("append_line",))}
+    )
+    async with household.run() as house:
         await link(house, "maria", id_="7")
-        receipt = await house.doorway.accept("quiet", said("hello", by=speaker, room="-1", mentioned=True))
+        receipt = await house.connector_intake.accept("quiet", said("hello", by=speaker, room="-1", mentioned=True))
         assert receipt is not None
-        await house.outcome(receipt.envelope)
+        await house.wait_for_outcome(receipt.envelope)
         assert ("append_line" in {spec.name for spec in household.model.prompts[-1].tools}) is is_offered

@@ -11,13 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retinue.connectors.email.message_builder import NEW_THREAD, Sender, Thread, message_id_of, room_of, write
-from retinue.connectors.email.mime import take_apart
-from retinue.connectors.email.sender_auth import program_because
+from retinue.connectors.email.message_builder import (
+    NEW_THREAD,
+    EmailSender,
+    EmailThread,
+    build_email,
+    make_message_id,
+    parse_channel,
+)
+from retinue.connectors.email.mime import parse_message
+from retinue.connectors.email.sender_auth import get_automated_reason
 from retinue.domain.attachment import Attachment
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
-HOUSE = Sender("house@house.test", "The House")
+HOUSE = EmailSender("house@house.test", "The House")
 KEY = "a" * 32
 FIELDS = ["From", "To", "Subject", "Date", "Message-ID", "Auto-Submitted", "X-Auto-Response-Suppress", "MIME-Version"]
 CONTENT = ["Content-Type", "Content-Transfer-Encoding"]
@@ -28,12 +35,14 @@ def written(
     *,
     key: str = KEY,
     to: str = "maria@example.org",
-    sender: Sender = HOUSE,
-    thread: Thread = NEW_THREAD,
+    sender: EmailSender = HOUSE,
+    thread: EmailThread = NEW_THREAD,
     quote: str = "",
     files: tuple[tuple[Attachment, bytes], ...] = (),
 ) -> bytes:
-    return write(key=key, text=text, to=to, sender=sender, thread=thread, quote=quote, files=files, now=NOW)
+    return build_email(
+        key=key, text=text, to=to, sender=sender, thread=thread, quoted_message_id=quote, files=files, now=NOW
+    )
 
 
 def parsed(raw: bytes) -> EmailMessage:
@@ -43,7 +52,7 @@ def parsed(raw: bytes) -> EmailMessage:
 
 
 def test_an_answer_names_what_it_answers_and_all_before_it() -> None:
-    made = parsed(written(thread=Thread(subject="Lunch", ids=("one@x", "two@x", "three@x")), quote="two@x"))
+    made = parsed(written(thread=EmailThread(subject="Lunch", ids=("one@x", "two@x", "three@x")), quote="two@x"))
 
     assert made["In-Reply-To"] == "<two@x>"
     assert made["References"].split() == ["<one@x>", "<three@x>", "<two@x>"]
@@ -52,30 +61,30 @@ def test_an_answer_names_what_it_answers_and_all_before_it() -> None:
 
 
 def test_an_answer_that_quotes_nothing_goes_to_the_end_of_its_thread() -> None:
-    assert parsed(written(thread=Thread(subject="AW: Lunch", ids=("one@x", "two@x"))))["In-Reply-To"] == "<two@x>"
-    assert parsed(written(thread=Thread(subject="AW: Lunch", ids=("one@x",))))["Subject"] == "AW: Lunch"
+    assert parsed(written(thread=EmailThread(subject="AW: Lunch", ids=("one@x", "two@x"))))["In-Reply-To"] == "<two@x>"
+    assert parsed(written(thread=EmailThread(subject="AW: Lunch", ids=("one@x",))))["Subject"] == "AW: Lunch"
 
 
 def test_long_references_keep_the_first_and_the_last() -> None:
     ids = tuple(f"{'x' * 90}{number}@example.org" for number in range(200))
-    made = parsed(written(thread=Thread(subject="Lunch", ids=ids)))
+    made = parsed(written(thread=EmailThread(subject="Lunch", ids=ids)))
 
     found = made["References"].split()
     assert len(found) == 20 and (found[0], found[-1]) == (f"<{ids[0]}>", f"<{ids[-1]}>")
-    assert max(len(line) for line in written(thread=Thread(ids=ids)).split(b"\r\n")) < 998
+    assert max(len(line) for line in written(thread=EmailThread(ids=ids)).split(b"\r\n")) < 998
 
 
 def test_the_same_parcel_is_the_same_mail() -> None:
     file = (Attachment(hash="h", name="a.bin", media_type="application/x-odd", size_bytes=3), b"abc")
 
     assert written(files=(file,)) == written(files=(file,))
-    assert message_id_of(KEY, HOUSE) == f"retinue.{KEY}@house.test"
-    assert message_id_of(f"{KEY}/0", HOUSE) != message_id_of(f"{KEY}/1", HOUSE)
-    assert parsed(written())["Message-ID"] == f"<{message_id_of(KEY, HOUSE)}>"
+    assert make_message_id(KEY, HOUSE) == f"retinue.{KEY}@house.test"
+    assert make_message_id(f"{KEY}/0", HOUSE) != make_message_id(f"{KEY}/1", HOUSE)
+    assert parsed(written())["Message-ID"] == f"<{make_message_id(KEY, HOUSE)}>"
 
 
 def test_what_we_send_is_known_for_a_programs() -> None:
-    assert program_because(take_apart(written()), None)
+    assert get_automated_reason(parse_message(written()), None)
 
 
 @given(st.text(), st.text(), st.text(), st.text(max_size=60), st.text(min_size=1), st.text())
@@ -87,8 +96,8 @@ def test_no_words_of_anybody_become_a_header(
     raw = written(
         text + evil,
         key=key + evil,
-        sender=Sender("house@house.test", name + evil),
-        thread=Thread(subject=subject + evil, ids=(f"one@x{evil}", quote + evil, "good@x")),
+        sender=EmailSender("house@house.test", name + evil),
+        thread=EmailThread(subject=subject + evil, ids=(f"one@x{evil}", quote + evil, "good@x")),
         quote=quote + evil,
         files=(file,),
     )
@@ -141,7 +150,7 @@ def test_files_arrive_as_they_were() -> None:
     ],
 )
 def test_a_room_says_whom_mail_goes_to(room: str, address: str, thread: str) -> None:
-    found = room_of(room)
+    found = parse_channel(room)
 
     assert found is not None and (found.address, found.thread) == (address, thread)
 
@@ -160,4 +169,4 @@ def test_a_room_says_whom_mail_goes_to(room: str, address: str, thread: str) -> 
     ],
 )
 def test_what_is_no_room_leads_nowhere(room: str) -> None:
-    assert room_of(room) is None
+    assert parse_channel(room) is None

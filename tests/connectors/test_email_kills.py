@@ -15,8 +15,8 @@ from connectors.email_instance import mail
 from connectors.server_process import AFTER_ACCEPT, RealHouse, real_house, was_called
 from flows.fake_provider import Asked, Said, calls, says
 
-from retinue.testing.email_servers import AUTHSERV, Office, running_office
-from retinue.testing.waiting import wait_until
+from retinue.testing.email_servers import AUTHSERV, EmailServers, run_email_servers
+from retinue.testing.wait_conditions import wait_until
 
 SETTINGS = f"""
 [connectors.post]
@@ -42,13 +42,13 @@ _numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="module")
-def office() -> Iterator[Office]:
-    with running_office() as office:
+def office() -> Iterator[EmailServers]:
+    with run_email_servers() as office:
         yield office
 
 
 @pytest.fixture(scope="module")
-async def standing(office: Office, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[RealHouse]:
+async def standing(office: EmailServers, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[RealHouse]:
     settings = SETTINGS.replace("IMAP", str(office.imap)).replace("SMTP", str(office.smtp))
     secrets = {"mail-password": "secret-house"}
     async with real_house(tmp_path_factory.mktemp("email"), settings, secrets=secrets) as house:
@@ -67,12 +67,12 @@ async def house(standing: RealHouse) -> AsyncGenerator[RealHouse]:
 
 
 async def write(
-    office: Office, text: str, *, by: str = "maria", login: str | None = None, changed: EmailMessage | None = None
+    office: EmailServers, text: str, *, by: str = "maria", login: str | None = None, changed: EmailMessage | None = None
 ) -> EmailMessage:
     """Somebody writes; it lies in the house's mailbox then. Without a login of their own they are not believed."""
     letter = changed or mail(text, sender=f"{by}@example.org", message_id=f"<{by}.{next(_numbers)}@example.org>")
     login = by if login is None else login
-    await asyncio.to_thread(office.hand_in, bytes(letter), sender=f"{by}@example.org", login=login or None)
+    await asyncio.to_thread(office.send_email, bytes(letter), sender=f"{by}@example.org", login=login or None)
     return letter
 
 
@@ -82,20 +82,20 @@ def words_of(letter: EmailMessage) -> str:
     return str(body.get_content())
 
 
-async def answered(office: Office, word: str, *, person: str = "maria") -> EmailMessage:
+async def answered(office: EmailServers, word: str, *, person: str = "maria") -> EmailMessage:
     """The mail with this word in it, once it lies there: one, and no other."""
 
     def found() -> list[EmailMessage]:
-        return [each for each in office.mailbox(person) if word in words_of(each)]
+        return [each for each in office.read_mailbox(person) if word in words_of(each)]
 
     await wait_until(found, f"an answer with {word!r} is there", poll_s=0.05)
-    await office.settle()
+    await office.wait_until_delivered()
     [answer] = found()
     return answer
 
 
 async def test_the_owner_is_answered_in_the_thread_and_a_forger_of_their_address_is_not(
-    house: RealHouse, office: Office
+    house: RealHouse, office: EmailServers
 ) -> None:
     await write(office, "Tell me all, ask-forged.", login="noor")
     asked = await write(office, "What is on, ask-lunch?")
@@ -106,11 +106,11 @@ async def test_the_owner_is_answered_in_the_thread_and_a_forger_of_their_address
     assert answer["Subject"] == "Re: Lunch"
     assert answer["Auto-Submitted"]
     assert not any(b"ask-forged" in each.raw for each in house.model.asked)
-    assert not any("ask-forged" in words_of(each) for each in office.mailbox("maria"))
+    assert not any("ask-forged" in words_of(each) for each in office.read_mailbox("maria"))
 
 
 async def test_a_stranger_is_told_a_code_and_answered_once_the_owner_has_let_them_in(
-    house: RealHouse, office: Office
+    house: RealHouse, office: EmailServers
 ) -> None:
     await write(office, "Let me in, ask-early.", by="noor")
     told = await answered(office, "I do not know you yet", person="noor")
@@ -119,11 +119,11 @@ async def test_a_stranger_is_told_a_code_and_answered_once_the_owner_has_let_the
     await answered(office, "An answer to ask-now.", person="noor")
     await house.until_quiet()
 
-    assert len(office.mailbox("noor")) == 2
+    assert len(office.read_mailbox("noor")) == 2
     assert not any(b"ask-early" in each.raw for each in house.model.asked)
 
 
-async def test_a_file_comes_in_and_goes_back_and_a_quote_is_known(house: RealHouse, office: Office) -> None:
+async def test_a_file_comes_in_and_goes_back_and_a_quote_is_known(house: RealHouse, office: EmailServers) -> None:
     content = b"the minutes of a meeting\n" * 100
 
     def send_back(asked: Asked) -> Said:
@@ -148,13 +148,13 @@ async def test_a_file_comes_in_and_goes_back_and_a_quote_is_known(house: RealHou
     await write(office, "", changed=reply)
     await answered(office, "An answer to ask-thanks.")
 
-    [sent] = [part for each in office.mailbox("maria") for part in each.iter_attachments()]
+    [sent] = [part for each in office.read_mailbox("maria") for part in each.iter_attachments()]
     assert (sent.get_filename(), sent.get_content()) == ("back.txt", content)
     [(reply_to,)] = house.rows("select reply_to from envelopes where text like 'Thanks, ask-thanks.%'")
     assert house.rows("select text from envelopes where id = ?", reply_to) == [("There it is, ask-file done.",)]
 
 
-async def test_a_long_answer_is_one_mail(house: RealHouse, office: Office) -> None:
+async def test_a_long_answer_is_one_mail(house: RealHouse, office: EmailServers) -> None:
     house.said["ask-long"] = says(LONG)
     await write(office, "At length, ask-long.")
     answer = await answered(office, "Line 2000 of")
@@ -164,7 +164,7 @@ async def test_a_long_answer_is_one_mail(house: RealHouse, office: Office) -> No
 
 @pytest.mark.spec("H1", "D11")
 async def test_a_killed_house_answers_once_and_sends_nothing_again_that_may_have_arrived(
-    house: RealHouse, office: Office
+    house: RealHouse, office: EmailServers
 ) -> None:
     await house.reopen(dies_at=AFTER_ACCEPT)
     await write(office, "Are you there, ask-accepted?")
@@ -185,7 +185,9 @@ async def test_a_killed_house_answers_once_and_sends_nothing_again_that_may_have
         assert house.outcomes(f"An answer to ask-{word}.") == [ended]
 
 
-async def test_a_post_office_that_comes_back_is_read_and_written_to_again(house: RealHouse, office: Office) -> None:
+async def test_a_post_office_that_comes_back_is_read_and_written_to_again(
+    house: RealHouse, office: EmailServers
+) -> None:
     await asyncio.to_thread(office.restart)
     await write(office, "There again, ask-again?")
     await answered(office, "An answer to ask-again.")

@@ -12,33 +12,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retinue.connectors.email import message_parser, mime
-from retinue.connectors.email.email_addresses import address_of, mailboxes, shown
-from retinue.connectors.email.email_html import words_of
-from retinue.connectors.email.message_parser import Letter
-from retinue.connectors.email.quote_stripping import without_history
-from retinue.connectors.email.sender_auth import Guard
-from retinue.testing.email_servers import AUTHSERV, HOUSE, MARIA
+from retinue.connectors.email.email_addresses import parse_address, parse_mailboxes, to_display_text
+from retinue.connectors.email.email_html import html_to_text
+from retinue.connectors.email.message_parser import ParsedEmail
+from retinue.connectors.email.quote_stripping import strip_history
+from retinue.connectors.email.sender_auth import SenderAuthenticator
+from retinue.testing.email_servers import AUTHSERV, MARIA_ADDRESS, SERVER_ADDRESS
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
-OURS = frozenset({HOUSE})
+OURS = frozenset({SERVER_ADDRESS})
 
 
-def read(raw: bytes | EmailMessage, *, known: dict[str, str] | None = None) -> Letter:
+def read(raw: bytes | EmailMessage, *, known: dict[str, str] | None = None) -> ParsedEmail:
     found = maybe_read(raw, known=known)
     assert found is not None
     return found
 
 
-def maybe_read(raw: bytes | EmailMessage, *, known: dict[str, str] | None = None) -> Letter | None:
-    guard = Guard.of(addresses=OURS, authserv_id=AUTHSERV, mails_per_hour=1000)
-    taken = mime.take_apart(bytes(raw))
-    return message_parser.read(
+def maybe_read(raw: bytes | EmailMessage, *, known: dict[str, str] | None = None) -> ParsedEmail | None:
+    guard = SenderAuthenticator.create(addresses=OURS, authserv_id=AUTHSERV, mails_per_hour=1000)
+    taken = mime.parse_message(bytes(raw))
+    return message_parser.to_inbound(
         taken,
-        guard.judge(taken, received_at=NOW),
+        guard.authenticate(taken, received_at=NOW),
         received_at=NOW,
         fallback_id="fallback",
-        cut=False,
-        thread_of=lambda _, ids: next((known[each] for each in ids if known and each in known), None),
+        is_cut=False,
+        find_thread=lambda _, ids: next((known[each] for each in ids if known and each in known), None),
         addresses=OURS,
     )
 
@@ -49,13 +49,13 @@ def said(raw: bytes | EmailMessage) -> str:
 
 def raw(body: bytes, *fields: str) -> bytes:
     return (
-        "\r\n".join((f"From: {MARIA}", "Message-ID: <m@example.org>", "References: <r@x>", *fields)).encode()
+        "\r\n".join((f"From: {MARIA_ADDRESS}", "Message-ID: <m@example.org>", "References: <r@x>", *fields)).encode()
         + b"\r\n\r\n"
         + body
     )
 
 
-async def bytes_of(letter: Letter, number: int = 0) -> bytes:
+async def bytes_of(letter: ParsedEmail, number: int = 0) -> bytes:
     return b"".join([chunk async for chunk in letter.incoming.files[number].fetch()])
 
 
@@ -78,7 +78,7 @@ def test_html_alone_becomes_what_a_reader_sees() -> None:
         "<p hidden>nor this</p><!-- nothing --></body></html>"
     )
     html = EmailMessage()
-    html["From"], html["References"] = MARIA, "<r@x>"
+    html["From"], html["References"] = MARIA_ADDRESS, "<r@x>"
     html.set_content(page, subtype="html")
 
     assert said(html).split("\n") == [
@@ -141,16 +141,16 @@ def test_a_subject_is_one_line_whatever_is_encoded_in_it() -> None:
     ],
 )
 def test_history_is_cut_from_the_words_and_kept(history: str) -> None:
-    words = without_history(f"I see.\n\nThank you!\n\n{history}\n")
+    words = strip_history(f"I see.\n\nThank you!\n\n{history}\n")
 
-    assert words.own == "I see.\n\nThank you!"
+    assert words.text == "I see.\n\nThank you!"
     assert words.history == history
 
 
 def test_an_answer_below_the_history_is_found() -> None:
-    words = without_history("On Monday, The House wrote:\n> At noon?\n>\n> Yes?\n\nYes.\n")
+    words = strip_history("On Monday, The House wrote:\n> At noon?\n>\n> Yes?\n\nYes.\n")
 
-    assert (words.own, words.history) == ("Yes.", "On Monday, The House wrote:\n> At noon?\n>\n> Yes?")
+    assert (words.text, words.history) == ("Yes.", "On Monday, The House wrote:\n> At noon?\n>\n> Yes?")
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_an_answer_below_the_history_is_found() -> None:
     ],
 )
 def test_what_belongs_to_the_words_stays_with_them(text: str) -> None:
-    assert without_history(text).own == text
+    assert strip_history(text).text == text
 
 
 def test_a_forwarded_mail_is_what_it_is_about() -> None:
@@ -211,17 +211,17 @@ def test_a_mail_without_an_id_has_one_all_the_same() -> None:
 @pytest.mark.parametrize(
     ("field", "address"),
     [
-        ("Maria <maria@example.org>", MARIA),
-        ("MARIA@Example.ORG", MARIA),
-        ('"boss@house.test" <maria@example.org>', MARIA),
-        ('"Example, Maria" <maria@example.org>', MARIA),
-        ("maria@example.org (boss@house.test)", MARIA),
-        ('"a\\"b, <boss@house.test>" <maria@example.org>', MARIA),
-        ("=?utf-8?q?boss=40house=2Etest?= <maria@example.org>", MARIA),
+        ("Maria <maria@example.org>", MARIA_ADDRESS),
+        ("MARIA@Example.ORG", MARIA_ADDRESS),
+        ('"boss@house.test" <maria@example.org>', MARIA_ADDRESS),
+        ('"Example, Maria" <maria@example.org>', MARIA_ADDRESS),
+        ("maria@example.org (boss@house.test)", MARIA_ADDRESS),
+        ('"a\\"b, <boss@house.test>" <maria@example.org>', MARIA_ADDRESS),
+        ("=?utf-8?q?boss=40house=2Etest?= <maria@example.org>", MARIA_ADDRESS),
     ],
 )
 def test_the_address_is_the_one_that_mail_comes_from(field: str, address: str) -> None:
-    assert [each.address for each in mailboxes(field)] == [address]
+    assert [each.address for each in parse_mailboxes(field)] == [address]
 
 
 @pytest.mark.parametrize(
@@ -237,13 +237,13 @@ def test_the_address_is_the_one_that_mail_comes_from(field: str, address: str) -
     ],
 )
 def test_what_is_no_plain_address_is_none(field: str) -> None:
-    assert mailboxes(field) == ()
+    assert parse_mailboxes(field) == ()
     assert maybe_read(f"From: {field}\n\nwords".encode()) is None
-    assert address_of(field) is None
+    assert parse_address(field) is None
 
 
 def test_a_name_cannot_hide_or_turn_what_stands_beside_it() -> None:
-    assert shown("Mar\u202eia\r\nBcc: x\x00 \u200bE.") == "Mar ia Bcc: x E."
+    assert to_display_text("Mar\u202eia\r\nBcc: x\x00 \u200bE.") == "Mar ia Bcc: x E."
 
 
 # Files
@@ -273,22 +273,22 @@ async def test_bad_base64_gives_what_can_be_had() -> None:
 
 def test_parts_within_parts_end_at_a_bound() -> None:
     nested = b"".join(b"Content-Type: multipart/mixed; boundary=b%d\n\n--b%d\n" % (each, each) for each in range(5000))
-    taken = mime.take_apart(b"From: maria@example.org\n" + nested + b"\n\nwords")
+    taken = mime.parse_message(b"From: maria@example.org\n" + nested + b"\n\nwords")
 
     assert taken.parts == () and taken.left_out == 1
 
 
 def test_a_great_many_parts_end_at_a_bound() -> None:
     body = b"--b\n\nx\n" * 100_000
-    taken = mime.take_apart(b"Content-Type: multipart/mixed; boundary=b\n\n" + body)
+    taken = mime.parse_message(b"Content-Type: multipart/mixed; boundary=b\n\n" + body)
 
     assert len(taken.parts) < mime.PARTS_MAX and taken.left_out == 1
     assert len(read(raw(body, "Content-Type: multipart/mixed; boundary=b")).incoming.files) <= message_parser.FILES_MAX
 
 
 def test_a_great_many_headers_end_at_a_bound() -> None:
-    taken = mime.take_apart(b"X: " + b"y" * 1_000_000 + b"\nFrom: late@example.org\n\nwords")
-    many = mime.take_apart(b"X: y\n" * 100_000 + b"\nwords")
+    taken = mime.parse_message(b"X: " + b"y" * 1_000_000 + b"\nFrom: late@example.org\n\nwords")
+    many = mime.parse_message(b"X: y\n" * 100_000 + b"\nwords")
 
     assert len(taken.headers) == 1 and len(taken.headers[0].value) <= mime.HEADER_BYTES_MAX
     assert len(many.headers) == mime.HEADERS_MAX
@@ -296,7 +296,7 @@ def test_a_great_many_headers_end_at_a_bound() -> None:
 
 def test_one_boundary_may_begin_with_another() -> None:
     body = b"--b\nContent-Type: multipart/alternative; boundary=bb\n\n--bb\n\ninner\n--bb--\n--b\n\nouter\n--b--\nafter"
-    taken = mime.take_apart(b"Content-Type: multipart/mixed; boundary=b\n\n" + body)
+    taken = mime.parse_message(b"Content-Type: multipart/mixed; boundary=b\n\n" + body)
 
     assert [part.raw for part in taken.parts] == [b"inner", b"outer"]
 
@@ -304,7 +304,7 @@ def test_one_boundary_may_begin_with_another() -> None:
 def test_the_words_are_bounded() -> None:
     text = said(raw(b"word " * 1_000_000))
 
-    assert len(text.encode()) <= message_parser.WORDS_BYTES_MAX
+    assert len(text.encode()) <= message_parser.TEXT_BYTES_MAX
     assert "[cut:" in text
 
 
@@ -319,7 +319,7 @@ def test_the_words_are_bounded() -> None:
     ],
 )
 def test_hostile_html_is_read_in_one_go(page: str) -> None:
-    assert len(words_of(page)) <= len(page)
+    assert len(html_to_text(page)) <= len(page)
 
 
 ODDITIES = [
@@ -362,7 +362,7 @@ def test_no_bytes_are_too_odd_to_be_read(odd: bytes) -> None:
     for each in (odd, b"From: maria@example.org\r\n" + odd, raw(odd, "Content-Type: multipart/mixed; boundary=b")):
         letter = maybe_read(each)
         if letter is not None:
-            for part in mime.take_apart(each).parts:
+            for part in mime.parse_message(each).parts:
                 part.content()
             assert letter.incoming.room.isprintable() and len(letter.incoming.room) < 512
             assert not letter.incoming.speaker.vouched

@@ -7,22 +7,30 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from connectors.email_instance import mail
 
-from retinue.connectors.email.mime import take_apart
-from retinue.connectors.email.sender_auth import Guard, Judgement
-from retinue.testing.email_servers import AUTHSERV, HOUSE, MARIA
+from retinue.connectors.email.mime import parse_message
+from retinue.connectors.email.sender_auth import SenderAuthenticator, SenderAuthResult
+from retinue.testing.email_servers import AUTHSERV, MARIA_ADDRESS, SERVER_ADDRESS
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
 PASS = f"{AUTHSERV}; dmarc=pass header.from=example.org"
 
 
-def guard(*, authserv_id: str = AUTHSERV, mails_per_hour: int = 1000) -> Guard:
-    return Guard.of(addresses=frozenset({HOUSE}), authserv_id=authserv_id, mails_per_hour=mails_per_hour)
+def guard(*, authserv_id: str = AUTHSERV, mails_per_hour: int = 1000) -> SenderAuthenticator:
+    return SenderAuthenticator.create(
+        addresses=frozenset({SERVER_ADDRESS}), authserv_id=authserv_id, mails_per_hour=mails_per_hour
+    )
 
 
-def judge(*lines: str, by: Guard | None = None, sender: str = MARIA, to: str = HOUSE, at: datetime = NOW) -> Judgement:
+def judge(
+    *lines: str,
+    by: SenderAuthenticator | None = None,
+    sender: str = MARIA_ADDRESS,
+    to: str = SERVER_ADDRESS,
+    at: datetime = NOW,
+) -> SenderAuthResult:
     made = mail("words", sender=sender, to=to, now=NOW)
     raw = "".join(f"{line}\r\n" for line in lines).encode() + bytes(made)
-    return (by or guard()).judge(take_apart(raw), received_at=at)
+    return (by or guard()).authenticate(parse_message(raw), received_at=at)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +48,7 @@ def judge(*lines: str, by: Guard | None = None, sender: str = MARIA, to: str = H
 def test_an_address_that_the_receiving_server_vouches_for_is_proved(results: str) -> None:
     judgement = judge(f"Authentication-Results: {results}")
 
-    assert (judgement.proved, judgement.speaker_id, judgement.because) == (True, MARIA, "")
+    assert (judgement.is_verified, judgement.sender_id, judgement.because) == (True, MARIA_ADDRESS, "")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +73,7 @@ def test_an_address_that_the_receiving_server_vouches_for_is_proved(results: str
 def test_any_other_word_on_it_proves_nothing(results: str) -> None:
     judgement = judge(f"Authentication-Results: {results}")
 
-    assert (judgement.proved, judgement.speaker_id) == (False, f"unverified:{MARIA}")
+    assert (judgement.is_verified, judgement.sender_id) == (False, f"unverified:{MARIA_ADDRESS}")
     assert judgement.because
 
 
@@ -73,8 +81,8 @@ def test_only_the_topmost_word_of_the_server_counts() -> None:
     forged_below = judge(f"Authentication-Results: {AUTHSERV}; dmarc=fail", f"Authentication-Results: {PASS}")
     strangers_above = judge("Authentication-Results: mx.evil.test; dmarc=fail", f"Authentication-Results: {PASS}")
 
-    assert not forged_below.proved
-    assert strangers_above.proved
+    assert not forged_below.is_verified
+    assert strangers_above.is_verified
 
 
 @pytest.mark.parametrize(
@@ -87,42 +95,50 @@ def test_only_the_topmost_word_of_the_server_counts() -> None:
     ],
 )
 def test_a_word_of_the_server_that_cannot_be_read_lets_none_below_it_count(unreadable: str) -> None:
-    assert not judge(f"Authentication-Results: {unreadable}", f"Authentication-Results: {PASS}").proved
+    assert not judge(f"Authentication-Results: {unreadable}", f"Authentication-Results: {PASS}").is_verified
 
 
 def test_whoever_only_claims_an_address_does_not_use_up_what_its_owner_may_write() -> None:
     by = guard(mails_per_hour=3)
     forged = [judge(by=by) for _ in range(10)]
-    assert forged[-1].is_program and not forged[-1].proved
-    assert not judge(f"Authentication-Results: {PASS}", by=by).is_program
+    assert forged[-1].is_automated and not forged[-1].is_verified
+    assert not judge(f"Authentication-Results: {PASS}", by=by).is_automated
 
 
 def test_without_a_server_to_believe_nobody_is_proved() -> None:
-    assert not judge(f"Authentication-Results: {PASS}", by=guard(authserv_id="")).proved
-    assert not judge("Authentication-Results: ; dmarc=pass header.from=example.org", by=guard(authserv_id="")).proved
+    assert not judge(f"Authentication-Results: {PASS}", by=guard(authserv_id="")).is_verified
+    assert not judge(
+        "Authentication-Results: ; dmarc=pass header.from=example.org", by=guard(authserv_id="")
+    ).is_verified
 
 
 @pytest.mark.parametrize(
-    "sender", [f"{MARIA}, boss@example.org", f"boss@evil.test, {MARIA}", f"undisclosed:{MARIA};, a@example.org"]
+    "sender",
+    [
+        f"{MARIA_ADDRESS}, boss@example.org",
+        f"boss@evil.test, {MARIA_ADDRESS}",
+        f"undisclosed:{MARIA_ADDRESS};, a@example.org",
+    ],
 )
 def test_a_mail_from_several_proves_none_of_them(sender: str) -> None:
-    raw = f"Authentication-Results: {PASS}\r\nFrom: {sender}\r\nTo: {HOUSE}\r\nDate: Wed, 04 Mar 2026 05:06:07 +0000"
+    date = "Wed, 04 Mar 2026 05:06:07 +0000"
+    raw = f"Authentication-Results: {PASS}\r\nFrom: {sender}\r\nTo: {SERVER_ADDRESS}\r\nDate: {date}"
 
-    assert not guard().judge(take_apart(raw.encode() + b"\r\n\r\nx"), received_at=NOW).proved
+    assert not guard().authenticate(parse_message(raw.encode() + b"\r\n\r\nx"), received_at=NOW).is_verified
 
 
 def test_a_second_from_proves_nobody() -> None:
-    assert not judge(f"Authentication-Results: {PASS}", f"From: {MARIA}").proved
+    assert not judge(f"Authentication-Results: {PASS}", f"From: {MARIA_ADDRESS}").is_verified
 
 
 def test_a_mail_to_somebody_else_that_was_sent_on_is_not_taken_for_a_word_to_us() -> None:
-    assert not judge(f"Authentication-Results: {PASS}", to="a-list@example.org").proved
+    assert not judge(f"Authentication-Results: {PASS}", to="a-list@example.org").is_verified
 
 
 def test_an_old_mail_that_is_sent_again_is_not_taken_for_a_new_one() -> None:
-    assert judge(f"Authentication-Results: {PASS}", at=NOW + timedelta(days=2)).proved
-    assert not judge(f"Authentication-Results: {PASS}", at=NOW + timedelta(days=30)).proved
-    assert not judge(f"Authentication-Results: {PASS}", at=NOW - timedelta(days=30)).proved
+    assert judge(f"Authentication-Results: {PASS}", at=NOW + timedelta(days=2)).is_verified
+    assert not judge(f"Authentication-Results: {PASS}", at=NOW + timedelta(days=30)).is_verified
+    assert not judge(f"Authentication-Results: {PASS}", at=NOW - timedelta(days=30)).is_verified
 
 
 @pytest.mark.parametrize(
@@ -144,7 +160,7 @@ def test_an_old_mail_that_is_sent_again_is_not_taken_for_a_new_one() -> None:
 def test_what_a_program_sends_is_known_for_it(line: str) -> None:
     judgement = judge(line)
 
-    assert judgement.is_program and judgement.because
+    assert judgement.is_automated and judgement.because
 
 
 @pytest.mark.parametrize(
@@ -158,31 +174,31 @@ def test_what_a_program_sends_is_known_for_it(line: str) -> None:
     ],
 )
 def test_an_address_that_programs_have_is_a_programs(sender: str) -> None:
-    assert judge(sender=sender).is_program
+    assert judge(sender=sender).is_automated
 
 
 @pytest.mark.parametrize(
     "line", ["Auto-Submitted: no", "Precedence: first-class", "X-Auto-Response-Suppress: None", "X-Mailer: y"]
 )
 def test_a_person_is_none(line: str) -> None:
-    assert not judge(line).is_program
+    assert not judge(line).is_automated
 
 
 def test_our_own_mail_is_ours_by_its_id_or_its_address() -> None:
-    by_id = take_apart(b"From: maria@example.org\r\nMessage-ID: <retinue.abc@house.test>\r\n\r\n")
-    elsewhere = take_apart(b"From: maria@example.org\r\nMessage-ID: <retinue.abc@example.org>\r\n\r\n")
+    by_id = parse_message(b"From: maria@example.org\r\nMessage-ID: <retinue.abc@house.test>\r\n\r\n")
+    elsewhere = parse_message(b"From: maria@example.org\r\nMessage-ID: <retinue.abc@example.org>\r\n\r\n")
 
-    assert guard().judge(by_id, received_at=NOW).ours
-    assert judge(sender=HOUSE).ours
-    assert not guard().judge(elsewhere, received_at=NOW).ours
+    assert guard().authenticate(by_id, received_at=NOW).is_own
+    assert judge(sender=SERVER_ADDRESS).is_own
+    assert not guard().authenticate(elsewhere, received_at=NOW).is_own
 
 
 def test_whoever_writes_faster_than_a_person_is_a_program_until_they_slow_down() -> None:
     hasty = guard(mails_per_hour=3)
-    paces = [judge(by=hasty, at=NOW + timedelta(seconds=each)).is_program for each in range(5)]
+    paces = [judge(by=hasty, at=NOW + timedelta(seconds=each)).is_automated for each in range(5)]
     other = judge(by=hasty, sender="noor@example.org")
     later = judge(by=hasty, at=NOW + timedelta(hours=1))
 
     assert paces == [False, False, False, True, True]
-    assert not other.is_program
-    assert not later.is_program
+    assert not other.is_automated
+    assert not later.is_automated

@@ -9,19 +9,27 @@ from pathlib import Path
 
 import pytest
 
-from retinue.connectors.base import Accept, Connector, Delivery, DeliveryFailed, Incoming, Parcel, Surroundings
+from retinue.connectors.base import (
+    Accept,
+    Connector,
+    ConnectorContext,
+    Delivery,
+    DeliveryFailed,
+    DeliveryPart,
+    InboundMessage,
+)
 from retinue.connectors.irc.connector import IrcConnector
-from retinue.connectors.irc.irc_client import LineBroke, Presence
-from retinue.connectors.irc.irc_message import encoded
+from retinue.connectors.irc.irc_client import IrcClient, IrcConnectionBroke
+from retinue.connectors.irc.irc_message import encode_message
 from retinue.domain.envelope import Receipt
 from retinue.domain.errors import StoreError
 from retinue.domain.structs import replace
-from retinue.testing.fault_kit import Broken
+from retinue.testing.fault_kit import ContractBroken
 from retinue.testing.fault_kit.cases import CASES
-from retinue.testing.fault_kit.fake_peer import ForgetfulBench, QuietBench
-from retinue.testing.fault_kit.irc_peer import IrcBench
-from retinue.testing.fault_kit.matrix import hold
-from retinue.testing.fault_kit.peer import At
+from retinue.testing.fault_kit.fake_peer import FakePeer, NonDedupingFakePeer
+from retinue.testing.fault_kit.irc_peer import IrcPeer
+from retinue.testing.fault_kit.matrix import check_case
+from retinue.testing.fault_kit.peer import HostPort
 from retinue.testing.virtual_time import simulate
 
 
@@ -30,23 +38,23 @@ class Around:
 
     def __init__(self, inside: Connector) -> None:
         self.inside = inside
-        self.instance = inside.instance
+        self.name = inside.name
         self.repeats_safely = inside.repeats_safely
 
     async def listen(self, accept: Accept) -> None:
         await self.inside.listen(accept)
 
-    async def deliver(self, parcel: Parcel) -> Delivery:
-        return await self.inside.deliver(parcel)
+    async def deliver(self, part: DeliveryPart) -> Delivery:
+        return await self.inside.deliver(part)
 
 
 class ConfirmsFirst(Around):
     """Has the place forget what it heard before the house has it."""
 
     async def listen(self, accept: Accept) -> None:
-        heard: asyncio.Queue[Incoming] = asyncio.Queue()
+        heard: asyncio.Queue[InboundMessage] = asyncio.Queue()
 
-        async def confirm(incoming: Incoming) -> Receipt | None:
+        async def confirm(incoming: InboundMessage) -> Receipt | None:
             heard.put_nowait(incoming)
             return None
 
@@ -70,38 +78,38 @@ class NamesAnew(Around):
 
 class MixesRooms(Around):
     async def listen(self, accept: Accept) -> None:
-        await self.inside.listen(lambda heard: accept(replace(heard, room=QuietBench.other_room)))
+        await self.inside.listen(lambda heard: accept(replace(heard, room=FakePeer.other_channel)))
 
 
 class SendsElsewhere(Around):
-    async def deliver(self, parcel: Parcel) -> Delivery:
-        elsewhere = replace(parcel.envelope.recipient, rest=QuietBench.other_room)
-        return await self.inside.deliver(replace(parcel, envelope=replace(parcel.envelope, recipient=elsewhere)))
+    async def deliver(self, part: DeliveryPart) -> Delivery:
+        elsewhere = replace(part.envelope.recipient, rest=FakePeer.other_channel)
+        return await self.inside.deliver(replace(part, envelope=replace(part.envelope, recipient=elsewhere)))
 
 
 class SendsTwice(Around):
-    async def deliver(self, parcel: Parcel) -> Delivery:
-        await self.inside.deliver(parcel)
-        return await self.inside.deliver(parcel)
+    async def deliver(self, part: DeliveryPart) -> Delivery:
+        await self.inside.deliver(part)
+        return await self.inside.deliver(part)
 
 
 class SendsNothing(Around):
-    async def deliver(self, parcel: Parcel) -> Delivery:
+    async def deliver(self, part: DeliveryPart) -> Delivery:
         return Delivery("surely")
 
 
 class CallsItRefused(Around):
     """Says that it surely did not arrive, when it did."""
 
-    async def deliver(self, parcel: Parcel) -> Delivery:
-        await self.inside.deliver(parcel)
+    async def deliver(self, part: DeliveryPart) -> Delivery:
+        await self.inside.deliver(part)
         raise DeliveryFailed("who knows")
 
 
 class NeverForGood(Around):
-    async def deliver(self, parcel: Parcel) -> Delivery:
+    async def deliver(self, part: DeliveryPart) -> Delivery:
         try:
-            return await self.inside.deliver(parcel)
+            return await self.inside.deliver(part)
         except DeliveryFailed as failed:
             raise DeliveryFailed(failed.sentence) from failed
 
@@ -110,7 +118,7 @@ class DiesOfAFullDisk(Around):
     """Drops what it holds when the house could not take it."""
 
     async def listen(self, accept: Accept) -> None:
-        async def once(incoming: Incoming) -> Receipt | None:
+        async def once(incoming: InboundMessage) -> Receipt | None:
             try:
                 return await accept(incoming)
             except StoreError:
@@ -119,10 +127,10 @@ class DiesOfAFullDisk(Around):
         await self.inside.listen(once)
 
 
-def spoiled(bench: type[QuietBench], spoil: Callable[[Connector], Connector]) -> QuietBench:
+def spoiled(bench: type[FakePeer], spoil: Callable[[Connector], Connector]) -> FakePeer:
     class Spoiled(bench):
-        def connector(self, surroundings: Surroundings, at: Mapping[str, At]) -> Connector:
-            return spoil(super().connector(surroundings, at))
+        def create_connector(self, context: ConnectorContext, addresses: Mapping[str, HostPort]) -> Connector:
+            return spoil(super().create_connector(context, addresses))
 
     return Spoiled()
 
@@ -130,51 +138,51 @@ def spoiled(bench: type[QuietBench], spoil: Callable[[Connector], Connector]) ->
 @pytest.mark.parametrize(
     ("bench", "spoil", "case", "found"),
     [
-        (QuietBench, ConfirmsFirst, "crash-before-commit", "lost"),
-        (QuietBench, DiesOfAFullDisk, "store-fails", "lost"),
-        (QuietBench, NamesAnew, "store-fails-late", "taken in twice"),
-        (QuietBench, NamesAnew, "told-twice", "taken in twice"),
-        (QuietBench, MixesRooms, "calm", "not said there"),
-        (QuietBench, SendsElsewhere, "calm", "was not sent there"),
-        (ForgetfulBench, SendsTwice, "calm", "doubled"),
-        (QuietBench, SendsNothing, "calm", "not there"),
-        (ForgetfulBench, CallsItRefused, "calm", "gave-up|doubled"),
-        (QuietBench, NeverForGood, "room-gone", "refused for good, and ended as delivered"),
-        (QuietBench, NeverForGood, "throttled", "not told for how long"),
+        (FakePeer, ConfirmsFirst, "crash-before-commit", "lost"),
+        (FakePeer, DiesOfAFullDisk, "store-fails", "lost"),
+        (FakePeer, NamesAnew, "store-fails-late", "received twice"),
+        (FakePeer, NamesAnew, "told-twice", "received twice"),
+        (FakePeer, MixesRooms, "calm", "never written there"),
+        (FakePeer, SendsElsewhere, "calm", "never sent there"),
+        (NonDedupingFakePeer, SendsTwice, "calm", "duplicate"),
+        (FakePeer, SendsNothing, "calm", "and missing"),
+        (NonDedupingFakePeer, CallsItRefused, "calm", "gave-up|duplicate"),
+        (FakePeer, NeverForGood, "room-gone", "refused permanently, and ended as delivered"),
+        (FakePeer, NeverForGood, "throttled", "not told for how long"),
     ],
 )
 def test_a_wrong_in_a_connector_is_found(
-    bench: type[QuietBench], spoil: Callable[[Connector], Connector], case: str, found: str, tmp_path: Path
+    bench: type[FakePeer], spoil: Callable[[Connector], Connector], case: str, found: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(Broken, match=found):  # in virtual time, because something is waited for in vain
-        simulate(1, lambda: hold(spoiled(bench, spoil), CASES[case], tmp_path))
+    with pytest.raises(ContractBroken, match=found):  # in virtual time, because something is waited for in vain
+        simulate(1, lambda: check_case(spoiled(bench, spoil), CASES[case], tmp_path))
 
 
 class Unproven(IrcConnector):
     """Takes what it has written for what was read."""
 
-    async def _say(self, present: Presence, target: str, lines: tuple[str, ...]) -> Delivery:
+    async def _send(self, client: IrcClient, target: str, lines: tuple[str, ...]) -> Delivery:
         for line in lines:
-            present.wire.write(encoded("PRIVMSG", target, last=line))
+            client.transport.write(encode_message("PRIVMSG", target, trailing=line))
         return Delivery("written")
 
 
 class Presumptuous(IrcConnector):
     """Takes a broken line for a refusal."""
 
-    async def _say(self, present: Presence, target: str, lines: tuple[str, ...]) -> Delivery:
+    async def _send(self, client: IrcClient, target: str, lines: tuple[str, ...]) -> Delivery:
         try:
-            return await super()._say(present, target, lines)
-        except LineBroke:
+            return await super()._send(client, target, lines)
+        except IrcConnectionBroke:
             raise DeliveryFailed("the line broke") from None
 
 
-def irc_with(wrong: type[IrcConnector]) -> IrcBench:
-    class Wrong(IrcBench):
-        def connector(self, surroundings: Surroundings, at: Mapping[str, At]) -> Connector:
-            good = super().connector(surroundings, at)
+def irc_with(wrong: type[IrcConnector]) -> IrcPeer:
+    class Wrong(IrcPeer):
+        def create_connector(self, context: ConnectorContext, addresses: Mapping[str, HostPort]) -> Connector:
+            good = super().create_connector(context, addresses)
             assert isinstance(good, IrcConnector)
-            return wrong(good._settings, surroundings)
+            return wrong(good._settings, context)
 
     return Wrong()
 
@@ -182,12 +190,12 @@ def irc_with(wrong: type[IrcConnector]) -> IrcBench:
 @pytest.mark.parametrize(
     ("wrong", "case", "found"),
     [
-        (Unproven, "cut-before", "said to be delivered, and not there"),
-        (Presumptuous, "cut-after", "would be sent twice|doubled"),
+        (Unproven, "cut-before", "reported as delivered, and missing"),
+        (Presumptuous, "cut-after", "would be sent twice|duplicate"),
     ],
 )
 async def test_a_wrong_on_a_real_line_is_found(
     wrong: type[IrcConnector], case: str, found: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(Broken, match=found):
-        await hold(irc_with(wrong), CASES[case], tmp_path)
+    with pytest.raises(ContractBroken, match=found):
+        await check_case(irc_with(wrong), CASES[case], tmp_path)

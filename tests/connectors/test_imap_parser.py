@@ -8,12 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retinue.connectors.email.imap_parser import BadWords, date_of, literal_size, numbers, pairs, response_of
+from retinue.connectors.email.imap_parser import (
+    ImapSyntaxError,
+    get_numbers,
+    literal_size,
+    parse_fetch_items,
+    parse_internal_date,
+    parse_response,
+)
 
 
 def test_a_mail_among_other_words_is_found_by_its_length() -> None:
     mail = b'Subject: x\r\n\r\n) {3}\r\n"r1 OK'
-    said = response_of(
+    said = parse_response(
         [
             b"* 12 FETCH (UID 5 FLAGS (\\Seen $x) BODY[]<0> {%d}" % len(mail),
             b' INTERNALDATE "04-Mar-2026 06:06:07 +0100")',
@@ -21,26 +28,26 @@ def test_a_mail_among_other_words_is_found_by_its_length() -> None:
         [mail],
     )
 
-    assert said.counted == (12, b"FETCH")
-    items = said.words[-1]
+    assert said.numbered == (12, b"FETCH")
+    items = said.values[-1]
     assert isinstance(items, list)
-    found = pairs(items)
+    found = parse_fetch_items(items)
     assert found[b"BODY[]"] == mail
     assert found[b"FLAGS"] == [b"\\Seen", b"$x"]
-    assert date_of(found[b"INTERNALDATE"]) == datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
+    assert parse_internal_date(found[b"INTERNALDATE"]) == datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
 
 
 def test_a_verdict_has_its_reason_in_brackets() -> None:
-    said = response_of([b"r1 NO [AUTHENTICATIONFAILED] not you (ever"], [])
+    said = parse_response([b"r1 NO [AUTHENTICATIONFAILED] not you (ever"], [])
 
     assert (said.tag, said.status, said.code) == (b"r1", b"NO", b"AUTHENTICATIONFAILED")
-    selected = response_of([b"* OK [UIDVALIDITY 17] fine"], [])
-    assert (selected.code, selected.code_words) == (b"UIDVALIDITY", b"17")
+    selected = parse_response([b"* OK [UIDVALIDITY 17] fine"], [])
+    assert (selected.code, selected.code_arguments) == (b"UIDVALIDITY", b"17")
 
 
 def test_numbers_and_nothing_are_told_apart() -> None:
-    assert numbers(response_of([b"* SEARCH 3 1 x 2"], []).words) == [3, 1, 2]
-    assert response_of([b'* LIST (NIL) "a\\"b" NIL'], []).words == [b"LIST", [None], b'a"b', None]
+    assert get_numbers(parse_response([b"* SEARCH 3 1 x 2"], []).values) == [3, 1, 2]
+    assert parse_response([b'* LIST (NIL) "a\\"b" NIL'], []).values == [b"LIST", [None], b'a"b', None]
 
 
 @pytest.mark.parametrize(
@@ -52,13 +59,13 @@ def test_a_line_announces_what_follows(line: bytes, size: int | None) -> None:
 
 @pytest.mark.parametrize("line", [b"* 1 FETCH (", b'* LIST "', b"* X " + b"(" * 50])
 def test_what_is_not_closed_is_no_imap(line: bytes) -> None:
-    with pytest.raises(BadWords):
-        response_of([line], [])
+    with pytest.raises(ImapSyntaxError):
+        parse_response([line], [])
 
 
 @given(st.binary(max_size=200), st.lists(st.binary(max_size=20), max_size=3))
 def test_any_other_bytes_are_words_or_none(line: bytes, literals: list[bytes]) -> None:
     try:
-        response_of([line, *(b" x" for _ in literals)], literals)
-    except BadWords:
+        parse_response([line, *(b" x" for _ in literals)], literals)
+    except ImapSyntaxError:
         pass

@@ -13,8 +13,8 @@ from connectors.irc_instance import ToldServer
 from connectors.server_process import AFTER_ACCEPT, BETWEEN_PARTS, IN_DOUBT, RealHouse, real_house
 from flows.fake_provider import says
 
-from retinue.testing.fault_kit.irc_peer import Ngircd, Person
-from retinue.testing.waiting import wait_until
+from retinue.testing.fault_kit.irc_peer import IrcPerson, NgircdServer
+from retinue.testing.wait_conditions import wait_until
 
 HOME, GARDEN = "#home", "#garden"
 SETTINGS = """
@@ -71,8 +71,8 @@ def newer(line: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Ngircd]:
-    server = Ngircd(tmp_path_factory.mktemp("ngircd"))
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[NgircdServer]:
+    server = NgircdServer(tmp_path_factory.mktemp("ngircd"))
     await server.open()
     yield server
     await server.close()
@@ -86,7 +86,7 @@ async def accounts() -> AsyncGenerator[ToldServer]:
 
 @pytest.fixture(scope="module")
 async def standing(
-    server: Ngircd, accounts: ToldServer, tmp_path_factory: pytest.TempPathFactory
+    server: NgircdServer, accounts: ToldServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[RealHouse]:
     settings = SETTINGS.replace("PORT", str(server.port)).replace("NEWER", str(accounts.port))
     async with real_house(tmp_path_factory.mktemp("irc"), settings, secrets={}) as house:
@@ -95,15 +95,15 @@ async def standing(
 
 
 @pytest.fixture
-async def maria(server: Ngircd) -> AsyncGenerator[Person]:
-    person = Person(server.port)
-    await person.come(HOME, GARDEN)
+async def maria(server: NgircdServer) -> AsyncGenerator[IrcPerson]:
+    person = IrcPerson(server.port)
+    await person.connect(HOME, GARDEN)
     yield person
-    await person.go()
+    await person.disconnect()
 
 
 @pytest.fixture
-async def house(standing: RealHouse, maria: Person) -> AsyncGenerator[RealHouse]:
+async def house(standing: RealHouse, maria: IrcPerson) -> AsyncGenerator[RealHouse]:
     """Once it is in its rooms."""
     if not standing.is_open:
         await standing.open()
@@ -112,39 +112,39 @@ async def house(standing: RealHouse, maria: Person) -> AsyncGenerator[RealHouse]
     await standing.holds()
 
 
-async def inside(person: Person) -> None:
+async def inside(person: IrcPerson) -> None:
     async def came() -> bool:
-        return "house" in await person.present(HOME) and "house" in await person.present(GARDEN)
+        return "house" in await person.list_names(HOME) and "house" in await person.list_names(GARDEN)
 
     await wait_until(came, "the house is in its rooms", poll_s=0.05)
 
 
-async def connected(person: Person, nick: str) -> None:
+async def connected(person: IrcPerson, nick: str) -> None:
     """Until somebody with this nick is on the server, as the server has it. They need not be in a room."""
 
     async def is_on() -> bool:
         before = len(person.lines)
-        person.type(f"ISON {nick}")
-        await person.settle()
+        person.send_lines(f"ISON {nick}")
+        await person.wait_until_read()
         return any(" 303 " in line and nick in line.rpartition(":")[2].split() for line in person.lines[before:])
 
     await wait_until(is_on, f"{nick} is on the server", poll_s=0.05, describe=lambda: person.lines[-10:])
 
 
-def read(person: Person, room: str) -> list[str]:
-    return [text for _, where, text in person.read if where == room]
+def read(person: IrcPerson, room: str) -> list[str]:
+    return [text for _, where, text in person.received if where == room]
 
 
-async def answered(person: Person, word: str, *, room: str = HOME) -> None:
+async def answered(person: IrcPerson, word: str, *, room: str = HOME) -> None:
     await wait_until(
         lambda: any(word in text for text in read(person, room)),
         f"an answer with {word!r} is there",
-        describe=lambda: person.read,
+        describe=lambda: person.received,
     )
 
 
 async def test_whoever_names_the_house_is_answered_in_that_room_and_alone_where_they_asked_alone(
-    house: RealHouse, maria: Person
+    house: RealHouse, maria: IrcPerson
 ) -> None:
     # First what is not answered: lines are read in order, so it was read when a later line is answered.
     await maria.say(HOME, "not to you, ask-nobody")  # its name anywhere in a line would be a mention
@@ -161,7 +161,7 @@ async def test_whoever_names_the_house_is_answered_in_that_room_and_alone_where_
 
 
 async def test_a_nick_that_nobody_vouches_for_is_told_nothing_and_shown_no_code(
-    house: RealHouse, maria: Person
+    house: RealHouse, maria: IrcPerson
 ) -> None:
     await connected(maria, "porter")  # it is in no room, and may have lost its connection in another test
     await maria.say("porter", "let me in, ask-porter")
@@ -190,12 +190,12 @@ async def test_the_owner_is_known_by_an_account_and_by_nothing_else(house: RealH
     assert told() == ["PRIVMSG maria :An answer to ask-account."]
 
 
-async def test_a_long_answer_comes_line_by_line_in_order(house: RealHouse, maria: Person) -> None:
+async def test_a_long_answer_comes_line_by_line_in_order(house: RealHouse, maria: IrcPerson) -> None:
     house.said["ask-long"] = says(LONG)
     await maria.say(HOME, "house: at length, ask-long")
     await answered(maria, "5. ")
     await house.until_quiet()
-    await maria.settle()
+    await maria.wait_until_read()
 
     lines = read(maria, HOME)
     assert len(lines) > 5
@@ -203,7 +203,7 @@ async def test_a_long_answer_comes_line_by_line_in_order(house: RealHouse, maria
 
 
 async def test_a_killed_house_answers_once_and_sends_nothing_again_that_may_have_arrived(
-    house: RealHouse, maria: Person
+    house: RealHouse, maria: IrcPerson
 ) -> None:
     cut_off = LONG.replace("words", "parts")
     house.said["ask-cut-off"] = says(cut_off)
@@ -235,17 +235,17 @@ async def test_a_killed_house_answers_once_and_sends_nothing_again_that_may_have
 
 
 async def test_a_server_that_comes_back_finds_the_house_in_its_rooms_again(
-    house: RealHouse, server: Ngircd, maria: Person
+    house: RealHouse, server: NgircdServer, maria: IrcPerson
 ) -> None:
     await server.close()
     await server.open()
-    back = Person(server.port, nick="maria2")
-    await back.come(HOME, GARDEN)
+    back = IrcPerson(server.port, nick="maria2")
+    await back.connect(HOME, GARDEN)
     try:
         await inside(back)
         await back.say(HOME, "house: there again, ask-again?")
         await answered(back, "An answer to ask-again.")
     finally:
-        await back.go()
+        await back.disconnect()
 
     assert read(back, HOME) == ["An answer to ask-again."]

@@ -6,44 +6,50 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retinue.connectors.irc.casemapping import Casing, Manners, manners_after, speaker_id, whom
-from retinue.connectors.irc.irc_formatting import addressed, ctcp, plain, sayable, text_bytes_max
-from retinue.connectors.irc.irc_message import LINE_BYTES_MAX, encoded, parsed
+from retinue.connectors.irc.casemapping import Casemapping, IrcServerFeatures, apply_isupport, make_user_id, parse_user
+from retinue.connectors.irc.irc_formatting import (
+    parse_ctcp,
+    split_lines,
+    strip_address,
+    strip_formatting,
+    text_bytes_max,
+)
+from retinue.connectors.irc.irc_message import LINE_BYTES_MAX, encode_message, parse_message
 
-OWN = Manners()
+OWN = IrcServerFeatures()
 
 
 def test_a_line_has_tags_a_source_a_command_and_words() -> None:
-    line = parsed(rb"@account=maria;msgid=a\:b\s\\c;+x :maria!m@host PRIVMSG #home :hello there :)" + b"\r\n")
+    line = parse_message(rb"@account=maria;msgid=a\:b\s\\c;+x :maria!m@host PRIVMSG #home :hello there :)" + b"\r\n")
 
     assert line is not None
     assert line.tags == {"account": "maria", "msgid": "a;b \\c", "+x": ""}
     assert (line.source, line.nick, line.command) == ("maria!m@host", "maria", "PRIVMSG")
-    assert line.words == ("#home", "hello there :)")
+    assert line.params == ("#home", "hello there :)")
 
 
 def test_a_line_without_a_colon_has_its_last_word_as_any_other() -> None:
-    line = parsed(b"ping   token\r\n")
+    line = parse_message(b"ping   token\r\n")
 
     assert line is not None
-    assert (line.command, line.words) == ("PING", ("token",))
+    assert (line.command, line.params) == ("PING", ("token",))
 
 
 @pytest.mark.parametrize("raw", [b"\r\n", b":", b"@a=b", b":only-a-source\r\n", b"\x00\xff\r\n", b"12 x\r\n", b"@\r\n"])
 def test_what_is_no_line_is_passed_over(raw: bytes) -> None:
-    assert parsed(raw) is None
+    assert parse_message(raw) is None
 
 
 def test_words_of_an_old_client_are_read_all_the_same() -> None:
-    line = parsed(b":m!m@h PRIVMSG #home :caf\xe9\r\n")
+    line = parse_message(b":m!m@h PRIVMSG #home :caf\xe9\r\n")
 
     assert line is not None
-    assert line.last == "café"
+    assert line.last_param == "café"
 
 
 @given(st.binary(max_size=600))
 def test_whatever_a_server_sends_nothing_breaks(raw: bytes) -> None:
-    line = parsed(raw)
+    line = parse_message(raw)
 
     assert line is None or line.command
 
@@ -51,23 +57,23 @@ def test_whatever_a_server_sends_nothing_breaks(raw: bytes) -> None:
 @given(st.text(max_size=300), st.text(max_size=20))
 def test_what_is_sent_is_one_line_or_none(text: str, target: str) -> None:
     try:
-        raw = encoded("PRIVMSG", target, last=text)
+        raw = encode_message("PRIVMSG", target, trailing=text)
     except ValueError:
         return
     assert raw.count(b"\r\n") == 1 and raw.endswith(b"\r\n") and b"\n" not in raw[:-2] and b"\x00" not in raw
-    line = parsed(raw)
-    assert line is not None and line.command == "PRIVMSG" and line.last == text.encode(errors="replace").decode()
+    line = parse_message(raw)
+    assert line is not None and line.command == "PRIVMSG" and line.last_param == text.encode(errors="replace").decode()
 
 
 @pytest.mark.parametrize("target", ["", "a b", ":x", "#a\r\nQUIT", "a\x00b"])
 def test_a_target_that_would_be_read_otherwise_is_refused(target: str) -> None:
-    with pytest.raises(ValueError, match="middle"):
-        encoded("PRIVMSG", target, last="hello")
+    with pytest.raises(ValueError, match="before the last"):
+        encode_message("PRIVMSG", target, trailing="hello")
 
 
 @given(st.text(max_size=2000), st.integers(min_value=10, max_value=400))
 def test_long_words_are_cut_to_lines_and_none_is_lost(text: str, bytes_max: int) -> None:
-    lines = sayable(text, bytes_max)
+    lines = split_lines(text, bytes_max)
 
     assert all(0 < len(line.encode(errors="replace")) <= bytes_max for line in lines)
     assert not any(mark in line for line in lines for mark in "\r\n\x00\x01")
@@ -80,9 +86,9 @@ def plain_of(text: str) -> str:
 
 
 def test_a_line_is_cut_between_words_and_never_in_a_letter() -> None:
-    assert sayable("one two three", 8) == ["one two", "three"]
-    assert sayable("ééééé", 5) == ["éé", "éé", "é"]
-    assert sayable("first\n\nsecond\r\nthird", 100) == ["first", "second", "third"]
+    assert split_lines("one two three", 8) == ["one two", "three"]
+    assert split_lines("ééééé", 5) == ["éé", "éé", "é"]
+    assert split_lines("first\n\nsecond\r\nthird", 100) == ["first", "second", "third"]
 
 
 def test_the_words_of_a_line_leave_room_for_our_name() -> None:
@@ -96,13 +102,13 @@ def test_the_words_of_a_line_leave_room_for_our_name() -> None:
 
 
 def test_colours_and_marks_are_not_words() -> None:
-    assert plain("\x0304,12red\x03 \x02bold\x0f \x04ff0000hex\x16 plain\x1d") == "red bold hex plain"
+    assert strip_formatting("\x0304,12red\x03 \x02bold\x0f \x04ff0000hex\x16 plain\x1d") == "red bold hex plain"
 
 
 def test_what_clients_ask_of_each_other_is_told_from_what_people_say() -> None:
-    assert ctcp("\x01ACTION waves\x01") == ("ACTION", "waves")
-    assert ctcp("\x01version\x01") == ("VERSION", "")
-    assert ctcp("hello") is None
+    assert parse_ctcp("\x01ACTION waves\x01") == ("ACTION", "waves")
+    assert parse_ctcp("\x01version\x01") == ("VERSION", "")
+    assert parse_ctcp("hello") is None
 
 
 @pytest.mark.parametrize(
@@ -119,26 +125,26 @@ def test_what_clients_ask_of_each_other_is_told_from_what_people_say() -> None:
     ],
 )
 def test_a_mention_is_our_name_as_a_word_of_its_own(text: str, words: str, mentioned: bool) -> None:
-    assert addressed(text, ("house",), OWN) == (words, mentioned)
+    assert strip_address(text, ("house",), OWN) == (words, mentioned)
 
 
 def test_names_are_the_same_as_their_server_has_it() -> None:
-    assert Casing.OLD.fold("[Maria]~") == "{maria}^"
-    assert Casing.STRICT.fold("[Maria]~") == "{maria}~"
-    assert Casing.ASCII.fold("[Maria]É") == "[maria]É"
+    assert Casemapping.RFC1459.fold("[Maria]~") == "{maria}^"
+    assert Casemapping.RFC1459_STRICT.fold("[Maria]~") == "{maria}~"
+    assert Casemapping.ASCII.fold("[Maria]É") == "[maria]É"
 
 
 def test_a_server_says_what_it_means_by_names() -> None:
-    manners = manners_after(OWN, ("CASEMAPPING=ascii", "CHANTYPES=#", "NICKLEN=9", "CHANNELLEN=x", "EXCEPTS"))
+    manners = apply_isupport(OWN, ("CASEMAPPING=ascii", "CHANTYPES=#", "NICKLEN=9", "CHANNELLEN=x", "EXCEPTS"))
 
-    assert manners == Manners(casing=Casing.ASCII, room_marks="#", nick_bytes_max=9)
+    assert manners == IrcServerFeatures(casemapping=Casemapping.ASCII, channel_prefixes="#", nick_bytes_max=9)
 
 
 def test_somebody_is_their_account_or_all_that_is_seen_of_them() -> None:
-    assert speaker_id("Maria!m@host", "Maria", OWN) == "account:maria"
-    assert speaker_id("Maria!m@host", "", OWN) == "maria!m@host"
+    assert make_user_id("Maria!m@host", "Maria", OWN) == "account:maria"
+    assert make_user_id("Maria!m@host", "", OWN) == "maria!m@host"
 
 
 @pytest.mark.parametrize("room", ["a,b", "a b", "$*", "*", "#home", "", "nick!nohost", "account:", "account:a,b", ":x"])
 def test_a_room_of_two_that_could_mean_others_is_refused(room: str) -> None:
-    assert whom(room) is None
+    assert parse_user(room) is None

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from connectors.irc_instance import connector_in, listening, until
 
-from retinue.testing.fault_kit.irc_peer import Ngircd, Person
-from retinue.testing.fault_kit.kit_server import parcel_to
+from retinue.testing.fault_kit.irc_peer import IrcPerson, NgircdServer
+from retinue.testing.fault_kit.kit_server import build_part
 
 ROOM = "#home"
 
@@ -35,29 +35,29 @@ async def certified(folder: Path) -> Path:
 
 
 @pytest.fixture
-async def server(tmp_path: Path) -> AsyncGenerator[Ngircd]:
-    server = Ngircd(tmp_path, certificate=await certified(tmp_path))
+async def server(tmp_path: Path) -> AsyncGenerator[NgircdServer]:
+    server = NgircdServer(tmp_path, certificate=await certified(tmp_path))
     await server.open()
     yield server
     await server.close()
 
 
-async def test_a_question_over_an_encrypted_line_is_answered(server: Ngircd, tmp_path: Path) -> None:
-    maria = Person(server.port)
-    await maria.come(ROOM)
+async def test_a_question_over_an_encrypted_line_is_answered(server: NgircdServer, tmp_path: Path) -> None:
+    maria = IrcPerson(server.port)
+    await maria.connect(ROOM)
     trusted = str(server.certificate)
     connector = connector_in(tmp_path, server.tls_port, tls=True, tls_ca_file=trusted, rooms=(ROOM,))
     async with listening(connector) as house:
         await maria.say(ROOM, "hello")
         await until(lambda: bool(house.committed))
-        await connector.deliver(parcel_to("kit", ROOM, "hello yourself", number=1))
-        await maria.settle()
-    await maria.go()
+        await connector.deliver(build_part("kit", ROOM, "hello yourself", number=1))
+        await maria.wait_until_read()
+    await maria.disconnect()
 
-    assert [text for _, _, text in maria.read] == ["hello yourself"]
+    assert [text for _, _, text in maria.received] == ["hello yourself"]
 
 
-async def test_a_certificate_that_nobody_vouches_for_is_not_trusted(server: Ngircd, tmp_path: Path) -> None:
+async def test_a_certificate_that_nobody_vouches_for_is_not_trusted(server: NgircdServer, tmp_path: Path) -> None:
     connector = connector_in(tmp_path, server.tls_port, tls=True, answer_s=10.0)
     finding = await connector.check()
     for _ in range(3):
@@ -69,7 +69,7 @@ async def test_a_certificate_that_nobody_vouches_for_is_not_trusted(server: Ngir
     assert "tls_ca_file" in finding.try_this
 
 
-async def test_a_certificate_file_that_is_not_there_is_said_to_be_so(server: Ngircd, tmp_path: Path) -> None:
+async def test_a_certificate_file_that_is_not_there_is_said_to_be_so(server: NgircdServer, tmp_path: Path) -> None:
     finding = await connector_in(tmp_path, server.tls_port, tls=True, tls_ca_file=str(tmp_path / "none.pem")).check()
 
     assert not finding.ok

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from connectors.irc_instance import SECRETS, ToldServer, connector_in, listening, until
 
-from retinue.connectors.base import Delivery, DeliveryFailed, FailureKind, LineLost
-from retinue.connectors.irc.irc_message import Line, parsed
-from retinue.connectors.irc.registration import Arrival, Credentials
-from retinue.testing.fault_kit.kit_server import Mishap, parcel_to
-from retinue.testing.loop_time import skipping_loop_time
+from retinue.connectors.base import ConnectionLost, Delivery, DeliveryFailed, FailureKind
+from retinue.connectors.irc.irc_message import IrcMessage, parse_message
+from retinue.connectors.irc.registration import IrcCredentials, IrcRegistration
+from retinue.testing.fault_kit.kit_server import IntakeFault, build_part
+from retinue.testing.loop_time import skip_loop_time_on_increase
 
 WELCOME = (
     ":s 001 house :Welcome house!h@host",
@@ -83,7 +83,7 @@ async def test_an_account_is_answered_by_the_nick_it_has_now_also_after_a_restar
             await until(lambda: bool(house.committed))
         again = connector_in(tmp_path, server.port)
         async with listening(again):
-            await again.deliver(parcel_to("kit", house.committed[0].room, "hello yourself", number=1))
+            await again.deliver(build_part("kit", house.committed[0].room, "hello yourself", number=1))
 
     assert house.committed[0].room == "account:maria"
     assert "PRIVMSG mia :hello yourself" in server.read
@@ -96,7 +96,7 @@ async def test_an_account_whose_nick_is_somebody_elses_is_not_written_to(tmp_pat
         connector = connector_in(tmp_path, server.port)
         async with listening(connector):
             with pytest.raises(DeliveryFailed) as failed:
-                await connector.deliver(parcel_to("kit", "account:maria", "your secret", number=1))
+                await connector.deliver(build_part("kit", "account:maria", "your secret", number=1))
 
     assert failed.value.permanent
     assert not any("secret" in line for line in server.read)
@@ -113,7 +113,7 @@ async def test_what_is_echoed_is_proven_by_the_name_the_server_gave_it(tmp_path:
     async with ToldServer(told(ALL, more=echo)) as server:
         connector = connector_in(tmp_path, server.port)
         async with listening(connector) as house:
-            delivery = await connector.deliver(parcel_to("kit", "#home", "hello", number=1))
+            delivery = await connector.deliver(build_part("kit", "#home", "hello", number=1))
 
     assert delivery.receipt.startswith("ours-")
     assert house.committed == []  # our own words are not heard as somebody's
@@ -127,9 +127,9 @@ async def test_what_is_read_and_not_echoed_is_not_called_delivered(tmp_path: Pat
             said = next((at for at, line in enumerate(server.read) if "PRIVMSG" in line), len(server.read))
             return sum(line.startswith("PING") for line in server.read[said:])
 
-        async with listening(connector), skipping_loop_time(60, each_time=asked_after_it):
+        async with listening(connector), skip_loop_time_on_increase(60, count=asked_after_it):
             with pytest.raises(TimeoutError):
-                await connector.deliver(parcel_to("kit", "#home", "hello", number=1))
+                await connector.deliver(build_part("kit", "#home", "hello", number=1))
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ async def test_what_the_server_has_against_it_is_told(
         connector = connector_in(tmp_path, server.port)
         async with listening(connector):
             with pytest.raises(DeliveryFailed) as failed:
-                await connector.deliver(parcel_to("kit", "#home", "hello", number=1))
+                await connector.deliver(build_part("kit", "#home", "hello", number=1))
 
     assert (failed.value.kind, failed.value.permanent) == (kind, permanent)
     assert (failed.value.retry_after_s is not None) is not permanent
@@ -161,7 +161,7 @@ async def test_half_of_an_answer_is_neither_delivered_nor_refused(tmp_path: Path
         connector = connector_in(tmp_path, server.port)
         async with listening(connector):
             with pytest.raises(ConnectionError, match="some of the lines"):
-                await connector.deliver(parcel_to("kit", "#home", "one\ntwo", number=1))
+                await connector.deliver(build_part("kit", "#home", "one\ntwo", number=1))
 
 
 async def test_a_refusal_of_something_else_is_not_taken_for_ours(tmp_path: Path) -> None:
@@ -169,37 +169,37 @@ async def test_a_refusal_of_something_else_is_not_taken_for_ours(tmp_path: Path)
     async with ToldServer(told("multi-prefix", more=more)) as server:
         connector = connector_in(tmp_path, server.port)
         async with listening(connector):
-            assert isinstance(await connector.deliver(parcel_to("kit", "#home", "hello", number=1)), Delivery)
+            assert isinstance(await connector.deliver(build_part("kit", "#home", "hello", number=1)), Delivery)
 
 
 async def test_when_the_house_is_slow_the_server_waits_and_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("retinue.connectors.irc.connector.HEARD_MAX", 5)
+    monkeypatch.setattr("retinue.connectors.irc.connector.PENDING_MAX", 5)
     async with ToldServer(told("multi-prefix")) as server:
         connector = connector_in(tmp_path, server.port, silence_s=1.0, answer_s=1.0)
         async with listening(connector) as house:
-            house.mishaps.extend([Mishap.FAILS_BEFORE] * 4)
+            house.intake_faults.extend([IntakeFault.FAILS_BEFORE] * 4)
             server.say(*(f":m!m@h PRIVMSG #home :word {number}" for number in range(100)))
             await until(lambda: len(house.committed) == 100)
 
     assert [each.text for each in house.committed] == [f"word {number}" for number in range(100)]
-    assert house.lines_lost == 0
+    assert house.connections_lost == 0
 
 
 # Coming in
 
 
-def arriving(**known: str) -> Arrival:
-    arrival = Arrival(Credentials(nick="house", username="house", real_name="The House", **known))
-    arrival.begin()
+def arriving(**known: str) -> IrcRegistration:
+    arrival = IrcRegistration(IrcCredentials(nick="house", username="house", real_name="The House", **known))
+    arrival.start()
     return arrival
 
 
-def read(arrival: Arrival, raw: str) -> list[str]:
-    line = parsed(raw.encode())
-    assert isinstance(line, Line)
-    return [said.decode().rstrip("\r\n") for said in arrival.read(line)]
+def read(arrival: IrcRegistration, raw: str) -> list[str]:
+    line = parse_message(raw.encode())
+    assert isinstance(line, IrcMessage)
+    return [said.decode().rstrip("\r\n") for said in arrival.handle(line)]
 
 
 def test_we_prove_our_account_before_we_are_in() -> None:
@@ -211,15 +211,15 @@ def test_we_prove_our_account_before_we_are_in() -> None:
     [proof] = read(arrival, "AUTHENTICATE +")
     assert base64.b64decode(proof.split()[1]).decode() == "house\0house\0sésame"
     assert read(arrival, ":s 903 house :good") == ["CAP END"]
-    assert not arrival.done
+    assert not arrival.is_done
     read(arrival, ":s 376 house :end")
-    assert arrival.done
+    assert arrival.is_done
 
 
 def test_a_long_password_goes_in_pieces() -> None:
     arrival = arriving(account="h", account_password="x" * 296)
 
-    pieces = [line.decode().split()[1] for line in arrival.read(Line(command="AUTHENTICATE", words=("+",)))]
+    pieces = [line.decode().split()[1] for line in arrival.handle(IrcMessage(command="AUTHENTICATE", params=("+",)))]
 
     assert [len(piece) for piece in pieces] == [400, 1]
     assert pieces[1] == "+"
@@ -237,7 +237,7 @@ def test_a_long_password_goes_in_pieces() -> None:
     ],
 )
 def test_a_server_that_will_not_have_us_is_told_to_the_owner(said: str, needs_owner: bool) -> None:
-    with pytest.raises(LineLost) as lost:
+    with pytest.raises(ConnectionLost) as lost:
         read(arriving(password="open sesame"), said)
 
     assert lost.value.needs_owner is needs_owner
@@ -248,7 +248,7 @@ def test_we_do_not_come_in_without_the_account_that_was_asked_for() -> None:
     arrival = arriving(account="house", account_password="x")
     read(arrival, ":s CAP * LS :multi-prefix")
 
-    with pytest.raises(LineLost, match="no accounts"):
+    with pytest.raises(ConnectionLost, match="does not support accounts"):
         read(arrival, ":s 376 house :end")
 
 
@@ -257,7 +257,7 @@ def test_after_so_many_names_that_are_taken_we_give_up() -> None:
     tried = [read(arrival, ":s 433 * house :taken")[0] for _ in range(4)]
 
     assert tried == ["NICK house_", "NICK house__", "NICK house___", "NICK house____"]
-    with pytest.raises(LineLost, match="taken"):
+    with pytest.raises(ConnectionLost, match="taken"):
         read(arrival, ":s 433 * house :taken")
 
 

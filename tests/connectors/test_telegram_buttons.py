@@ -16,11 +16,11 @@ from retinue.app.clock_and_ids import RealClock
 from retinue.config.connectors import ConnectorSettings
 from retinue.connectors.telegram import TelegramSettings
 from retinue.domain.access import DmPolicy, Identity
-from retinue.engine.button_presses import MEANS_NOTHING, NOT_YOURS
-from retinue.intake.access_control import Doorkeeper
+from retinue.engine.button_presses import NOT_ALLOWED, UNKNOWN_BUTTON
+from retinue.intake.access_control import PolicyAccessControl
 from retinue.store.channels import identities
 from retinue.testing.fake_telegram import MARIA
-from retinue.testing.local_instance import Household
+from retinue.testing.local_instance import LocalInstance
 from retinue.testing.telegram_server import TOKEN, TelegramServer
 
 NOOR = {"id": 77, "is_bot": False, "first_name": "Noor"}
@@ -33,63 +33,63 @@ async def telegram() -> AsyncGenerator[TelegramServer]:
 
 
 @pytest.fixture
-def household(tmp_path: Path, telegram: TelegramServer) -> Household:
+def household(tmp_path: Path, telegram: TelegramServer) -> LocalInstance:
     """Maria's account is the owner's here; Noor is nobody."""
     own = TelegramSettings(token_env="BOT", api_base=telegram.url, poll_s=5, timeout_s=60.0)
     asking = asking_household(tmp_path)
-    household = Household(
+    household = LocalInstance(
         tmp_path,
         clock=RealClock(),
         environment={"BOT": TOKEN},
-        lines={"family": ConnectorSettings(kind="telegram", own=own)},
+        connector_settings={"family": ConnectorSettings(kind="telegram", own=own)},
         agents=asking.agents,
-        furnishing=asking.furnishing,
+        create_tools=asking.create_tools,
     )
     street = Street(household)
     street.set(dm=DmPolicy.OPEN, catch_up_hours=0)  # its dates are of long ago
-    household.keeper = lambda store, inbox: Doorkeeper(
+    household.create_access_control = lambda store, inbox: PolicyAccessControl(
         store,
         household.clock,
         household.ids,
         lambda _instance: street.settings,
         lambda _instance: "telegram",
         post=inbox,
-        default=lambda: "ada",
+        get_default_agent=lambda: "ada",
     )
     household.model.rule = does
     return household
 
 
 async def test_a_question_is_pressed_answered_and_closed_in_telegram(
-    household: Household, telegram: TelegramServer
+    household: LocalInstance, telegram: TelegramServer
 ) -> None:
     identity = Identity(service="telegram", id=str(MARIA["id"]), person="owner", made_by="person:owner")
-    async with household.open() as house:
+    async with household.run() as house:
         await house.store.write(partial(identities.link, identity=identity, at_ms=1), point="test")
-        telegram.says(line("one"))
+        telegram.person_sends(line("one"))
         approval = await open_question(house)
-        await until(lambda: bool(telegram.ours()))
-        question = telegram.ours()[0]
+        await until(lambda: bool(telegram.list_bot_messages()))
+        question = telegram.list_bot_messages()[0]
         data = [button["callback_data"] for row in keyboard(question) for button in row]
         assert all(len(each.encode()) <= 64 and approval not in each for each in data), "as Telegram takes it"
 
-        forged = telegram.presses(question["message_id"], "allow:" + "0" * 32)
-        others = telegram.presses(question["message_id"], data[0], by=NOOR)
+        forged = telegram.person_presses(question["message_id"], "allow:" + "0" * 32)
+        others = telegram.person_presses(question["message_id"], data[0], sender=NOOR)
         await until(lambda: bool(telegram.press_answers[forged] and telegram.press_answers[others]))
-        assert (telegram.press_answers[forged], telegram.press_answers[others]) == (MEANS_NOTHING, NOT_YOURS)
+        assert (telegram.press_answers[forged], telegram.press_answers[others]) == (UNKNOWN_BUTTON, NOT_ALLOWED)
         assert await state_of(house, approval) == "open"
 
-        mine = telegram.presses(question["message_id"], data[0])
+        mine = telegram.person_presses(question["message_id"], data[0])
         await until(lambda: bool(telegram.press_answers[mine]))
         assert telegram.press_answers[mine] == f"{approval[:8]} is allowed."
         await until(lambda: witness(household) == ["one"])
         await until(lambda: f"[{approval[:8]} is allowed by owner]" in shown(telegram, question))
-        assert not keyboard(telegram.rooms[42].messages[question["message_id"]])
+        assert not keyboard(telegram.chats[42].messages[question["message_id"]])
 
-        late = telegram.presses(question["message_id"], data[1])
+        late = telegram.person_presses(question["message_id"], data[1])
         await until(lambda: bool(telegram.press_answers[late]))
         assert "no longer open (it is allowed by owner)" in telegram.press_answers[late]
-        await house.quiet()
+        await house.wait_until_idle()
     assert witness(household) == ["one"]
 
 
@@ -98,4 +98,4 @@ def keyboard(message: dict[str, Any]) -> list[list[dict[str, Any]]]:
 
 
 def shown(telegram: TelegramServer, message: dict[str, Any]) -> str:
-    return telegram.rooms[42].messages[message["message_id"]]["text"]
+    return telegram.chats[42].messages[message["message_id"]]["text"]

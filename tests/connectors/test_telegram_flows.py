@@ -12,13 +12,13 @@ from retinue.app.clock_and_ids import RealClock
 from retinue.config.connectors import ConnectorSettings
 from retinue.connectors.telegram import TelegramSettings
 from retinue.domain.attachment import Attachment
-from retinue.domain.envelope import Envelope, Kind, Outcome
+from retinue.domain.envelope import Envelope, EnvelopeKind, Outcome
 from retinue.store.core.tables import envelopes as envelope_table
 from retinue.store.envelopes import envelopes
-from retinue.store.envelopes.attachment_files import Files
-from retinue.testing.local_instance import House, Household
+from retinue.store.envelopes.attachment_files import AttachmentFiles
+from retinue.testing.local_instance import LocalInstance, LocalServer
 from retinue.testing.telegram_html_parser import utf16_length
-from retinue.testing.telegram_server import TOKEN, Fault, TelegramServer
+from retinue.testing.telegram_server import TOKEN, TelegramFault, TelegramServer
 
 
 @pytest.fixture
@@ -28,92 +28,94 @@ async def telegram() -> AsyncGenerator[TelegramServer]:
 
 
 @pytest.fixture
-def household(tmp_path: Path, telegram: TelegramServer) -> Household:
+def household(tmp_path: Path, telegram: TelegramServer) -> LocalInstance:
     own = TelegramSettings(token_env="BOT", api_base=telegram.url, poll_s=5, timeout_s=60.0)
-    return Household(
+    return LocalInstance(
         tmp_path,
         clock=RealClock(),
         environment={"BOT": TOKEN},
-        lines={"family": ConnectorSettings(kind="telegram", own=own)},
+        connector_settings={"family": ConnectorSettings(kind="telegram", own=own)},
     )
 
 
-async def heard(house: House, count: int) -> list[Envelope]:
+async def heard(house: LocalServer, count: int) -> list[Envelope]:
     """What came in from Telegram, once there is so much of it."""
-    statement = envelope_table.select().where(envelope_table.c.kind == Kind.MESSAGE).order_by(envelope_table.c.seq)
+    statement = (
+        envelope_table.select().where(envelope_table.c.kind == EnvelopeKind.MESSAGE).order_by(envelope_table.c.seq)
+    )
 
     def body(conn: object) -> list[Envelope] | None:
-        found = [envelopes.envelope_of(row) for row in conn.execute(statement)]  # type: ignore[attr-defined]
+        found = [envelopes.envelope_from_row(row) for row in conn.execute(statement)]  # type: ignore[attr-defined]
         return found if len(found) >= count else None
 
-    return await house.eventually(body, what=f"{count} envelopes")
+    return await house.wait_for(body, what=f"{count} envelopes")
 
 
-async def test_a_question_is_answered_where_it_was_asked(household: Household, telegram: TelegramServer) -> None:
+async def test_a_question_is_answered_where_it_was_asked(household: LocalInstance, telegram: TelegramServer) -> None:
     household.model.will_reply("Lunch with **Noor**.")
-    async with household.open():
-        telegram.says("What is on today?")
-        await until(lambda: bool(telegram.ours()))
+    async with household.run():
+        telegram.person_sends("What is on today?")
+        await until(lambda: bool(telegram.list_bot_messages()))
 
-    [answer] = telegram.ours()
+    [answer] = telegram.list_bot_messages()
     assert (answer["text"], answer["entities"][0]["type"]) == ("Lunch with Noor.", "bold")
 
 
 async def test_a_question_asked_before_a_crash_is_answered_once_after_it(
-    household: Household, telegram: TelegramServer
+    household: LocalInstance, telegram: TelegramServer
 ) -> None:
-    async with household.open() as house:
-        telegram.says("What is on today?")
+    async with household.run() as house:
+        telegram.person_sends("What is on today?")
         await heard(house, 1)
         house.crash()
-    telegram.says("And tomorrow?")
+    telegram.person_sends("And tomorrow?")
 
     household.model.will_reply("Lunch with Noor.", "Nothing.")
-    async with household.open() as house:
-        await until(lambda: len(telegram.ours()) == 2)
-        await house.quiet()
+    async with household.run() as house:
+        await until(lambda: len(telegram.list_bot_messages()) == 2)
+        await house.wait_until_idle()
 
-    assert telegram.texts() == ["Lunch with Noor.", "Nothing."]
+    assert telegram.list_bot_texts() == ["Lunch with Noor.", "Nothing."]
 
 
 @pytest.mark.spec("H72")
 async def test_words_and_every_kind_of_file_become_envelopes_with_stored_files(
-    household: Household, telegram: TelegramServer, tmp_path: Path
+    household: LocalInstance, telegram: TelegramServer, tmp_path: Path
 ) -> None:
     kinds = ("photo", "video", "document", "voice", "audio")
     household.model.will_reply(*["Thanks."] * 6)
-    async with household.open() as house:
-        telegram.says("now the files")
+    async with household.run() as house:
+        telegram.person_sends("now the files")
         for kind in kinds:
-            telegram.sends_file(kind, f"the bytes of a {kind}".encode() * 1000, name=f"{kind}.bin", caption=kind)
+            telegram.person_sends_file(kind, f"the bytes of a {kind}".encode() * 1000, name=f"{kind}.bin", caption=kind)
         words, *files = await heard(house, 6)
-        await house.quiet()
+        await house.wait_until_idle()
 
     assert (words.text, words.attachments) == ("now the files", ())
-    kept = Files(tmp_path / "files")
+    kept = AttachmentFiles(tmp_path / "files")
     for kind, envelope in zip(kinds, files, strict=True):
         [attachment] = envelope.attachments
         assert envelope.text == kind
         assert kept.path(attachment.hash).read_bytes() == f"the bytes of a {kind}".encode() * 1000
 
 
-async def send(house: House, text: str, files: tuple[Attachment, ...] = ()) -> Outcome:
-    receipt = await house.post(
-        text, sender="agent:ada", recipient="channel:family:42", kind=Kind.ANSWER, attachments=files
+async def send(house: LocalServer, text: str, files: tuple[Attachment, ...] = ()) -> Outcome:
+    receipt = await house.send(
+        text, sender="agent:ada", recipient="channel:family:42", kind=EnvelopeKind.ANSWER, attachments=files
     )
-    return (await house.outcome(receipt.envelope)).outcome
+    return (await house.wait_for_outcome(receipt.envelope)).outcome
 
 
 @pytest.mark.spec("H73", "D58")
 async def test_a_long_answer_is_cut_at_boundaries_within_telegrams_bounds(
-    household: Household, telegram: TelegramServer
+    household: LocalInstance, telegram: TelegramServer
 ) -> None:
     paragraph = "A line of words that ends here. 🎉\n" * 20
     text = "\n".join([paragraph.strip()] * 15)
-    async with household.open() as house:
+    async with household.run() as house:
         assert await send(house, text) is Outcome.DELIVERED
 
-    texts = telegram.texts()
+    texts = telegram.list_bot_texts()
     assert len(texts) > 2
     assert all(utf16_length(each) <= 4096 for each in texts)
     assert all(each.endswith("🎉") for each in texts)
@@ -122,15 +124,15 @@ async def test_a_long_answer_is_cut_at_boundaries_within_telegrams_bounds(
 
 @pytest.mark.spec("H73")
 async def test_words_beyond_a_caption_go_on_their_own_and_files_in_albums_of_ten(
-    household: Household, telegram: TelegramServer, tmp_path: Path
+    household: LocalInstance, telegram: TelegramServer, tmp_path: Path
 ) -> None:
-    kept = Files(tmp_path / "files")
-    photos = tuple(kept.keep([b"photo %d" % n], name=f"{n}.png", media_type="image/png") for n in range(12))
-    async with household.open() as house:
+    kept = AttachmentFiles(tmp_path / "files")
+    photos = tuple(kept.store([b"photo %d" % n], name=f"{n}.png", media_type="image/png") for n in range(12))
+    async with household.run() as house:
         assert await send(house, "short", photos[:1]) is Outcome.DELIVERED
         assert await send(house, "long " * 300, photos) is Outcome.DELIVERED
 
-    first, *rest = telegram.ours()
+    first, *rest = telegram.list_bot_messages()
     assert (first["caption"], "photo" in first) == ("short", True)
     albums = [each.get("media_group_id") for each in rest if "photo" in each]
     assert sorted(albums.count(album) for album in set(albums)) == [2, 10]
@@ -138,22 +140,24 @@ async def test_words_beyond_a_caption_go_on_their_own_and_files_in_albums_of_ten
     assert not any("caption" in each for each in rest)
 
 
-async def test_a_send_in_doubt_is_not_sent_again_and_is_told(household: Household, telegram: TelegramServer) -> None:
-    telegram.will("sendMessage", Fault(breaks=True, arrives=True))
-    async with household.open() as house:
+async def test_a_send_in_doubt_is_not_sent_again_and_is_told(
+    household: LocalInstance, telegram: TelegramServer
+) -> None:
+    telegram.will_fail("sendMessage", TelegramFault(breaks=True, arrives=True))
+    async with household.run() as house:
         await send(house, "once")
-        await house.quiet()
+        await house.wait_until_idle()
 
-    assert telegram.texts() == ["once"]
+    assert telegram.list_bot_texts() == ["once"]
 
 
 @pytest.mark.spec("C86")
 async def test_a_throttled_send_is_sent_again_after_what_telegram_asked_for(
-    household: Household, telegram: TelegramServer
+    household: LocalInstance, telegram: TelegramServer
 ) -> None:
-    throttled = Fault(status=429, description="Too Many Requests: retry after 1", parameters={"retry_after": 1})
-    telegram.will("sendMessage", throttled)
-    async with household.open() as house:
+    throttled = TelegramFault(status=429, description="Too Many Requests: retry after 1", parameters={"retry_after": 1})
+    telegram.will_fail("sendMessage", throttled)
+    async with household.run() as house:
         assert await send(house, "later") is Outcome.DELIVERED
 
-    assert telegram.texts() == ["later"]
+    assert telegram.list_bot_texts() == ["later"]

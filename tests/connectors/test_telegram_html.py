@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retinue.connectors.telegram.telegram_html import to_html
-from retinue.testing.telegram_html_parser import Unparsed, parsed
+from retinue.testing.telegram_html_parser import HtmlParseError, parse_html
 
 MARKS = st.text(alphabet="*_~`[]()!<>&\\|#->\n \"'ab1:/.", max_size=80)
 
 
 def marked(markdown: str) -> tuple[str, list[tuple[str, str]]]:
     """What is shown, and each marked stretch of it."""
-    shown, entities = parsed(to_html(markdown))
+    shown, entities = parse_html(to_html(markdown))
     units = shown.encode("utf-16-le")
     return shown, [
         (str(each["type"]), units[2 * each["offset"] : 2 * (each["offset"] + each["length"])].decode("utf-16-le"))  # type: ignore[operator]
@@ -53,7 +53,7 @@ def marked(markdown: str) -> tuple[str, list[tuple[str, str]]]:
 )
 def test_what_is_marked_is_marked_there(markdown: str, html: str) -> None:
     assert to_html(markdown) == html
-    parsed(html)
+    parse_html(html)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_tag_that_somebody_wrote_is_only_words() -> None:
 
 
 def test_no_quote_breaks_out_of_a_link() -> None:
-    shown, entities = parsed(to_html('[x](https://e.example/"onclick="y)'))
+    shown, entities = parse_html(to_html('[x](https://e.example/"onclick="y)'))
 
     assert shown == "x"
     assert entities[0]["url"] == 'https://e.example/"onclick="y'
@@ -97,7 +97,7 @@ def test_a_link_within_a_link_is_none() -> None:
 @pytest.mark.spec("D58", "C86")
 @given(st.one_of(MARKS, st.text(max_size=60)))
 def test_whatever_comes_in_telegram_can_parse_what_goes_out(text: str) -> None:
-    parsed(to_html(text))
+    parse_html(to_html(text))
 
 
 @given(st.text(alphabet="abc \n", max_size=60))
@@ -116,12 +116,12 @@ def test_words_without_marks_are_shown_unchanged(text: str) -> None:
     ],
 )
 def test_the_stand_in_will_not_have_what_telegram_will_not_have(html: str, words: str) -> None:
-    with pytest.raises(Unparsed, match=f"^{re.escape(words)}$"):
-        parsed(html)
+    with pytest.raises(HtmlParseError, match=f"^{re.escape(words)}$"):
+        parse_html(html)
 
 
 @pytest.mark.parametrize(
     "hostile", ["[](" * 20_000, "*a" * 40_000, "`" * 3 + "` `` " * 20_000, "[" * 50_000, "a|" * 30_000]
 )
 def test_a_hostile_text_is_read_in_one_pass(hostile: str) -> None:
-    parsed(to_html(hostile))  # a second look at each mark would take minutes, and the test's limit would end it
+    parse_html(to_html(hostile))  # a second look at each mark would take minutes, and the test's limit would end it

@@ -17,9 +17,9 @@ from connectors.server_process import (
 from connectors.telegram_peer import INSTALL_S, running_peer, say, shown_to_maria
 from flows.fake_provider import Asked, Said, calls, says
 
-from retinue.testing.fake_telegram import Room, person
-from retinue.testing.telegram_server import TOKEN, Fault, TelegramServer, throttled
-from retinue.testing.waiting import wait_until
+from retinue.testing.fake_telegram import FakeChat, build_user
+from retinue.testing.telegram_server import TOKEN, TelegramFault, TelegramServer, throttle_fault
+from retinue.testing.wait_conditions import wait_until
 
 OWNER, NOOR, MALLORY = 42, 43, 44
 SETTINGS = """
@@ -48,7 +48,7 @@ CODE = re.compile(r"\b[A-Z2-9]{8}\b")
 async def telegram() -> AsyncGenerator[TelegramServer]:
     async with TelegramServer() as server:
         for id_ in (NOOR, MALLORY):
-            server.rooms[id_] = Room(id=id_)
+            server.chats[id_] = FakeChat(id=id_)
         yield server
 
 
@@ -81,20 +81,22 @@ async def answered(telegram: TelegramServer, word: str, *, room: int = OWNER, ti
     """What we said there with this word in it, once there is so much of it."""
 
     def found() -> list[str]:
-        return [text for text in telegram.texts(room) if word in text]
+        return [text for text in telegram.list_bot_texts(room) if word in text]
 
     await wait_until(
-        lambda: len(found()) >= times, f"an answer with {word!r} is there", describe=lambda: telegram.texts(room)
+        lambda: len(found()) >= times,
+        f"an answer with {word!r} is there",
+        describe=lambda: telegram.list_bot_texts(room),
     )
     return found()
 
 
 async def test_the_owner_is_answered_and_what_is_answered_is_quoted(house: RealHouse, telegram: TelegramServer) -> None:
     house.said["ask-lunch"] = says("Lunch with **Noor**.")
-    asked = telegram.says("What is ask-lunch today?")
+    asked = telegram.person_sends("What is ask-lunch today?")
     await answered(telegram, "Lunch with Noor.")
 
-    [answer] = [each for each in telegram.ours() if each.get("text") == "Lunch with Noor."]
+    [answer] = [each for each in telegram.list_bot_messages() if each.get("text") == "Lunch with Noor."]
     assert answer["entities"][0]["type"] == "bold"
     assert answer["reply_to_message"]["message_id"] == asked
 
@@ -104,26 +106,26 @@ async def test_somebody_elses_telegram_is_answered_too(house: RealHouse, telegra
     [answer] = await shown_to_maria(peer)
 
     assert answer["text"] == "An answer to ask-elsewhere."
-    assert not any("ask-elsewhere" in text for text in telegram.texts())
+    assert not any("ask-elsewhere" in text for text in telegram.list_bot_texts())
 
 
 async def test_a_stranger_is_told_a_code_and_answered_once_the_owner_has_let_them_in(
     house: RealHouse, telegram: TelegramServer
 ) -> None:
-    noor, mallory = person(NOOR, "Noor"), person(MALLORY, "Noor")
-    telegram.says("Let me in, ask-early.", room=NOOR, by=noor)
-    telegram.says("Me too, ask-never.", room=MALLORY, by=mallory)
+    noor, mallory = build_user(NOOR, "Noor"), build_user(MALLORY, "Noor")
+    telegram.person_sends("Let me in, ask-early.", chat_id=NOOR, sender=noor)
+    telegram.person_sends("Me too, ask-never.", chat_id=MALLORY, sender=mallory)
     [told] = await answered(telegram, "I do not know you yet", room=NOOR)
     await answered(telegram, "I do not know you yet", room=MALLORY)
     await house.retinue("pairing", "accept", CODE.findall(told)[-1])
 
-    telegram.says("Now ask-now.", room=NOOR, by=noor)
-    telegram.says("And ask-still.", room=MALLORY, by=mallory)
+    telegram.person_sends("Now ask-now.", chat_id=NOOR, sender=noor)
+    telegram.person_sends("And ask-still.", chat_id=MALLORY, sender=mallory)
     await answered(telegram, "An answer to ask-now.", room=NOOR)
     await house.until_quiet()
 
-    assert len(telegram.texts(NOOR)) == 2
-    assert len(telegram.texts(MALLORY)) == 1
+    assert len(telegram.list_bot_texts(NOOR)) == 2
+    assert len(telegram.list_bot_texts(MALLORY)) == 1
     assert not any(word in each.raw.decode() for each in house.model.asked for word in ("ask-early", "ask-still"))
 
 
@@ -137,22 +139,24 @@ async def test_a_file_comes_in_and_goes_back(house: RealHouse, telegram: Telegra
         return calls(("send_file", {"file_id": re.findall(r"[0-9a-f]{64}", hash_)[0], "name": "back.txt"}))
 
     house.said["ask-file"] = send_back
-    telegram.sends_file("document", content, name="minutes.txt", media_type="text/plain", caption="Keep ask-file")
+    telegram.person_sends_file(
+        "document", content, name="minutes.txt", media_type="text/plain", caption="Keep ask-file"
+    )
     await answered(telegram, "ask-file done")
 
-    [sent] = [each["document"] for each in telegram.ours() if "document" in each]
+    [sent] = [each["document"] for each in telegram.list_bot_messages() if "document" in each]
     assert sent["file_name"] == "back.txt"
     assert telegram.files[sent["file_id"]].content == content
 
 
 async def test_a_quote_and_an_edit_are_read_as_what_they_are(house: RealHouse, telegram: TelegramServer) -> None:
-    telegram.says("It is ask-first.")
+    telegram.person_sends("It is ask-first.")
     await answered(telegram, "An answer to ask-first.")
     await house.until_quiet()  # the house knows by which name Telegram has it
-    [ours] = [each for each in telegram.ours() if each.get("text") == "An answer to ask-first."]
-    quoting = telegram.says("Why, ask-second?", quote=ours["message_id"])
+    [ours] = [each for each in telegram.list_bot_messages() if each.get("text") == "An answer to ask-first."]
+    quoting = telegram.person_sends("Why, ask-second?", reply_to=ours["message_id"])
     await answered(telegram, "An answer to ask-second.")
-    telegram.edits(quoting, "Why not, ask-third?")
+    telegram.person_edits(quoting, "Why not, ask-third?")
     await answered(telegram, "An answer to ask-third.")
 
     [(reply_to,)] = house.rows("select reply_to from envelopes where text = 'Why, ask-second?'")
@@ -165,16 +169,18 @@ async def test_a_long_answer_comes_in_parts_in_order_and_goes_on_after_a_pause(
     house: RealHouse, telegram: TelegramServer
 ) -> None:
     house.said["ask-long"] = says(LONG)
-    before = len(telegram.texts())
-    telegram.will("sendMessage", Fault(), throttled(1))  # the first part is taken, and patience is asked for
-    telegram.says("At length, ask-long.")
+    before = len(telegram.list_bot_texts())
+    telegram.will_fail(
+        "sendMessage", TelegramFault(), throttle_fault(1)
+    )  # the first part is taken, and patience is asked for
+    telegram.person_sends("At length, ask-long.")
     await answered(telegram, "Line 1 of")
     await house.close()
     await house.open()
     await answered(telegram, "Line 300 of")
     await house.until_quiet()
 
-    parts = telegram.texts()[before:]
+    parts = telegram.list_bot_texts()[before:]
     assert len(parts) > 2
     assert "\n".join(parts) == LONG
     assert house.outcomes("Line 300 of") == ["delivered"]
@@ -189,24 +195,24 @@ async def test_a_killed_house_answers_once_and_sends_nothing_again_that_may_have
         return [text for (text,) in found]
 
     house.said["ask-cut-off"] = says(LONG.replace("Line", "Part"))
-    before, notices_before = len(telegram.texts()), len(notices())
+    before, notices_before = len(telegram.list_bot_texts()), len(notices())
 
     await house.reopen(dies_at=AFTER_ACCEPT)
-    telegram.says("Are you there, ask-accepted?")
+    telegram.person_sends("Are you there, ask-accepted?")
     await house.dies()
     await house.open(dies_at=BETWEEN_PARTS)
     await answered(telegram, "An answer to ask-accepted.")
-    telegram.says("Something long, ask-cut-off.")
+    telegram.person_sends("Something long, ask-cut-off.")
     await house.dies()
     await house.open(dies_at=IN_DOUBT)
-    telegram.says("Something short, ask-doubt.")
+    telegram.person_sends("Something short, ask-doubt.")
     await house.dies()
     await house.open()
-    telegram.says("And then, ask-after?")
+    telegram.person_sends("And then, ask-after?")
     await answered(telegram, "An answer to ask-after.")
     await house.until_quiet()
 
-    accepted, part, doubt, after = telegram.texts()[before:]
+    accepted, part, doubt, after = telegram.list_bot_texts()[before:]
     assert accepted == "An answer to ask-accepted."
     assert LONG.replace("Line", "Part").startswith(part)
     assert (doubt, after) == ("An answer to ask-doubt.", "An answer to ask-after.")
@@ -222,13 +228,13 @@ async def test_what_is_said_while_telegram_or_the_house_is_away_is_answered_once
     house: RealHouse, telegram: TelegramServer
 ) -> None:
     await telegram.stop()
-    telegram.says("You were away, ask-outage.")
+    telegram.person_sends("You were away, ask-outage.")
     await telegram.start()
     await answered(telegram, "An answer to ask-outage.")
     await house.kill()
-    telegram.says("We were away, ask-closed.")
+    telegram.person_sends("We were away, ask-closed.")
     await house.open()
     await answered(telegram, "An answer to ask-closed.")
     await house.until_quiet()
 
-    assert len([text for text in telegram.texts() if "ask-outage" in text or "ask-closed" in text]) == 2
+    assert len([text for text in telegram.list_bot_texts() if "ask-outage" in text or "ask-closed" in text]) == 2

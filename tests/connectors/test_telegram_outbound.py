@@ -11,22 +11,22 @@ import pytest
 from connectors.telegram_instance import LIMIT_S, House, Words, bot, listening, parcel, stored
 
 from retinue.connectors.base import (
-    Answers,
     Button,
-    Checks,
     DeliveryFailed,
-    Edits,
     FailureKind,
-    Reacts,
-    Types,
-    abilities_of,
+    SupportsCheck,
+    SupportsPressAnswers,
+    SupportsPreview,
+    SupportsReactions,
+    SupportsTyping,
+    get_capabilities,
 )
-from retinue.connectors.telegram.bot_api import UPLOAD_BYTES_MAX, NoAnswer
+from retinue.connectors.telegram.bot_api import UPLOAD_BYTES_MAX, TelegramNoAnswer
 from retinue.connectors.telegram.connector import TelegramConnector
 from retinue.domain.attachment import Attachment
-from retinue.testing.loop_time import skipping_loop_time
+from retinue.testing.loop_time import skip_loop_time_on_increase
 from retinue.testing.telegram_html_parser import utf16_length
-from retinue.testing.telegram_server import Fault, TelegramServer, throttled
+from retinue.testing.telegram_server import TelegramFault, TelegramServer, throttle_fault
 
 GROUP = -1001
 
@@ -47,7 +47,7 @@ async def failure(connector: TelegramConnector, *args: Any, **kwargs: Any) -> De
 async def test_words_arrive_with_their_marks_and_the_receipt_is_their_message(telegram: TelegramServer) -> None:
     delivery = await bot(telegram).deliver(parcel("Lunch with **Noor** & `x < y`."))
 
-    [message] = telegram.ours()
+    [message] = telegram.list_bot_messages()
     assert message["text"] == "Lunch with Noor & x < y."
     assert [each["type"] for each in message["entities"]] == ["bold", "code"]
     assert delivery.receipt == str(message["message_id"])
@@ -73,23 +73,23 @@ async def test_no_link_is_opened_by_telegram_unless_the_owner_wants_it(telegram:
 async def test_marks_that_telegram_will_not_have_go_as_they_were_written(
     telegram: TelegramServer, description: str
 ) -> None:
-    telegram.will("sendMessage", Fault(status=400, description=description))
+    telegram.will_fail("sendMessage", TelegramFault(status=400, description=description))
 
     await bot(telegram).deliver(parcel("Lunch with **Noor**."))
 
-    assert telegram.texts() == ["Lunch with **Noor**."]
+    assert telegram.list_bot_texts() == ["Lunch with **Noor**."]
 
 
 async def test_what_has_no_plainer_way_is_said_to_be_too_large(telegram: TelegramServer) -> None:
     failed = await failure(bot(telegram), "x" * 4097)
 
     assert (failed.kind, failed.permanent) == (FailureKind.TOO_LARGE, True)
-    assert telegram.texts() == []
+    assert telegram.list_bot_texts() == []
 
 
 async def test_its_limits_are_telegrams_own(telegram: TelegramServer, tmp_path: Path) -> None:
     connector = bot(telegram, files=tmp_path)
-    abilities = abilities_of(connector)
+    abilities = get_capabilities(connector)
     assert abilities is not None
     longest = "🎉" * (abilities.text_max // 2)
     photos = tuple(stored(tmp_path, b"%d" % n, f"{n}.png", "image/png") for n in range(abilities.album_max))
@@ -98,38 +98,40 @@ async def test_its_limits_are_telegrams_own(telegram: TelegramServer, tmp_path: 
     await connector.deliver(parcel("ü" * abilities.caption_max, files=photos))
 
     assert utf16_length(longest) == abilities.text_max
-    assert telegram.texts()[:2] == [longest, "ü" * abilities.caption_max]
-    assert len(telegram.ours()) == 1 + abilities.album_max
+    assert telegram.list_bot_texts()[:2] == [longest, "ü" * abilities.caption_max]
+    assert len(telegram.list_bot_messages()) == 1 + abilities.album_max
 
 
 async def test_half_a_character_is_no_reason_to_fail(telegram: TelegramServer) -> None:
     await bot(telegram).deliver(parcel("a\ud83c b"))
 
-    assert telegram.texts() == ["a\ufffd b"]
+    assert telegram.list_bot_texts() == ["a\ufffd b"]
 
 
 @pytest.mark.spec("H75")
 async def test_an_answer_to_a_deleted_message_is_sent_without_the_quote(telegram: TelegramServer) -> None:
-    kept, gone = telegram.says("kept"), telegram.says("gone")
-    telegram.deletes(gone)
+    kept, gone = telegram.person_sends("kept"), telegram.person_sends("gone")
+    telegram.delete_message(gone)
     connector = bot(telegram)
 
     await connector.deliver(parcel("to what is there", quote=str(kept)))
     await connector.deliver(parcel("to what is not", quote=str(gone)))
 
-    first, second = telegram.ours()
+    first, second = telegram.list_bot_messages()
     assert first["reply_to_message"]["message_id"] == kept
     assert (second["text"], "reply_to_message" in second) == ("to what is not", False)
 
 
 async def test_several_troubles_of_one_parcel_are_all_got_over(telegram: TelegramServer) -> None:
     telegram.add_group(-55, type="group")
-    telegram.moves(-55, -10055)
-    telegram.will("sendMessage", Fault(status=400, description="Bad Request: can't parse entities: it says"))
+    telegram.migrate_group(-55, -10055)
+    telegram.will_fail(
+        "sendMessage", TelegramFault(status=400, description="Bad Request: can't parse entities: it says")
+    )
 
     await bot(telegram).deliver(parcel("**so**", room="-55", quote="99999"))
 
-    assert telegram.texts(-10055) == ["**so**"]
+    assert telegram.list_bot_texts(-10055) == ["**so**"]
 
 
 async def test_a_topic_is_sent_to_and_the_general_one_is_not_named(telegram: TelegramServer) -> None:
@@ -137,9 +139,9 @@ async def test_a_topic_is_sent_to_and_the_general_one_is_not_named(telegram: Tel
 
     await connector.deliver(parcel("in the topic", room=f"{GROUP}/7"))
     await connector.deliver(parcel("in the general one", room=f"{GROUP}/1"))
-    await connector.type_in(f"{GROUP}/1")
+    await connector.show_typing(f"{GROUP}/1")
 
-    assert [each.get("message_thread_id") for each in telegram.ours(GROUP)] == [7, None]
+    assert [each.get("message_thread_id") for each in telegram.list_bot_messages(GROUP)] == [7, None]
     assert telegram.actions == [(GROUP, 1, "typing")]
 
 
@@ -162,7 +164,7 @@ async def test_a_file_goes_as_what_it_is_with_its_words_beside_it(
 
     delivery = await bot(telegram, files=tmp_path).deliver(parcel("look **here**", files=(file,)))
 
-    [message] = telegram.ours()
+    [message] = telegram.list_bot_messages()
     sent = message[kind][0] if kind == "photo" else message[kind]
     assert telegram.files[sent["file_id"]].content == b"the bytes" * 30_000
     assert telegram.files[sent["file_id"]].name == "näme.bin"
@@ -186,7 +188,7 @@ async def test_several_files_are_one_album_of_what_telegram_puts_together(
 
     delivery = await bot(telegram, files=tmp_path).deliver(parcel("both", files=files))
 
-    messages = telegram.ours()
+    messages = telegram.list_bot_messages()
     assert tuple(kind for message, kind in zip(messages, kinds, strict=True) if kind in message) == kinds
     assert [message.get("caption") for message in messages] == ["both", None]
     assert len({message["media_group_id"] for message in messages}) == 1
@@ -200,7 +202,7 @@ async def test_a_picture_of_a_shape_that_telegram_will_not_show_goes_as_a_file(
 
     await bot(telegram, files=tmp_path).deliver(parcel("look", files=(file,)))
 
-    assert "document" in telegram.ours()[0]
+    assert "document" in telegram.list_bot_messages()[0]
 
 
 async def test_a_file_that_is_gone_or_too_large_is_not_tried(telegram: TelegramServer, tmp_path: Path) -> None:
@@ -220,12 +222,12 @@ async def test_buttons_stand_under_a_message_and_whoever_presses_one_is_answered
     buttons = ((Button("Yes", "allow:9c8d"), Button("No", "deny:9c8d")),)
     async with listening(connector, house):
         delivery = await connector.deliver(parcel("May I?", buttons=buttons))
-        telegram.presses(int(delivery.receipt), "allow:9c8d")
+        telegram.person_presses(int(delivery.receipt), "allow:9c8d")
         [press] = await house.until_heard(1)
         await connector.answer_press(press.message_id, "Allowed.")
         await connector.answer_press("a press of last week", "too late for anyone to see")
 
-    [[yes, no]] = telegram.ours()[0]["reply_markup"]["inline_keyboard"]
+    [[yes, no]] = telegram.list_bot_messages()[0]["reply_markup"]["inline_keyboard"]
     assert (yes, no["callback_data"]) == ({"text": "Yes", "callback_data": "allow:9c8d"}, "deny:9c8d")
     assert press.quoted is not None
     assert press.quoted.message_id == delivery.receipt
@@ -235,30 +237,40 @@ async def test_buttons_stand_under_a_message_and_whoever_presses_one_is_answered
 @pytest.mark.parametrize(
     ("fault", "kind", "permanent", "retry_after_s"),
     [
-        (throttled(7), FailureKind.THROTTLED, False, 7.0),
-        (Fault(status=429, description="x", parameters={"retry_after": 10**9}), FailureKind.THROTTLED, False, 3600.0),
-        (Fault(status=400, description="Bad Request: chat not found"), FailureKind.INVALID_ADDRESS, True, None),
+        (throttle_fault(7), FailureKind.THROTTLED, False, 7.0),
         (
-            Fault(status=403, description="Forbidden: bot was blocked by the user"),
+            TelegramFault(status=429, description="x", parameters={"retry_after": 10**9}),
+            FailureKind.THROTTLED,
+            False,
+            3600.0,
+        ),
+        (TelegramFault(status=400, description="Bad Request: chat not found"), FailureKind.INVALID_ADDRESS, True, None),
+        (
+            TelegramFault(status=403, description="Forbidden: bot was blocked by the user"),
             FailureKind.INVALID_SENDER,
             True,
             None,
         ),
-        (Fault(status=401, description="Unauthorized"), FailureKind.INVALID_SENDER, False, None),
-        (Fault(status=413, description="Request Entity Too Large"), FailureKind.TOO_LARGE, True, None),
-        (Fault(status=400, description="Bad Request: BUTTON_DATA_INVALID"), FailureKind.SEND_FAILED, True, None),
+        (TelegramFault(status=401, description="Unauthorized"), FailureKind.INVALID_SENDER, False, None),
+        (TelegramFault(status=413, description="Request Entity Too Large"), FailureKind.TOO_LARGE, True, None),
+        (
+            TelegramFault(status=400, description="Bad Request: BUTTON_DATA_INVALID"),
+            FailureKind.SEND_FAILED,
+            True,
+            None,
+        ),
     ],
 )
 @pytest.mark.spec("C86")
 async def test_a_no_is_told_as_what_it_is(
-    telegram: TelegramServer, fault: Fault, kind: FailureKind, permanent: bool, retry_after_s: float | None
+    telegram: TelegramServer, fault: TelegramFault, kind: FailureKind, permanent: bool, retry_after_s: float | None
 ) -> None:
-    telegram.will("sendMessage", fault)
+    telegram.will_fail("sendMessage", fault)
 
     failed = await failure(bot(telegram), "hello")
 
     assert (failed.kind, failed.permanent, failed.retry_after_s) == (kind, permanent, retry_after_s)
-    assert telegram.texts() == []
+    assert telegram.list_bot_texts() == []
 
 
 @pytest.mark.parametrize("room", ["maria", "42/x", "", "--42", "42/7/8", "٤٢", "9" * 30])
@@ -283,13 +295,13 @@ async def test_what_cannot_be_a_room_is_refused_at_once(telegram: TelegramServer
 async def test_a_send_whose_answer_is_lost_is_never_called_a_failure(
     telegram: TelegramServer, fault: dict[str, Any], arrives: bool
 ) -> None:
-    telegram.will("sendMessage", Fault(**fault, arrives=arrives))
+    telegram.will_fail("sendMessage", TelegramFault(**fault, arrives=arrives))
 
-    async with skipping_loop_time(LIMIT_S, each_time=lambda: telegram.hangs):
-        with pytest.raises(NoAnswer) as unknown:
+    async with skip_loop_time_on_increase(LIMIT_S, count=lambda: telegram.hang_count):
+        with pytest.raises(TelegramNoAnswer) as unknown:
             await bot(telegram).deliver(parcel("hello"))
 
-    assert telegram.texts() == (["hello"] if arrives else [])
+    assert telegram.list_bot_texts() == (["hello"] if arrives else [])
     assert telegram.token not in str(unknown.value)
 
 
@@ -305,13 +317,13 @@ async def test_a_line_that_never_came_about_is_a_failure_that_may_pass() -> None
 async def test_what_is_sent_to_a_group_by_its_old_name_goes_to_the_new_one(telegram: TelegramServer) -> None:
     shelf = Words()
     telegram.add_group(-55, type="group")
-    telegram.moves(-55, -10055)
+    telegram.migrate_group(-55, -10055)
 
     await bot(telegram, shelf=shelf).deliver(parcel("first", room="-55"))
     calls = len(telegram.calls)
     await bot(telegram, shelf=shelf).deliver(parcel("after a restart", room="-55"))
 
-    assert telegram.texts(-10055) == ["first", "after a restart"]
+    assert telegram.list_bot_texts(-10055) == ["first", "after a restart"]
     assert len(telegram.calls) == calls + 1  # the new name is known by then
 
 
@@ -319,32 +331,32 @@ async def test_words_that_are_still_written_are_shown_changed_and_taken_back(tel
     connector = bot(telegram)
 
     shown = await connector.preview("42", "Lunch **wi")
-    assert await connector.preview("42", "Lunch **with** Noor", shown=shown) == shown
-    assert await connector.preview("42", "Lunch **with** Noor", shown=shown) == shown
-    assert telegram.texts() == ["Lunch with Noor"]
-    await connector.take_back("42", shown)
-    await connector.take_back("42", shown)
+    assert await connector.preview("42", "Lunch **with** Noor", preview_id=shown) == shown
+    assert await connector.preview("42", "Lunch **with** Noor", preview_id=shown) == shown
+    assert telegram.list_bot_texts() == ["Lunch with Noor"]
+    await connector.delete_preview("42", shown)
+    await connector.delete_preview("42", shown)
 
-    assert telegram.texts() == []
+    assert telegram.list_bot_texts() == []
 
 
 async def test_a_reaction_is_put_and_taken_back_and_one_that_is_none_is_refused(telegram: TelegramServer) -> None:
-    message_id = telegram.says("hello")
+    message_id = telegram.person_sends("hello")
     connector = bot(telegram)
 
     await connector.react("42", str(message_id), "👀")
     assert telegram.reactions == {(42, message_id): ["👀"]}
     await connector.react("42", str(message_id), "")
     assert telegram.reactions == {(42, message_id): []}
-    with pytest.raises(DeliveryFailed, match="did not take it"):
+    with pytest.raises(DeliveryFailed, match="did not accept the message"):
         await connector.react("42", str(message_id), "🪿")
 
 
 async def test_typing_is_shown_and_harms_nothing_where_it_cannot_be(telegram: TelegramServer) -> None:
     connector = bot(telegram)
 
-    await connector.type_in("42")
-    await connector.type_in("43")
+    await connector.show_typing("42")
+    await connector.show_typing("43")
 
     assert telegram.actions == [(42, None, "typing")]
 
@@ -357,7 +369,7 @@ async def test_checking_says_who_we_are_and_what_we_do_not_hear(telegram: Telegr
     private = await connector.check()
     telegram.webhook = "https://elsewhere.example"
     hooked = await connector.check()
-    telegram.revoke()
+    telegram.revoke_token()
     refused = await connector.check()
 
     assert (well.ok, well.account, well.because) == (True, "@house_bot", "")
@@ -366,12 +378,12 @@ async def test_checking_says_who_we_are_and_what_we_do_not_hear(telegram: Telegr
     assert "/setprivacy" in private.try_this
     assert (hooked.ok, refused.ok) == (False, False)
     assert "token" in refused.sentence
-    assert telegram.polls == 0
+    assert telegram.poll_count == 0
 
 
 def test_it_can_what_its_abilities_say() -> None:
     connector = bot("http://127.0.0.1:1")
 
-    for ability in (Edits, Reacts, Types, Answers, Checks):
+    for ability in (SupportsPreview, SupportsReactions, SupportsTyping, SupportsPressAnswers, SupportsCheck):
         assert isinstance(connector, ability)
     assert not connector.repeats_safely

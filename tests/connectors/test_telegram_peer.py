@@ -11,7 +11,7 @@ import pytest
 from connectors.telegram_instance import House, bot, listening, parcel, until
 from connectors.telegram_peer import CHAT, INSTALL_S, PERSON, asked_of, running_peer, say, shown_to_maria
 
-from retinue.connectors.base import Button, Heard
+from retinue.connectors.base import Button, InboundKind
 from retinue.testing.telegram_server import TOKEN
 
 
@@ -52,7 +52,7 @@ async def test_a_button_is_shown_and_its_press_is_heard(peer: str) -> None:
         await connector.answer_press(pressed.message_id, "Allowed.")
 
     assert question["reply_markup"] == {"inline_keyboard": [[{"text": "Yes", "callback_data": "allow:9c8d"}]]}
-    assert (pressed.kind, pressed.text) == (Heard.PRESS, "allow:9c8d")
+    assert (pressed.kind, pressed.text) == (InboundKind.PRESS, "allow:9c8d")
     assert pressed.quoted is not None
     assert pressed.quoted.message_id == delivery.receipt
 
@@ -66,7 +66,7 @@ async def test_words_shown_while_they_are_written_are_taken_back(peer: str) -> N
 
     shown = await connector.preview("43", "Lunch wi")  # a room of its own: the server takes a press for a message
     assert await shown_to_noor() == ["Lunch wi"]
-    await connector.take_back("43", shown)
+    await connector.delete_preview("43", shown)
 
     assert await shown_to_noor() == []
 

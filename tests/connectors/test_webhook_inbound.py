@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from connectors.webhook_instance import SECRET, HookHouse, hook_house, signed, webhook
 
-from retinue.connectors.webhook.settings import HookKind, HookMapping, Proof, WakeMode, WebhookSettings
-from retinue.domain.envelope import Envelope, Kind
+from retinue.connectors.webhook.settings import SignatureScheme, WakeMode, WebhookKind, WebhookMapping, WebhookSettings
+from retinue.domain.envelope import Envelope, EnvelopeKind
 from retinue.domain.session import OriginKind, Session
 from retinue.domain.trust import Trust
 from retinue.store.envelopes import envelopes
 from retinue.store.sessions import sessions
-from retinue.text.untrusted_wrapper import is_wrapped, unwrap
+from retinue.text.untrusted_wrapper import is_wrapped, unwrap_untrusted
 
 PLAIN = WebhookSettings()
 
@@ -49,10 +49,10 @@ async def test_an_agent_is_written_to_in_a_session_of_the_requests_own_and_its_a
         session = await session_of(house, said.body["session"])
         assert session.origin.kind is OriginKind.EXTERNAL
         assert session.origin.key == "hook:ci:msg_1"
-        assert not session.origin.kind.foreground
-        assert (envelope.kind, envelope.trust) == (Kind.MESSAGE, Trust.UNTRUSTED)
+        assert not session.origin.kind.is_foreground
+        assert (envelope.kind, envelope.trust) == (EnvelopeKind.MESSAGE, Trust.UNTRUSTED)
         assert is_wrapped(envelope.text)
-        assert unwrap(envelope.text) == "The build broke."
+        assert unwrap_untrusted(envelope.text) == "The build broke."
         assert 'webhook: "ci"' in envelope.text
         assert 'from: "builder"' in envelope.text
         assert [mail.text for mail in await house.mail("person:owner")] == ["The build is mended."]
@@ -102,13 +102,13 @@ async def test_a_request_that_is_not_proved_is_refused_and_nothing_is_kept(tmp_p
     connector = webhook(PLAIN, secret="" if change == "no-secret" else SECRET)
     async with hook_house(tmp_path, connector) as house:
         said = await house.send("ci/agent", body, headers=headers)
-        assert (said.status, said.code) == (401, "webhook.unproved")
+        assert (said.status, said.code) == (401, "webhook.unverified")
         assert await house.mail("agent:ada") == []
 
 
 @pytest.mark.spec("C87")
 async def test_an_address_that_guesses_is_locked_out_and_a_token_that_was_good_there_goes_on(tmp_path: Path) -> None:
-    token = webhook(WebhookSettings(proof=Proof.TOKEN))
+    token = webhook(WebhookSettings(proof=SignatureScheme.TOKEN))
     good = {"authorization": f"Bearer {SECRET}"}
     async with hook_house(tmp_path, token) as house:
         house.model.will_reply("One.", "Two.")
@@ -117,17 +117,17 @@ async def test_an_address_that_guesses_is_locked_out_and_a_token_that_was_good_t
             wrong = {"authorization": f"Bearer guess-{number}"}
             assert (await house.send("ci/agent", {"message": "Hello."}, headers=wrong)).status == 401
         locked = await house.send("ci/agent", {"message": "Hello."}, headers={"authorization": "Bearer guess-6"})
-        assert (locked.status, locked.code) == (429, "auth.locked-out")
+        assert (locked.status, locked.code) == (429, "auth.locked_out")
         assert int(locked.headers["Retry-After"]) > 0
         assert (await house.send("ci/agent", {"message": "Hello."}, headers=good)).status == 202
 
 
 @pytest.mark.spec("C87")
 async def test_a_token_in_the_address_is_refused_and_one_with_a_key_is_taken_once(tmp_path: Path) -> None:
-    async with hook_house(tmp_path, webhook(WebhookSettings(proof=Proof.TOKEN))) as house:
+    async with hook_house(tmp_path, webhook(WebhookSettings(proof=SignatureScheme.TOKEN))) as house:
         house.model.will_reply("Here.", "Here.")
         said = await house.send("ci/agent", {"message": "Hi."}, headers={}, query=f"?token={SECRET}")
-        assert (said.status, said.code) == (400, "webhook.secret-in-address")
+        assert (said.status, said.code) == (400, "webhook.secret_in_url")
         headers = {"authorization": f"Bearer {SECRET}", "idempotency-key": "one"}
         sent = [await house.send("ci/agent", {"message": "Hi."}, headers=headers) for _ in range(2)]
         assert [each.body["duplicate"] for each in sent] == [False, True]
@@ -157,7 +157,7 @@ async def test_a_wake_is_told_in_the_conversation_the_owner_last_had_and_answere
         assert said.body["session"] == main
         await house.rest()
         envelope = await kept(house, said.body["envelope"])
-        assert (envelope.kind, envelope.trust) == (Kind.SYSTEM, Trust.UNTRUSTED)
+        assert (envelope.kind, envelope.trust) == (EnvelopeKind.SYSTEM, Trust.UNTRUSTED)
         assert [mail.text for mail in await house.mail("person:owner")] == ["Good morning.", "The door bell rang."]
 
 
@@ -181,7 +181,7 @@ async def test_only_agents_on_the_list_are_named_by_a_request(tmp_path: Path) ->
     async with hook_house(tmp_path, webhook(settings)) as house:
         house.model.will_reply("I am bo.")
         refused = await house.send("ci/agent", {"message": "Hi.", "agentId": "ada"})
-        assert (refused.status, refused.code) == (403, "webhook.agent-not-allowed")
+        assert (refused.status, refused.code) == (403, "webhook.agent_not_allowed")
         taken = await house.send("ci/agent", {"message": "Hi.", "agentId": "bo"})
         assert taken.status == 202
         await house.rest()
@@ -193,7 +193,7 @@ async def test_a_request_has_only_sessions_of_its_own_connector(tmp_path: Path) 
     async with hook_house(tmp_path, webhook(PLAIN)) as house:
         house.model.will_reply("One.", "Two.")
         foreign = await house.send("ci/agent", {"message": "Hi.", "sessionKey": "agent:ada:main"})
-        assert (foreign.status, foreign.code) == (403, "webhook.session-not-allowed")
+        assert (foreign.status, foreign.code) == (403, "webhook.session_not_allowed")
         said = [
             await house.send("ci/agent", {"message": "Hi.", "sessionKey": key}, id_=key)
             for key in ("hook:deploys", "Deploys")
@@ -208,7 +208,7 @@ async def test_an_answer_goes_only_where_the_owner_lets_requests_send_it(tmp_pat
     async with hook_house(tmp_path, webhook(settings)) as house:
         house.model.will_reply("For you.", "For nobody.")
         elsewhere = await house.send("ci/agent", {"message": "Hi.", "channel": "telegram", "to": "42"})
-        assert (elsewhere.status, elsewhere.code) == (403, "webhook.delivery-not-allowed")
+        assert (elsewhere.status, elsewhere.code) == (403, "webhook.delivery_not_allowed")
         await house.send("ci/agent", {"message": "Hi.", "to": "person:owner"}, id_="2")
         await house.rest()
         await house.send("ci/agent", {"message": "Hi.", "deliver": False}, id_="3")
@@ -260,7 +260,7 @@ async def test_words_that_begin_with_a_slash_are_no_command(tmp_path: Path) -> N
 
 # --- mappings ---
 
-OPENED = HookMapping(
+OPENED = WebhookMapping(
     path="github",
     match={"headers.x-github-event": "issues", "payload.action": "opened"},
     text="{{ payload.sender.login }} opened {{ payload.issue.title }}: "
@@ -283,7 +283,7 @@ def as_github(body: bytes, event: str = "issues") -> dict[str, str]:
 
 @pytest.mark.spec("C87")
 async def test_a_service_that_knows_nothing_of_the_house_is_mapped_by_templates(tmp_path: Path) -> None:
-    settings = WebhookSettings(proof=Proof.GITHUB, mappings={"opened": OPENED})
+    settings = WebhookSettings(proof=SignatureScheme.GITHUB, mappings={"opened": OPENED})
     async with hook_house(tmp_path, webhook(settings)) as house:
         house.model.will_reply("I shall look.")
         body = json.dumps(ISSUE).encode()
@@ -291,7 +291,9 @@ async def test_a_service_that_knows_nothing_of_the_house_is_mapped_by_templates(
         await house.rest()
         assert said.status == 202
         envelope = await kept(house, said.body["envelope"])
-        assert unwrap(envelope.text) == "noor opened {{ 7 * 7 }}: roof, rain"  # what was sent is never a template
+        assert (
+            unwrap_untrusted(envelope.text) == "noor opened {{ 7 * 7 }}: roof, rain"
+        )  # what was sent is never a template
         session = await session_of(house, said.body["session"])
         assert (session.agent, session.origin.key) == ("bo", "hook:ci:maria/house")
         renamed = {**as_github(body), "x-github-delivery": "two"}
@@ -301,22 +303,26 @@ async def test_a_service_that_knows_nothing_of_the_house_is_mapped_by_templates(
 
 @pytest.mark.spec("C87")
 async def test_what_no_mapping_is_about_is_let_go_and_an_unknown_path_is_refused(tmp_path: Path) -> None:
-    settings = WebhookSettings(proof=Proof.GITHUB, mappings={"opened": OPENED}, kinds=(HookKind.WAKE,))
+    settings = WebhookSettings(proof=SignatureScheme.GITHUB, mappings={"opened": OPENED}, kinds=(WebhookKind.WAKE,))
     async with hook_house(tmp_path, webhook(settings)) as house:
         body = json.dumps({**ISSUE, "action": "closed"}).encode()
         let_go = await house.send("ci/github", body, headers=as_github(body))
         assert (let_go.status, let_go.body) == (200, {"status": "ignored"})
         for path in ("ci/agent", "ci/opened", "ci/nothing"):
             said = await house.send(path, body, headers=as_github(body))
-            assert (said.status, said.code) == (404, "webhook.unknown")
-        assert (await house.send("other/wake", body, headers=as_github(body))).code == "webhook.no-connector"
+            assert (said.status, said.code) == (404, "webhook.path_not_found")
+        assert (await house.send("other/wake", body, headers=as_github(body))).code == "webhook.no_connector"
 
 
 @pytest.mark.spec("C87")
 async def test_a_mapping_may_wake(tmp_path: Path) -> None:
-    mapping = HookMapping(kind=HookKind.WAKE, text="Rain: {{ payload.mm }} mm", mode=WakeMode.NEXT)
+    mapping = WebhookMapping(kind=WebhookKind.WAKE, text="Rain: {{ payload.mm }} mm", mode=WakeMode.NEXT)
     async with hook_house(tmp_path, webhook(WebhookSettings(mappings={"rain": mapping}))) as house:
         said = await house.send("ci/rain", {"mm": 12})
         assert said.status == 200
         envelope = await kept(house, said.body["envelope"])
-        assert (envelope.kind, envelope.silent, unwrap(envelope.text)) == (Kind.SYSTEM, True, "Rain: 12 mm")
+        assert (envelope.kind, envelope.silent, unwrap_untrusted(envelope.text)) == (
+            EnvelopeKind.SYSTEM,
+            True,
+            "Rain: 12 mm",
+        )

@@ -12,9 +12,9 @@ from connectors.server_process import AFTER_ACCEPT, IN_DOUBT, RealHouse, real_ho
 from connectors.webhook_instance import SECRET, FarSide, far_side, signed
 from flows.fake_provider import says
 
-from retinue.connectors.webhook.settings import Proof
-from retinue.connectors.webhook.webhook_signature import proved
-from retinue.testing.waiting import wait_until
+from retinue.connectors.webhook.settings import SignatureScheme
+from retinue.connectors.webhook.webhook_signature import verify_request
+from retinue.testing.wait_conditions import wait_until
 
 SETTINGS = """
 [connectors.ci]
@@ -87,7 +87,10 @@ async def test_a_request_is_answered_by_a_signed_request_and_one_that_is_not_pro
     assert answer["room"] == "builds"
     [letter] = [each for each in far.letters if "ask-build" in each.json["text"]]
     now_s = float(letter.headers["webhook-timestamp"])
-    assert proved(Proof.STANDARD, SECRET, letter.headers, letter.body, now_s=now_s) == letter.headers["webhook-id"]
+    assert (
+        verify_request(SignatureScheme.STANDARD, SECRET, letter.headers, letter.body, now_s=now_s)
+        == letter.headers["webhook-id"]
+    )
 
 
 async def test_where_nobody_is_to_be_told_elsewhere_the_owner_is(house: RealHouse, far: FarSide) -> None:

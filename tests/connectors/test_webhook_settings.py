@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from retinue.app.clock_and_ids import RealClock, new_chance
-from retinue.config import load
+from retinue.app.clock_and_ids import RealClock, new_random
+from retinue.config import load_configuration
 from retinue.config.speech import SpeechMode
-from retinue.connectors.base import Surroundings
-from retinue.connectors.webhook import KIND
-from retinue.connectors.webhook.settings import HookMapping, Proof, WebhookSettings
+from retinue.connectors.base import ConnectorContext
+from retinue.connectors.webhook import PLATFORM
+from retinue.connectors.webhook.settings import SignatureScheme, WebhookMapping, WebhookSettings
 from retinue.domain.errors import Invalid, RetinueError
 
 GUIDES = Path(__file__).parents[2] / "docs" / "guides"
@@ -27,15 +27,15 @@ def test_each_example_of_a_guide_is_read(tmp_path: Path, guide: str) -> None:
     assert blocks(guide)
     for text in blocks(guide):
         (tmp_path / "retinue.toml").write_text(text)
-        load({"RETINUE_HOME": str(tmp_path)})
+        load_configuration({"RETINUE_HOME": str(tmp_path)})
 
 
 def test_the_settings_of_a_webhook_are_read_with_the_file(tmp_path: Path) -> None:
     example = next(block for block in blocks("webhooks.md") if "[connectors.code]" in block)
     (tmp_path / "retinue.toml").write_text(example)
-    own = load({"RETINUE_HOME": str(tmp_path)}).settings.connectors["code"].own
+    own = load_configuration({"RETINUE_HOME": str(tmp_path)}).settings.connectors["code"].own
     assert isinstance(own, WebhookSettings)
-    assert own.proof is Proof.GITHUB
+    assert own.proof is SignatureScheme.GITHUB
     assert own.mappings["opened"].match["payload.action"] == "opened"
 
 
@@ -52,7 +52,7 @@ def test_the_settings_of_a_webhook_are_read_with_the_file(tmp_path: Path) -> Non
 def test_what_a_webhook_does_not_know_is_refused_with_the_file(tmp_path: Path, text: str) -> None:
     (tmp_path / "retinue.toml").write_text(f'[connectors.ci]\nkind = "webhook"\n{text}\n')
     with pytest.raises(RetinueError):
-        load({"RETINUE_HOME": str(tmp_path)})
+        load_configuration({"RETINUE_HOME": str(tmp_path)})
 
 
 @pytest.mark.parametrize("text", ["", "{{ payload", "{{ payload | unheard }}"])
@@ -64,20 +64,20 @@ def test_a_mapping_that_cannot_be_filled_keeps_its_connector_from_being_made(tmp
         async def put(self, key: str, value: str) -> None:
             return None
 
-    surroundings = Surroundings(
-        instance="ci",
+    surroundings = ConnectorContext(
+        name="ci",
         clock=RealClock(),
-        chance=new_chance(),
-        shelf=Shelf(),
-        path_of=lambda _: tmp_path,
-        secret=lambda _: "secret",
+        random=new_random(),
+        state=Shelf(),
+        get_attachment_path=lambda _: tmp_path,
+        read_secret=lambda _: "secret",
     )
     with pytest.raises(Invalid) as refused:
-        KIND.make(WebhookSettings(mappings={"x": HookMapping(text=text)}), surroundings)
+        PLATFORM.make_connector(WebhookSettings(mappings={"x": WebhookMapping(text=text)}), surroundings)
     assert "connectors.ci.mappings.x.text" in refused.value.sentence
 
 
 def test_speech_and_hooks_are_off_until_they_are_set(tmp_path: Path) -> None:
-    settings = load({"RETINUE_HOME": str(tmp_path)}).settings
+    settings = load_configuration({"RETINUE_HOME": str(tmp_path)}).settings
     assert settings.speech.mode is SpeechMode.OFF
     assert not settings.hooks.enabled

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from retinue.connectors.webhook import webhook_templates
-from retinue.connectors.webhook.settings import Proof
-from retinue.connectors.webhook.webhook_signature import Unproved, proved, sign
-from retinue.domain.envelope import TEXT_BYTES_MAX
+from retinue.connectors.webhook.settings import SignatureScheme
+from retinue.connectors.webhook.webhook_signature import SignatureInvalid, sign, verify_request
+from retinue.domain.envelope import ENVELOPE_TEXT_BYTES_MAX
 from retinue.domain.errors import Invalid
 
 SECRET = "a secret"
@@ -42,20 +42,20 @@ def test_one_of_several_signatures_is_enough() -> None:
         "webhook-timestamp": str(NOW_S),
         "webhook-signature": f"v1,{base64.b64encode(b'x' * 32).decode()} {good}",
     }
-    assert proved(Proof.STANDARD, SECRET, headers, BODY, now_s=NOW_S) == "one"
+    assert verify_request(SignatureScheme.STANDARD, SECRET, headers, BODY, now_s=NOW_S) == "one"
 
 
 @pytest.mark.parametrize("secret", ["", "whsec_"])
 def test_an_empty_key_signs_nothing(secret: str) -> None:
     made = base64.b64encode(hmac.new(b"", f"one.{NOW_S}.".encode() + BODY, hashlib.sha256).digest()).decode()
     headers = {"webhook-id": "one", "webhook-timestamp": str(NOW_S), "webhook-signature": f"v1,{made}"}
-    with pytest.raises(Unproved):
-        proved(Proof.STANDARD, secret, headers, BODY, now_s=NOW_S)
+    with pytest.raises(SignatureInvalid):
+        verify_request(SignatureScheme.STANDARD, secret, headers, BODY, now_s=NOW_S)
 
 
 def test_what_stripe_signs_anew_is_still_the_same_by_the_id_within() -> None:
-    first = proved(Proof.STRIPE, SECRET, stripe(), BODY, now_s=NOW_S)
-    again = proved(Proof.STRIPE, SECRET, stripe(at=NOW_S + 60), BODY, now_s=NOW_S + 60)
+    first = verify_request(SignatureScheme.STRIPE, SECRET, stripe(), BODY, now_s=NOW_S)
+    again = verify_request(SignatureScheme.STRIPE, SECRET, stripe(at=NOW_S + 60), BODY, now_s=NOW_S + 60)
     assert first == again == "evt_1"
 
 
@@ -72,14 +72,14 @@ def test_what_stripe_signs_anew_is_still_the_same_by_the_id_within() -> None:
     ],
 )
 def test_what_stripe_has_not_signed_now_is_not_proved(headers: dict[str, str]) -> None:
-    with pytest.raises(Unproved):
-        proved(Proof.STRIPE, SECRET, headers, BODY, now_s=NOW_S)
+    with pytest.raises(SignatureInvalid):
+        verify_request(SignatureScheme.STRIPE, SECRET, headers, BODY, now_s=NOW_S)
 
 
 @pytest.mark.parametrize("said", ["", "Basic a secret", "Bearer", "Bearer a secre", "Bearer a secret2", "Bearer Ä"])
 def test_another_token_is_not_proved(said: str) -> None:
-    with pytest.raises(Unproved):
-        proved(Proof.TOKEN, SECRET, {"authorization": said}, BODY, now_s=NOW_S)
+    with pytest.raises(SignatureInvalid):
+        verify_request(SignatureScheme.TOKEN, SECRET, {"authorization": said}, BODY, now_s=NOW_S)
 
 
 # --- templates ---
@@ -103,28 +103,28 @@ def test_a_template_makes_nothing_huge_and_reaches_nothing_else(text: str) -> No
     try:
         made = webhook_templates.render(text, {"payload": payload})
     except Invalid as error:
-        assert error.code == "webhook.template-broken"
+        assert error.code == "webhook.template_failed"
     else:
         assert made == ""
 
 
 @pytest.mark.parametrize("text", ["{{ payload | center(9) }}", "{{ range(9) }", "{% for %}", "{{ x | unheard }}"])
 def test_a_template_that_cannot_be_used_is_found_out_before_it_is(text: str) -> None:
-    assert webhook_templates.check(text)
+    assert webhook_templates.check_template(text)
 
 
 def test_what_is_filled_in_is_bounded_in_length_and_number() -> None:
-    payload = webhook_templates.bounded({"words": ["x" * 1_000] * 100_000, "deep": _deep(100)})
+    payload = webhook_templates.limit_payload({"words": ["x" * 1_000] * 100_000, "deep": _deep(100)})
     assert len(payload["words"]) == webhook_templates.ITEMS_MAX
     made = webhook_templates.render("{% for w in payload.words %}{{ w }}{% endfor %}", {"payload": payload})
-    assert len(made) <= TEXT_BYTES_MAX + 1_000
+    assert len(made) <= ENVELOPE_TEXT_BYTES_MAX + 1_000
 
 
 def test_a_missing_value_is_empty_and_one_that_is_there_is_found_by_its_path() -> None:
     values = {"payload": {"a": [{"b": True}, {"b": 7}]}}
     assert webhook_templates.render("[{{ payload.no.such.thing }}]", values) == "[]"
-    assert [webhook_templates.at(values, f"payload.a.{n}.b") for n in (0, 1, 2)] == ["true", "7", ""]
-    assert webhook_templates.at(values, "payload.a") == ""
+    assert [webhook_templates.get_text_at(values, f"payload.a.{n}.b") for n in (0, 1, 2)] == ["true", "7", ""]
+    assert webhook_templates.get_text_at(values, "payload.a") == ""
 
 
 def _deep(levels: int) -> Any:

@@ -19,15 +19,15 @@ from aiohttp import web
 from flows.tools_instance import ADA, BO, HandsHouse
 from msgspec import structs
 
-from retinue.api.app import build
-from retinue.api.connection_limits import Gate, server_config
-from retinue.api.host_check import Door
+from retinue.api.app import build_app
+from retinue.api.connection_limits import ConnectionLimiter, build_server_config
+from retinue.api.host_check import HttpSettings
 from retinue.api.uvicorn_server import Server
 from retinue.app.clock_and_ids import RealClock
-from retinue.app.server import default_parts, open_house
-from retinue.config import load
-from retinue.connectors.base import Connector, Surroundings
-from retinue.connectors.webhook import KIND
+from retinue.app.server import default_parts, open_server
+from retinue.config import load_configuration
+from retinue.connectors.base import Connector, ConnectorContext
+from retinue.connectors.webhook import PLATFORM
 from retinue.connectors.webhook.connector import WebhookConnector
 from retinue.connectors.webhook.settings import WebhookSettings
 from retinue.connectors.webhook.webhook_signature import sign
@@ -35,9 +35,9 @@ from retinue.domain.agent import Agent
 from retinue.domain.errors import Invalid
 from retinue.domain.ports import Clock
 from retinue.domain.structs import replace
-from retinue.intake.inbound_webhooks import Requests
-from retinue.testing.empty_store import place_empty_store
-from retinue.testing.failure_context import explained
+from retinue.intake.inbound_webhooks import WebhookIntake
+from retinue.testing.empty_store import create_empty_store
+from retinue.testing.failure_context import describe_on_failure
 from retinue.testing.scripted_model import ScriptedModel
 from retinue.testing.server_description import ServerSource
 
@@ -62,15 +62,15 @@ def webhook(
         assert key == "secret"
         return secret
 
-    surroundings = Surroundings(
-        instance=instance,
+    surroundings = ConnectorContext(
+        name=instance,
         clock=clock or RealClock(),
-        chance=Random(1),
-        shelf=NoShelf(),
-        path_of=lambda _: Path("/nowhere"),
-        secret=found,
+        random=Random(1),
+        state=NoShelf(),
+        get_attachment_path=lambda _: Path("/nowhere"),
+        read_secret=found,
     )
-    made = KIND.make(settings, surroundings)
+    made = PLATFORM.make_connector(settings, surroundings)
     assert isinstance(made, WebhookConnector)
     return made
 
@@ -120,31 +120,31 @@ async def hook_house(
 ) -> AsyncGenerator[HookHouse]:
     root.mkdir(parents=True, exist_ok=True)
     (root / "retinue.toml").write_text(config)
-    configuration = load({"RETINUE_HOME": str(root)})
+    configuration = load_configuration({"RETINUE_HOME": str(root)})
     base = default_parts()
     model = model or ScriptedModel(base.clock)
-    parts = replace(base, models=[model], staff=staff, connectors=connectors, configuration=configuration)
+    parts = replace(base, models=[model], first_agents=staff, connectors=connectors, configuration=configuration)
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     listener.listen()
-    opened: dict[str, Connector] = {each.instance: each for each in connectors}
-    place_empty_store(root / "house.db")
+    opened: dict[str, Connector] = {each.name: each for each in connectors}
+    create_empty_store(root / "house.db")
     try:
-        async with open_house(configuration.settings, parts) as house:
-            desk = house.desk
-            requests = Requests(
+        async with open_server(configuration.settings, parts) as house:
+            desk = house.services
+            requests = WebhookIntake(
                 desk.store,
-                desk.post,
+                desk.intake,
                 desk.clock,
                 desk.ids,
                 connectors=lambda: opened,
                 default_agent=desk.default_agent,
             )
-            house = structs.replace(house, desk=structs.replace(desk, requests=lambda: requests))
+            house = structs.replace(house, services=structs.replace(desk, inbound_webhooks=lambda: requests))
             made = HookHouse(house, root, model, configuration, root / "witness.txt", {model.name: model})
             made.port = listener.getsockname()[1]
             async with _served(made, listener):
-                with explained(ServerSource(database=root / "house.db")):
+                with describe_on_failure(ServerSource(database=root / "house.db")):
                     yield made
                     await made.rest()
     finally:
@@ -153,9 +153,9 @@ async def hook_house(
 
 @asynccontextmanager
 async def _served(house: HookHouse, listener: socket.socket) -> AsyncGenerator[None]:
-    door = Door(port=house.port)
-    gate = Gate(door)
-    server = Server(server_config(build(house.house.desk, door, gate), gate))
+    door = HttpSettings(port=house.port)
+    gate = ConnectionLimiter(door)
+    server = Server(build_server_config(build_app(house.house.services, door, gate), gate))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield

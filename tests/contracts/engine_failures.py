@@ -26,38 +26,38 @@ from contracts.engine_instance import (
 )
 
 from retinue.config import Settings
-from retinue.config.models import Models
+from retinue.config.models import ModelRoutingSettings
 from retinue.domain.agent import ToolRules
-from retinue.domain.envelope import TEXT_BYTES_MAX, Outcome
-from retinue.domain.model import FREE, ModelFacts, ModelRef
-from retinue.domain.record import Reply, Stop, Usage
+from retinue.domain.envelope import ENVELOPE_TEXT_BYTES_MAX, Outcome
+from retinue.domain.model import FREE_PRICE, ModelFacts, ModelRef
+from retinue.domain.record import Reply, StopReason, Usage
 from retinue.domain.session import Origin, OriginKind
 from retinue.domain.tool import RESULT_CHARS_MAX, Call, ToolSpec
-from retinue.engine.lanes import Slots
-from retinue.models.base import Asks, Chunk, Ended, Prompt, Text
-from retinue.testing.local_instance import Household, boss
-from retinue.testing.scripted_model import Line, calls, says
-from retinue.tools.base import Scene, ToolFailed, schema_of
+from retinue.engine.lanes import SlotLimits
+from retinue.models.base import EndChunk, ModelPrompt, ReplyChunk, TextChunk, ToolCallChunk
+from retinue.testing.local_instance import LocalInstance, boss_principal
+from retinue.testing.scripted_model import ScriptedReply, text_reply, tool_call_reply
+from retinue.tools.base import ToolContext, ToolFailed, schema_of
 
 
 @dataclass(slots=True)
 class Odd:
     """A model that does what it is told, once, and then behaves."""
 
-    chunks: list[Chunk] = field(default_factory=list[Chunk])
+    chunks: list[ReplyChunk] = field(default_factory=list[ReplyChunk])
     error: BaseException | None = None
     name: str = "odd"
     asked: int = 0
 
     @property
     def facts(self) -> ModelFacts:
-        return ModelFacts(ref=ModelRef("", self.name), price=FREE)
+        return ModelFacts(ref=ModelRef("", self.name), price=FREE_PRICE)
 
-    async def reply(self, prompt: Prompt, *, key: str = "") -> AsyncIterator[Chunk]:
+    async def reply(self, prompt: ModelPrompt, *, key: str = "") -> AsyncIterator[ReplyChunk]:
         self.asked += 1
         if self.asked > 1:
-            yield Text("better now")
-            yield Ended(Stop.END, Usage())
+            yield TextChunk("better now")
+            yield EndChunk(StopReason.END, Usage())
             return
         for chunk in self.chunks:
             yield chunk
@@ -77,66 +77,81 @@ class Breaks:
         default_factory=lambda: ToolSpec(name="breaks", description="Breaks.", parameters=schema_of(AnyArguments))
     )
 
-    async def perform(self, arguments: AnyArguments, scene: Scene) -> str:
+    async def perform(self, arguments: AnyArguments, context: ToolContext) -> str:
         raise self.error
 
 
 @pytest.mark.spec("D14", "H3")
 async def test_a_run_that_fails_answers_its_sender_with_an_error_and_the_next_is_worked(
-    any_household: Household,
+    any_household: LocalInstance,
 ) -> None:
     household = any_household
-    household.model.will_reply(Line(fails="the model is tired"), "better now")
+    household.model.will_reply(ScriptedReply(fails="the model is tired"), "better now")
     async with opened(household) as house:
-        first = await house.post("hello")
-        settled = await house.outcome(first.envelope)
+        first = await house.send("hello")
+        settled = await house.wait_for_outcome(first.envelope)
         assert (settled.outcome, settled.because) == (Outcome.DEAD, "model.scripted: the model is tired")
         assert await notices_to(house, "maria") == [
-            "Something went wrong: the model is tired [model.scripted]\nbecause: the script says so\ntry: ask again"
+            "Something went wrong: the model is tired [model.scripted]\n"
+            "because: the script of the test contains this failure\ntry: retry"
         ]
-        assert await house.answer_to((await house.post("again")).envelope) == "better now"
-        assert (await house.outcome(first.envelope)).outcome is Outcome.DEAD, "done stays done"
+        assert await house.wait_for_answer((await house.send("again")).envelope) == "better now"
+        assert (await house.wait_for_outcome(first.envelope)).outcome is Outcome.DEAD, "done stays done"
+
+
+INTERNAL = "internal error in the run: "
 
 
 @pytest.mark.spec("D14")
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        (Odd(error=ValueError("no such thing")), "ValueError: no such thing [run.broke]"),
-        (Odd(chunks=[Text("half a sen")], error=RuntimeError("cut")), "RuntimeError: cut [run.broke]"),
-        (Odd(chunks=[Text("half a sen")]), "odd broke off in the middle of its reply [model.broke-off]"),
-        (Odd(error=TimeoutError("no answer in 30 s")), "TimeoutError: no answer in 30 s [run.broke]"),
-        (Odd(error=KeyError("x" * 5000)), "KeyError: '" + "x" * 100),
+        (Odd(error=ValueError("no such thing")), INTERNAL + "ValueError: no such thing [run.internal_error]"),
+        (
+            Odd(chunks=[TextChunk("half a sen")], error=RuntimeError("cut")),
+            INTERNAL + "RuntimeError: cut [run.internal_error]",
+        ),
+        (Odd(chunks=[TextChunk("half a sen")]), "the reply of odd was cut off [model.truncated]"),
+        (
+            Odd(error=TimeoutError("no answer in 30 s")),
+            INTERNAL + "TimeoutError: no answer in 30 s [run.internal_error]",
+        ),
+        (Odd(error=KeyError("x" * 5000)), INTERNAL + "KeyError: '" + "x" * 100),
     ],
     ids=["at once", "mid-stream", "without an end", "its own time-out", "with a long story"],
 )
-async def test_whatever_a_model_raises_is_told_and_survived(household: Household, model: Odd, said: str) -> None:
+async def test_whatever_a_model_raises_is_told_and_survived(household: LocalInstance, model: Odd, said: str) -> None:
     household.models = (model,)
     household.agents = (ada(model="odd"),)
     household.settings = Settings(
-        home=household.root, store=household.root / "house.db", zone=household.zone, models=Models(retries_max=0)
+        home=household.root,
+        store=household.root / "house.db",
+        zone=household.zone,
+        models=ModelRoutingSettings(retries_max=0),
     )
     async with opened(household) as house:
-        first = await house.post("hello")
-        assert (await house.outcome(first.envelope)).outcome is Outcome.DEAD
+        first = await house.send("hello")
+        assert (await house.wait_for_outcome(first.envelope)).outcome is Outcome.DEAD
         (told,) = await notices_to(house, "maria")
         assert told.startswith(f"Something went wrong: {said}")
         assert len(told) < 1000
-        assert not any(isinstance(record.body, Reply) for record in await house.records(first.session))
-        assert await house.answer_to((await house.post("again")).envelope) == "better now"
-        await house.quiet()
-        assert house.live.partials() == []
+        assert not any(isinstance(record.body, Reply) for record in await house.list_records(first.session))
+        assert await house.wait_for_answer((await house.send("again")).envelope) == "better now"
+        await house.wait_until_idle()
+        assert house.events.partial_replies() == []
 
 
 @pytest.mark.spec("D14")
 @pytest.mark.parametrize(
-    ("change", "code"), [({"model": "nobody"}, "model.all-failed"), ({"runner": "nobody"}, "runner.not-found")]
+    ("change", "code"), [({"model": "nobody"}, "model.all_failed"), ({"runner": "nobody"}, "runner.not_found")]
 )
-async def test_an_agent_that_cannot_work_here_says_why(household: Household, change: dict[str, str], code: str) -> None:
+async def test_an_agent_that_cannot_work_here_says_why(
+    household: LocalInstance, change: dict[str, str], code: str
+) -> None:
     household.agents = (ada(**change),)
     async with opened(household) as house:
-        receipt = await house.post("hello")
-        assert (await house.outcome(receipt.envelope)).outcome is Outcome.DEAD
+        receipt = await house.send("hello")
+        assert (await house.wait_for_outcome(receipt.envelope)).outcome is Outcome.DEAD
         (told,) = await notices_to(house, "maria")
         assert f"[{code}]" in told and "\ntry: " in told
 
@@ -145,22 +160,22 @@ async def test_an_agent_that_cannot_work_here_says_why(household: Household, cha
 @pytest.mark.parametrize(
     ("error", "read"),
     [
-        (ValueError("bad luck"), "'breaks' broke: ValueError: bad luck"),
+        (ValueError("bad luck"), "'breaks' failed: ValueError: bad luck"),
         (ToolFailed("no such file", because="it was moved", try_this="look elsewhere"), "no such file [tool.failed]"),
-        (TimeoutError("30 s"), "'breaks' broke: TimeoutError: 30 s"),
-        (RuntimeError("\ud800 and \x00"), "'breaks' broke: RuntimeError: \ufffd and \ufffd"),
-        (RuntimeError("x" * 10 * RESULT_CHARS_MAX), "'breaks' broke: RuntimeError: xxx"),
+        (TimeoutError("30 s"), "'breaks' failed: TimeoutError: 30 s"),
+        (RuntimeError("\ud800 and \x00"), "'breaks' failed: RuntimeError: \ufffd and \ufffd"),
+        (RuntimeError("x" * 10 * RESULT_CHARS_MAX), "'breaks' failed: RuntimeError: xxx"),
     ],
     ids=["any error", "its own error", "a time-out", "words no store can keep", "too many words"],
 )
 async def test_a_tool_that_breaks_is_something_the_model_reads_about(
-    household: Household, error: Exception, read: str
+    household: LocalInstance, error: Exception, read: str
 ) -> None:
     household.tools = (Breaks(error),)
-    household.model.will_reply(calls("breaks"), "I see")
+    household.model.will_reply(tool_call_reply("breaks"), "I see")
     async with opened(household) as house:
-        receipt = await house.post("try it")
-        assert await house.answer_to(receipt.envelope) == "I see"
+        receipt = await house.send("try it")
+        assert await house.wait_for_answer(receipt.envelope) == "I see"
         (result,) = results(household.model.prompts[1].records)
         assert result.failed and result.output.startswith(read)
         assert len(result.output) < RESULT_CHARS_MAX + 100
@@ -170,18 +185,18 @@ async def test_a_tool_that_breaks_is_something_the_model_reads_about(
 @pytest.mark.parametrize(
     ("tool", "arguments", "read"),
     [
-        ("append_line", {}, "These arguments do not fit 'append_line'"),
-        ("append_line", {"text": 5}, "These arguments do not fit 'append_line'"),
-        ("append_line", {"text": "x", "more": 1}, "These arguments do not fit 'append_line'"),
-        ("no_such_tool", {}, "There is no tool 'no_such_tool'. Tools here: "),
+        ("append_line", {}, "Invalid arguments for 'append_line'"),
+        ("append_line", {"text": 5}, "Invalid arguments for 'append_line'"),
+        ("append_line", {"text": "x", "more": 1}, "Invalid arguments for 'append_line'"),
+        ("no_such_tool", {}, "No tool named 'no_such_tool'. Your tools are: "),
     ],
 )
 async def test_a_call_that_cannot_be_understood_is_answered_and_not_made(
-    household: Household, tool: str, arguments: dict[str, Any], read: str
+    household: LocalInstance, tool: str, arguments: dict[str, Any], read: str
 ) -> None:
-    household.model.will_reply(Line(calls=((tool, arguments),)), "I see")
+    household.model.will_reply(ScriptedReply(calls=((tool, arguments),)), "I see")
     async with opened(household) as house:
-        assert await house.answer_to((await house.post("try it")).envelope) == "I see"
+        assert await house.wait_for_answer((await house.send("try it")).envelope) == "I see"
         (result,) = results(household.model.prompts[1].records)
         assert result.failed and result.output.startswith(read)
         assert witness(household) == []
@@ -196,92 +211,97 @@ async def test_a_call_that_cannot_be_understood_is_answered_and_not_made(
     ids=["not a number", "deep down"],
 )
 async def test_arguments_that_fit_no_tool_are_refused_before_anyone_is_asked(
-    household: Household, arguments: dict[str, Any]
+    household: LocalInstance, arguments: dict[str, Any]
 ) -> None:
     household.agents = (ada(model="odd", tools=ToolRules(ask=("*",))),)
     strange = Call(id="1", tool="append_line", arguments=arguments)
-    household.models = (Odd(chunks=[Asks(strange), Ended(Stop.CALLS, Usage())]),)
+    household.models = (Odd(chunks=[ToolCallChunk(strange), EndChunk(StopReason.CALLS, Usage())]),)
     async with opened(household) as house:
-        receipt = await house.post("try it")
-        assert await house.answer_to(receipt.envelope) == "better now"
+        receipt = await house.send("try it")
+        assert await house.wait_for_answer(receipt.envelope) == "better now"
         assert await questions_to(house, "maria") == []
-        (result,) = results(await house.records(receipt.session))
-        assert result.failed and result.output.startswith("These arguments do not fit 'append_line'")
+        (result,) = results(await house.list_records(receipt.session))
+        assert result.failed and result.output.startswith("Invalid arguments for 'append_line'")
 
 
 async def test_arguments_that_no_store_keeps_as_they_are_can_still_be_asked_about_and_allowed(
-    household: Household,
+    household: LocalInstance,
 ) -> None:
     """What is allowed must be what was asked for, byte for byte, from memory and from the store alike."""
     arguments = {"text": "\ud800 \x00"}
     household.agents = (ada(model="odd", tools=ToolRules(ask=("*",))),)
     strange = Call(id="1", tool="append_line", arguments=arguments)
-    household.models = (Odd(chunks=[Asks(strange), Ended(Stop.CALLS, Usage())]),)
+    household.models = (Odd(chunks=[ToolCallChunk(strange), EndChunk(StopReason.CALLS, Usage())]),)
     async with opened(household) as house:
-        receipt = await house.post("try it")
+        receipt = await house.send("try it")
         await parked(house)
-        await house.engine.answer(await open_approval(house), allow=True, by=boss("maria"))
-        assert await house.answer_to(receipt.envelope) == "better now"
+        await house.engine.answer_approval(await open_approval(house), allow=True, by=boss_principal("maria"))
+        assert await house.wait_for_answer(receipt.envelope) == "better now"
         assert len(await questions_to(house, "maria")) == 1
-        assert len(results(await house.records(receipt.session))) == 1
+        assert len(results(await house.list_records(receipt.session))) == 1
 
 
-async def test_a_run_that_hangs_is_stopped_at_its_time_and_its_slot_is_free(any_household: Household) -> None:
+async def test_a_run_that_hangs_is_stopped_at_its_time_and_its_slot_is_free(any_household: LocalInstance) -> None:
     household = any_household
-    household.slots = Slots(main=1)
+    household.slots = SlotLimits(main=1)
     household.agents = (ada(run_seconds_max=30.0),)
-    household.model.will_reply(says("never", after_s=1e9), "better now")
+    household.model.will_reply(text_reply("never", after_s=1e9), "better now")
     async with opened(household) as house:
         envelope, _ = await thinking(household, house)
-        other = await house.post("me too", sender="person:owner")
+        other = await house.send("me too", sender="person:owner")
         await household.clock.advance(29)
         await a_moment(house)
         assert len(household.model.prompts) == 1
         await household.clock.advance(1)
-        settled = await house.outcome(envelope)
-        assert settled.because == "run.timed-out: this run took longer than 30 seconds"
+        settled = await house.wait_for_outcome(envelope)
+        assert settled.because == "run.timed_out: the run took longer than 30 seconds"
         assert settled.outcome is Outcome.DEAD
         (told,) = await notices_to(house, "maria")
-        assert "this run took longer than 30 seconds [run.timed-out]" in told
-        assert await house.answer_to(other.envelope) == "better now"
+        assert "the run took longer than 30 seconds [run.timed_out]" in told
+        assert await house.wait_for_answer(other.envelope) == "better now"
 
 
-async def test_a_tool_that_hangs_is_stopped_too_and_its_call_closed(household: Household) -> None:
+async def test_a_tool_that_hangs_is_stopped_too_and_its_call_closed(household: LocalInstance) -> None:
     tool = Wait(household.clock)
     household.tools = (tool,)
     household.agents = (ada(run_seconds_max=30.0),)
-    household.model.will_reply(calls("wait", seconds=1e9), "better now")
+    household.model.will_reply(tool_call_reply("wait", seconds=1e9), "better now")
     async with opened(household) as house:
-        receipt = await house.post("wait")
+        receipt = await house.send("wait")
         await until(lambda: tool.log, what="the tool to begin")
         await household.clock.advance(31)
-        assert (await house.outcome(receipt.envelope)).outcome is Outcome.DEAD
-        (result,) = results(await house.records(receipt.session))
+        assert (await house.wait_for_outcome(receipt.envelope)).outcome is Outcome.DEAD
+        (result,) = results(await house.list_records(receipt.session))
         assert result.output.startswith("Interrupted")
-        await house.quiet()
+        await house.wait_until_idle()
         assert lane_tasks() == []
-        assert await house.answer_to((await house.post("again")).envelope) == "better now"
+        assert await house.wait_for_answer((await house.send("again")).envelope) == "better now"
 
 
-async def test_a_run_of_many_short_turns_is_stopped_at_its_time(household: Household) -> None:
+async def test_a_run_of_many_short_turns_is_stopped_at_its_time(household: LocalInstance) -> None:
     household.agents = (ada(run_seconds_max=30.0),)
-    household.model.rule = lambda prompt: Line(calls=(("session_status", {}),), after_s=8)
+    household.model.rule = lambda prompt: ScriptedReply(calls=(("session_status", {}),), after_s=8)
     async with opened(household) as house:
-        receipt = await house.post("go on")
+        receipt = await house.send("go on")
         for n in range(1, 5):
             await until(lambda n=n: len(household.model.prompts) >= n, what=f"turn {n}")
             await household.clock.advance(8)
-        assert "run.timed-out" in (await house.outcome(receipt.envelope)).because
+        assert "run.timed_out" in (await house.wait_for_outcome(receipt.envelope)).because
 
 
-async def test_a_bound_is_told_only_where_it_cut_something_off(household: Household) -> None:
+async def test_a_bound_is_told_only_where_it_cut_something_off(household: LocalInstance) -> None:
     household.agents = (ada(turns_max=2),)
-    household.model.will_reply(calls("session_status"), "done in two", calls("session_status"), calls("session_status"))
+    household.model.will_reply(
+        tool_call_reply("session_status"),
+        "done in two",
+        tool_call_reply("session_status"),
+        tool_call_reply("session_status"),
+    )
     async with opened(household) as house:
-        first = await house.post("two turns are enough")
-        assert await house.answer_to(first.envelope) == "done in two"
-        second = await house.post("two turns are not enough")
-        assert await house.answer_to(second.envelope) == (
+        first = await house.send("two turns are enough")
+        assert await house.wait_for_answer(first.envelope) == "done in two"
+        second = await house.send("two turns are not enough")
+        assert await house.wait_for_answer(second.envelope) == (
             "[I stopped after 2 turns, which is this agent's limit (turns_max).]"
         )
         assert len(household.model.prompts) == 4
@@ -294,20 +314,24 @@ async def test_a_bound_is_told_only_where_it_cut_something_off(household: Househ
         ({"cost_microusd_max": 200}, "\n\n[I stopped after spending $0.0002, which is this agent's limit"),
     ],
 )
-async def test_tokens_and_money_of_a_run_are_bounded(household: Household, bound: dict[str, int], told: str) -> None:
+async def test_tokens_and_money_of_a_run_are_bounded(
+    household: LocalInstance, bound: dict[str, int], told: str
+) -> None:
     household.agents = (ada(**bound),)
-    household.model.rule = lambda prompt: Line(text="still at it", calls=(("session_status", {}),), cost_microusd=100)
+    household.model.rule = lambda prompt: ScriptedReply(
+        text="still at it", calls=(("session_status", {}),), cost_microusd=100
+    )
     async with opened(household) as house:
-        answer = await house.answer_to((await house.post("go on")).envelope)
+        answer = await house.wait_for_answer((await house.send("go on")).envelope)
         assert answer.startswith(f"still at it{told}")
         assert len(household.model.prompts) == 2
 
 
 @pytest.mark.spec("C49", "D20.text", "D20.context")
-async def test_a_run_may_choose_to_say_nothing(household: Household) -> None:
+async def test_a_run_may_choose_to_say_nothing(household: LocalInstance) -> None:
     household.model.will_reply("NO_REPLY", "[[SILENT_REPLY]]", "I will say NO_REPLY")
     async with opened(household) as house:
-        settled = [await house.outcome((await house.post(f"{n}")).envelope) for n in range(3)]
+        settled = [await house.wait_for_outcome((await house.send(f"{n}")).envelope) for n in range(3)]
         assert [end.outcome for end in settled] == [Outcome.ANSWERED] * 3
         assert [end.answer is None for end in settled] == [True, True, False]
         assert await answers_to(house, "maria") == ["I will say NO_REPLY"]
@@ -316,44 +340,46 @@ async def test_a_run_may_choose_to_say_nothing(household: Household) -> None:
         assert not any(isinstance(body, Reply) for body in read)
     household.model.will_reply("back")
     async with opened(household) as house:
-        await house.answer_to((await house.post("again")).envelope)
+        await house.wait_for_answer((await house.send("again")).envelope)
         read = [record.body.text for record in household.model.prompts[-1].records if isinstance(record.body, Reply)]
         assert read == ["I will say NO_REPLY"]
 
 
-async def test_an_answer_too_long_for_an_envelope_is_cut_and_says_so(household: Household) -> None:
+async def test_an_answer_too_long_for_an_envelope_is_cut_and_says_so(household: LocalInstance) -> None:
     household.model.chunk_chars = 10_000
-    household.model.will_reply("é" * TEXT_BYTES_MAX)
+    household.model.will_reply("é" * ENVELOPE_TEXT_BYTES_MAX)
     async with opened(household) as house:
-        answer = await house.answer_to((await house.post("all of it")).envelope)
-        assert len(answer.encode()) <= TEXT_BYTES_MAX
+        answer = await house.wait_for_answer((await house.send("all of it")).envelope)
+        assert len(answer.encode()) <= ENVELOPE_TEXT_BYTES_MAX
         assert answer.endswith("more bytes]")
 
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_what_a_schedule_set_going_is_told_to_whoever_the_session_belongs_to(
-    household: Household, fails: bool
+    household: LocalInstance, fails: bool
 ) -> None:
-    household.model.rule = lambda prompt: Line(fails="tired") if fails else says("done")
+    household.model.rule = lambda prompt: ScriptedReply(fails="tired") if fails else text_reply("done")
     told: Callable[..., Any] = notices_to if fails else answers_to
     async with opened(household) as house:
-        alone = await house.post("tick", sender="schedule:0123456789abcdef")
-        at_hers = await house.post(
+        alone = await house.send("tick", sender="schedule:0123456789abcdef")
+        at_hers = await house.send(
             "tick", sender="schedule:0123456789abcdef", origin=Origin(OriginKind.WEB, "person:maria")
         )
-        elsewhere = await house.post("tick", sender="schedule:0123456789abcdef", origin=Origin(OriginKind.CHAT, "#den"))
+        elsewhere = await house.send("tick", sender="schedule:0123456789abcdef", origin=Origin(OriginKind.CHAT, "#den"))
         for receipt in (alone, at_hers, elsewhere):
-            assert (await house.outcome(receipt.envelope)).outcome is (Outcome.DEAD if fails else Outcome.ANSWERED)
+            assert (await house.wait_for_outcome(receipt.envelope)).outcome is (
+                Outcome.DEAD if fails else Outcome.ANSWERED
+            )
         assert len(await told(house, "owner")) == 2
         assert len(await told(house, "maria")) == 1
 
 
-async def test_a_failed_run_leaves_nothing_open(household: Household) -> None:
+async def test_a_failed_run_leaves_nothing_open(household: LocalInstance) -> None:
     household.model.price_microusd = 500
-    household.model.will_reply(calls("session_status"), Line(fails="tired"))
+    household.model.will_reply(tool_call_reply("session_status"), ScriptedReply(fails="tired"))
     async with opened(household) as house:
-        await house.outcome((await house.post("hello")).envelope)
-        await house.quiet()
+        await house.wait_for_outcome((await house.send("hello")).envelope)
+        await house.wait_until_idle()
         assert await rows(house, "SELECT state FROM steps ORDER BY turn, idx") == [
             ("closed",),
             ("closed",),

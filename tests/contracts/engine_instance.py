@@ -18,21 +18,21 @@ import sqlalchemy as sa
 from retinue.domain.agent import Agent
 from retinue.domain.envelope import Envelope, Outcome
 from retinue.domain.errors import StoreError
-from retinue.domain.event import News, NewsKind
+from retinue.domain.event import EventKind, StoredEvent
 from retinue.domain.record import Record, RecordKind, UserTurn
 from retinue.domain.session import QueueOverride
 from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
 from retinue.domain.tool import ToolResult
-from retinue.models.base import Prompt
+from retinue.models.base import ModelPrompt
 from retinue.store.agents import agents
 from retinue.store.core import events
-from retinue.store.core.connection import Body, Store, Then, follow_up
+from retinue.store.core.connection import AfterCommit, Store, TransactionBody, run_after_commit
 from retinue.store.envelopes import envelopes
 from retinue.store.ledger import ledger
 from retinue.store.sessions import sessions
-from retinue.testing.local_instance import House, Household
-from retinue.testing.waiting import wait_until
+from retinue.testing.local_instance import LocalInstance, LocalServer
+from retinue.testing.wait_conditions import wait_until
 
 T = TypeVar("T")
 
@@ -102,29 +102,29 @@ class HandledStore:
         self._hands = hands
         self.cut = asyncio.Event()  # set when the power went: nothing is answered from then on
 
-    async def write(self, body: Body[T], *, point: str, then: Then[T] | None = None) -> T:
+    async def write(self, body: TransactionBody[T], *, point: str, then: AfterCommit[T] | None = None) -> T:
         task = asyncio.create_task(self._write_and_follow_up(body, point, then))
         self._hands.under_way.add(task)
         task.add_done_callback(self._forget)
         return await asyncio.shield(task)
 
-    async def _write_and_follow_up(self, body: Body[T], point: str, then: Then[T] | None) -> T:
+    async def _write_and_follow_up(self, body: TransactionBody[T], point: str, then: AfterCommit[T] | None) -> T:
         try:
             result = await self._write(body, point)
         except BaseException:
             if not self.cut.is_set():
-                follow_up(then, None)
+                run_after_commit(then, None)
             raise
-        follow_up(then, result)
+        run_after_commit(then, result)
         return result
 
-    async def _write(self, body: Body[T], point: str) -> T:
+    async def _write(self, body: TransactionBody[T], point: str) -> T:
         hands = self._hands
         if hold := hands.before.get(point):
             await hold.pass_by()
         if hands.failing[point] > 0:
             hands.failing[point] -= 1
-            raise StoreError("the disk is full, so this change was not kept", code="store.disk-full")
+            raise StoreError("the disk is full, so this change was not kept", code="store.disk_full")
         if self._is_last() and not self._last_happens():
             self.cut.set()
         if self.cut.is_set():
@@ -152,16 +152,16 @@ class HandledStore:
         if not task.cancelled():
             task.exception()  # seen, whether or not someone still waits for it
 
-    async def read(self, body: Body[T]) -> T:
+    async def read(self, body: TransactionBody[T]) -> T:
         return await self._store.read(body)
 
-    async def scan(self, body: Body[T]) -> T:
+    async def scan(self, body: TransactionBody[T]) -> T:
         hands = self._hands
         if asyncio.current_task() is not hands.test:
             hands.looks += 1
             if hands.failing_looks > 0:
                 hands.failing_looks -= 1
-                raise StoreError("the disk did not do what it was asked", code="store.disk-failed")
+                raise StoreError("the disk did not do what it was asked", code="store.disk_failed")
         return await self._store.scan(body)
 
     def on_commit(self, call: Callable[[], None], *tables: sa.Table) -> None:
@@ -177,31 +177,33 @@ def ada(**kw: Any) -> Agent:
 
 
 @asynccontextmanager
-async def opened(household: Household, *, drain_s: float = 0.0) -> AsyncGenerator[House]:
+async def opened(household: LocalInstance, *, drain_s: float = 0.0) -> AsyncGenerator[LocalServer]:
     """An open house whose books must be in order when the test leaves it."""
-    async with household.open(drain_s=drain_s) as house:
+    async with household.run(drain_s=drain_s) as house:
         yield house
-        if not house.crashed:
+        if not house.is_crashed:
             await books_hold(house)
 
 
-async def books_hold(house: House) -> None:
-    now_ms = to_ms(house.household.clock.now())
-    found = await house.store.scan(lambda conn: ledger.check(conn, now_ms=now_ms))
-    assert found.holds, "\n".join(found.lines())
+async def books_hold(house: LocalServer) -> None:
+    now_ms = to_ms(house.instance.clock.now())
+    found = await house.store.scan(lambda conn: ledger.check_ledger(conn, now_ms=now_ms))
+    assert found.is_ok, "\n".join(found.lines())
 
 
-def power_goes(house: House) -> None:
+def power_goes(house: LocalServer) -> None:
     """Crash, and let no commit that is still held happen after all."""
     assert isinstance(house.store, HandledStore)
     house.store.cut.set()
     house.crash()
 
 
-Story = Callable[[House], Coroutine[Any, Any, None]]
+Story = Callable[[LocalServer], Coroutine[Any, Any, None]]
 
 
-async def power_cuts(new_household: Callable[[], Household], hands: Hands, story: Story) -> AsyncGenerator[House]:
+async def power_cuts(
+    new_household: Callable[[], LocalInstance], hands: Hands, story: Story
+) -> AsyncGenerator[LocalServer]:
     """Live through a story once for each of its commits, and once more for each, with the power cut there.
 
     One time the commit still happens and one time it does not. Then the house is opened again and the story told from
@@ -211,7 +213,7 @@ async def power_cuts(new_household: Callable[[], Household], hands: Hands, story
     async with opened(household) as house:
         begun = len(hands.points)
         await story(house)
-        await house.quiet()
+        await house.wait_until_idle()
         commits = len(hands.points) - begun
         yield house
     for nth in range(1, commits + 1):
@@ -220,12 +222,12 @@ async def power_cuts(new_household: Callable[[], Household], hands: Hands, story
             await _until_cut(household, hands, story, nth, happens=happens)
             async with opened(household) as house:
                 await story(house)
-                await house.quiet()
+                await house.wait_until_idle()
                 yield house
 
 
-async def _until_cut(household: Household, hands: Hands, story: Story, nth: int, *, happens: bool) -> None:
-    async with household.open() as house:
+async def _until_cut(household: LocalInstance, hands: Hands, story: Story, nth: int, *, happens: bool) -> None:
+    async with household.run() as house:
         hands.cut_at = (nth, happens)
         assert isinstance(house.store, HandledStore)
         cut = asyncio.create_task(house.store.cut.wait())
@@ -244,23 +246,25 @@ async def until(condition: Callable[[], Any], *, what: str) -> None:
     await wait_until(condition, what, poll_s=MOMENT_S)
 
 
-async def until_somebody_sleeps(house: House, *, seconds_max: float) -> None:
+async def until_somebody_sleeps(house: LocalServer, *, seconds_max: float) -> None:
     """Wait until the clock, turned so far, wakes somebody: whatever went wrong, it is tried again then."""
-    clock = house.household.clock
-    await until(lambda: any(left <= seconds_max for left in clock.wakes_in()), what="somebody waits for the clock")
+    clock = house.instance.clock
+    await until(
+        lambda: any(left <= seconds_max for left in clock.remaining_sleeps()), what="somebody waits for the clock"
+    )
 
 
-async def as_time_goes_by(house: House, awaited: Coroutine[Any, Any, T], *, step_s: float = 1.0) -> T:
+async def as_time_goes_by(house: LocalServer, awaited: Coroutine[Any, Any, T], *, step_s: float = 1.0) -> T:
     """Wait for something while the clock is turned, a step at a time. The clock waits for the store: on a slow machine
     no more of its time passes than on a fast one."""
     task = asyncio.ensure_future(awaited)
     while not task.done():
-        await house.household.clock.advance(step_s)
+        await house.instance.clock.advance(step_s)
         await a_moment(house)
     return task.result()
 
 
-async def a_moment(house: House) -> None:
+async def a_moment(house: LocalServer) -> None:
     """Long enough for whatever is going to happen without the clock to have happened."""
     for _ in range(3):
         await house.store.write(lambda conn: None, point="moment")
@@ -268,62 +272,62 @@ async def a_moment(house: House) -> None:
         await asyncio.sleep(MOMENT_S)  # sleep: what must not happen has no event; the store has done all before this
 
 
-async def change_agent(house: House, agent: Agent) -> None:
-    await house.store.write(lambda conn: agents.put(conn, agent, source="test", at_ms=1), point="test")
+async def change_agent(house: LocalServer, agent: Agent) -> None:
+    await house.store.write(lambda conn: agents.upsert(conn, agent, source="test", at_ms=1), point="test")
 
 
-async def set_queue(house: House, session: str, queue: QueueOverride) -> None:
+async def set_queue(house: LocalServer, session: str, queue: QueueOverride) -> None:
     await house.store.write(lambda conn: sessions.set_queue(conn, session, queue, at_ms=1), point="test")
 
 
-async def all_news(house: House, *kinds: NewsKind) -> list[News]:
-    found = await house.store.scan(lambda conn: events.after(conn, 0, limit=100_000))
+async def all_news(house: LocalServer, *kinds: EventKind) -> list[StoredEvent]:
+    found = await house.store.scan(lambda conn: events.list_after(conn, 0, limit=100_000))
     return [piece for piece in found if not kinds or piece.kind in kinds]
 
 
-async def rows(house: House, statement: str, **parameters: Any) -> list[Any]:
+async def rows(house: LocalServer, statement: str, **parameters: Any) -> list[Any]:
     """Look at the store from behind, without a commit."""
     return await house.store.scan(lambda conn: list(conn.execute(sa.text(statement), parameters)))
 
 
-async def outcomes(house: House, ids: Sequence[str]) -> list[Outcome | None]:
+async def outcomes(house: LocalServer, ids: Sequence[str]) -> list[Outcome | None]:
     def body(conn: sa.Connection) -> list[Outcome | None]:
-        found = [envelopes.settled(conn, id_) for id_ in ids]
+        found = [envelopes.get_outcome(conn, id_) for id_ in ids]
         return [settled.outcome if settled else None for settled in found]
 
     return await house.store.scan(body)
 
 
-async def notices_to(house: House, person: str) -> list[str]:
-    return [envelope.text for envelope in await house.mail_for(person) if envelope.kind == "notice"]
+async def notices_to(house: LocalServer, person: str) -> list[str]:
+    return [envelope.text for envelope in await house.list_envelopes_to(person) if envelope.kind == "notice"]
 
 
-async def answers_to(house: House, person: str) -> list[str]:
-    return [envelope.text for envelope in await house.mail_for(person) if envelope.kind == "answer"]
+async def answers_to(house: LocalServer, person: str) -> list[str]:
+    return [envelope.text for envelope in await house.list_envelopes_to(person) if envelope.kind == "answer"]
 
 
-async def questions_to(house: House, person: str) -> list[Envelope]:
-    return [envelope for envelope in await house.mail_for(person) if envelope.kind == "approval"]
+async def questions_to(house: LocalServer, person: str) -> list[Envelope]:
+    return [envelope for envelope in await house.list_envelopes_to(person) if envelope.kind == "approval"]
 
 
-async def open_approval(house: House) -> str:
+async def open_approval(house: LocalServer) -> str:
     """Wait until somebody is asked, and say what about."""
     statement = sa.text("SELECT id FROM approvals WHERE state = 'open' ORDER BY asked_ms DESC, id")
-    return await house.eventually(lambda conn: conn.execute(statement).scalars().first(), what="a question")
+    return await house.wait_for(lambda conn: conn.execute(statement).scalars().first(), what="a question")
 
 
-async def parked(house: House) -> None:
+async def parked(house: LocalServer) -> None:
     """Wait until a run is parked and its lane has let go of it."""
     statement = sa.text("SELECT count(*) FROM runs WHERE status = 'parked'")
-    await house.eventually(lambda conn: conn.execute(statement).scalar_one() > 0, what="a run to park")
-    await house.quiet()
+    await house.wait_for(lambda conn: conn.execute(statement).scalar_one() > 0, what="a run to park")
+    await house.wait_until_idle()
 
 
-def witness(household: Household) -> list[str]:
+def witness(household: LocalInstance) -> list[str]:
     """What `append_line` has really done, outside the house."""
-    if not household.witness.exists():
+    if not household.witness_file.exists():
         return []
-    return [line.split(" ", 1)[1] for line in household.witness.read_text().splitlines()]
+    return [line.split(" ", 1)[1] for line in household.witness_file.read_text().splitlines()]
 
 
 def user_turns(records: Sequence[Record]) -> list[str]:
@@ -334,7 +338,7 @@ def results(records: Sequence[Record]) -> list[ToolResult]:
     return [record.body for record in records if isinstance(record.body, ToolResult)]
 
 
-def shown(prompt: Prompt) -> str:
+def shown(prompt: ModelPrompt) -> str:
     """The newest words a prompt holds for the model to read."""
     return user_turns(prompt.records)[-1]
 

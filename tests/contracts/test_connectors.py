@@ -10,15 +10,15 @@ from typing import Protocol
 
 import pytest
 
-from retinue.connectors.base import Accept, Connector, DeliveryFailed, Incoming, whole
+from retinue.connectors.base import Accept, Connector, DeliveryFailed, InboundMessage, make_single_part
 from retinue.domain import address
-from retinue.domain.envelope import NO_CONTEXT, Envelope, Kind, Receipt, Status
+from retinue.domain.envelope import NO_CONTEXT, Envelope, EnvelopeKind, EnvelopeStatus, Receipt
 from retinue.domain.errors import StoreError
 from retinue.domain.ids import EnvelopeId
 from retinue.domain.trust import Trust
 from retinue.testing.fake_clock import FakeClock
-from retinue.testing.fake_connector import QuietConnector
-from retinue.testing.waiting import wait_until
+from retinue.testing.fake_connector import FakeConnector
+from retinue.testing.wait_conditions import wait_until
 
 MOMENT = datetime(2026, 1, 5, 9, 0, tzinfo=UTC)
 
@@ -63,11 +63,11 @@ class Place(Protocol):
 
 class QuietPlace:
     def __init__(self, *, repeats_safely: bool) -> None:
-        self.connector = QuietConnector(FakeClock(), repeats_safely=repeats_safely)
+        self.connector = FakeConnector(FakeClock(), repeats_safely=repeats_safely)
         self.room = "42"
 
     def texts(self, room: str) -> list[str]:
-        return self.connector.texts(room)
+        return self.connector.list_texts(room)
 
     def will_refuse(self) -> None:
         self.connector.will_fail()
@@ -85,7 +85,7 @@ class QuietPlace:
         self.connector.will_be_slow(3600.0)
 
     def says(self, text: str, *, room: str, message_id: str) -> None:
-        self.connector.mention(text, room=room, message_id=message_id)
+        self.connector.offer_text(text, channel=room, message_id=message_id)
 
 
 PLACES: dict[str, Callable[[], Place]] = {
@@ -103,22 +103,22 @@ def envelope_to(place: Place, text: str, *, number: int = 1) -> Envelope:
     return Envelope(
         seq=number,
         id=EnvelopeId(f"{number:032x}"),
-        sender=address.agent("ada", "0" * 32),
-        recipient=address.parse(f"channel:{place.connector.instance}:{place.room}"),
+        sender=address.agent_address("ada", "0" * 32),
+        recipient=address.parse_address(f"channel:{place.connector.name}:{place.room}"),
         session=None,
-        kind=Kind.ANSWER,
+        kind=EnvelopeKind.ANSWER,
         text=text,
         attachments=(),
         context=NO_CONTEXT,
         reply_to=None,
         trust=Trust.AGENT,
         source="test",
-        key=str(number),
+        idempotency_key=str(number),
         silent=False,
         deliver_at=None,
         expires_at=None,
         due_at=MOMENT,
-        status=Status.CLAIMED,
+        status=EnvelopeStatus.CLAIMED,
         attempts=1,
         accepted_at=MOMENT,
         claimed_at=MOMENT,
@@ -133,21 +133,21 @@ class House:
     """The near end: takes in what is handed to it, unless it is told not to."""
 
     def __init__(self) -> None:
-        self.heard: list[Incoming] = []
+        self.heard: list[InboundMessage] = []
         self.offered = 0
         self.will_lose = 0  # how often the store fails before it takes anything
 
-    async def accept(self, incoming: Incoming) -> Receipt | None:
+    async def accept(self, incoming: InboundMessage) -> Receipt | None:
         self.offered += 1
         if self.will_lose:
             self.will_lose -= 1
-            raise StoreError("the disk is full", code="store.disk-full")
+            raise StoreError("the disk is full", code="store.disk_full")
         if incoming.text == "nobody wants this":
             return None
         self.heard.append(incoming)
-        return Receipt(envelope=EnvelopeId(f"{self.offered:032x}"), session=None, news_seq=self.offered)
+        return Receipt(envelope=EnvelopeId(f"{self.offered:032x}"), session=None, event_seq=self.offered)
 
-    async def until_heard(self, count: int) -> list[Incoming]:
+    async def until_heard(self, count: int) -> list[InboundMessage]:
         await wait_until(lambda: len(self.heard) >= count, f"{count} messages are heard", poll_s=0.001)
         return self.heard
 
@@ -173,13 +173,13 @@ async def listening(connector: Connector, accept: Accept) -> AsyncGenerator[None
 
 
 def test_its_instance_can_stand_in_an_address(place: Place) -> None:
-    written = f"channel:{place.connector.instance}:{place.room}"
+    written = f"channel:{place.connector.name}:{place.room}"
 
-    assert str(address.parse(written)) == written
+    assert str(address.parse_address(written)) == written
 
 
 async def test_what_it_delivers_arrives_and_comes_with_a_receipt(place: Place) -> None:
-    delivery = await place.connector.deliver(whole(envelope_to(place, "Lunch with Noor.")))
+    delivery = await place.connector.deliver(make_single_part(envelope_to(place, "Lunch with Noor.")))
 
     assert delivery.receipt
     assert place.texts(place.room) == ["Lunch with Noor."]
@@ -187,7 +187,7 @@ async def test_what_it_delivers_arrives_and_comes_with_a_receipt(place: Place) -
 
 async def test_what_it_delivers_one_after_the_other_stands_in_that_order(place: Place) -> None:
     for number in range(1, 11):
-        await place.connector.deliver(whole(envelope_to(place, f"line {number}", number=number)))
+        await place.connector.deliver(make_single_part(envelope_to(place, f"line {number}", number=number)))
 
     assert place.texts(place.room) == [f"line {number}" for number in range(1, 11)]
 
@@ -195,8 +195,8 @@ async def test_what_it_delivers_one_after_the_other_stands_in_that_order(place: 
 async def test_an_envelope_delivered_twice_is_read_once_where_it_repeats_safely(place: Place) -> None:
     envelope = envelope_to(place, "once")
 
-    first = await place.connector.deliver(whole(envelope))
-    again = await place.connector.deliver(whole(envelope))
+    first = await place.connector.deliver(make_single_part(envelope))
+    again = await place.connector.deliver(make_single_part(envelope))
 
     if place.connector.repeats_safely:
         assert place.texts(place.room) == ["once"]
@@ -206,8 +206,8 @@ async def test_an_envelope_delivered_twice_is_read_once_where_it_repeats_safely(
 
 
 async def test_the_same_words_in_two_envelopes_are_read_twice(place: Place) -> None:
-    await place.connector.deliver(whole(envelope_to(place, "yes", number=1)))
-    await place.connector.deliver(whole(envelope_to(place, "yes", number=2)))
+    await place.connector.deliver(make_single_part(envelope_to(place, "yes", number=1)))
+    await place.connector.deliver(make_single_part(envelope_to(place, "yes", number=2)))
 
     assert place.texts(place.room) == ["yes", "yes"]
 
@@ -217,13 +217,13 @@ async def test_a_refusal_says_that_it_did_not_arrive_and_may_later(place: Place)
     envelope = envelope_to(place, "hello")
 
     with pytest.raises(DeliveryFailed) as failed:
-        await place.connector.deliver(whole(envelope))
+        await place.connector.deliver(make_single_part(envelope))
 
     assert not failed.value.permanent
     assert failed.value.sentence
     assert failed.value.code == "delivery.failed"
     assert place.texts(place.room) == []
-    await place.connector.deliver(whole(envelope))
+    await place.connector.deliver(make_single_part(envelope))
     assert place.texts(place.room) == ["hello"]
 
 
@@ -231,7 +231,7 @@ async def test_a_refusal_for_good_says_so(place: Place) -> None:
     place.will_refuse_for_good()
 
     with pytest.raises(DeliveryFailed) as failed:
-        await place.connector.deliver(whole(envelope_to(place, "hello")))
+        await place.connector.deliver(make_single_part(envelope_to(place, "hello")))
 
     assert failed.value.permanent
     assert place.texts(place.room) == []
@@ -241,7 +241,7 @@ async def test_a_place_that_asks_for_patience_is_quoted(place: Place) -> None:
     place.will_throttle(7.0)
 
     with pytest.raises(DeliveryFailed) as failed:
-        await place.connector.deliver(whole(envelope_to(place, "hello")))
+        await place.connector.deliver(make_single_part(envelope_to(place, "hello")))
 
     assert not failed.value.permanent
     assert failed.value.retry_after_s == pytest.approx(7.0)
@@ -253,7 +253,7 @@ async def test_a_line_that_breaks_in_the_middle_is_never_called_a_refusal(place:
     place.will_break(arrives=arrives)
 
     [outcome] = await asyncio.gather(
-        place.connector.deliver(whole(envelope_to(place, "hello"))), return_exceptions=True
+        place.connector.deliver(make_single_part(envelope_to(place, "hello"))), return_exceptions=True
     )
 
     assert isinstance(outcome, Exception)
@@ -263,7 +263,7 @@ async def test_a_line_that_breaks_in_the_middle_is_never_called_a_refusal(place:
 
 async def test_a_delivery_that_gets_no_answer_can_be_cancelled_and_the_next_goes_through(place: Place) -> None:
     place.will_hang()
-    hanging = asyncio.create_task(place.connector.deliver(whole(envelope_to(place, "one", number=1))))
+    hanging = asyncio.create_task(place.connector.deliver(make_single_part(envelope_to(place, "one", number=1))))
     for _ in range(10):
         await asyncio.sleep(0)  # it waits for its answer
     hanging.cancel()
@@ -271,7 +271,7 @@ async def test_a_delivery_that_gets_no_answer_can_be_cancelled_and_the_next_goes
     with pytest.raises(asyncio.CancelledError):
         await hanging
 
-    await place.connector.deliver(whole(envelope_to(place, "two", number=2)))
+    await place.connector.deliver(make_single_part(envelope_to(place, "two", number=2)))
     assert place.texts(place.room)[-1] == "two"
 
 
@@ -285,7 +285,7 @@ async def test_a_delivery_that_gets_no_answer_can_be_cancelled_and_the_next_goes
     ],
 )
 async def test_words_are_delivered_as_they_are(place: Place, text: str) -> None:
-    await place.connector.deliver(whole(envelope_to(place, text)))
+    await place.connector.deliver(make_single_part(envelope_to(place, text)))
 
     assert "".join(place.texts(place.room)) == text  # in one piece, or in as many as the place needs
 
@@ -343,7 +343,7 @@ async def test_it_delivers_while_it_listens(place: Place) -> None:
     house = House()
     async with listening(place.connector, house.accept):
         place.says("hello", room=place.room, message_id="1")
-        await place.connector.deliver(whole(envelope_to(place, "good morning")))
+        await place.connector.deliver(make_single_part(envelope_to(place, "good morning")))
         await house.until_heard(1)
 
     assert place.texts(place.room) == ["good morning"]

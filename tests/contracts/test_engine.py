@@ -39,7 +39,7 @@ from contracts.engine_subagents import *  # noqa: E402, F403
 from contracts.engine_suspension import *  # noqa: E402, F403
 
 from retinue.engine.embedded_engine import EmbeddedEngine  # noqa: E402
-from retinue.testing.local_instance import Household  # noqa: E402
+from retinue.testing.local_instance import LocalInstance  # noqa: E402
 
 
 @pytest.fixture
@@ -52,32 +52,32 @@ def hands() -> Iterator[Hands]:
 def handled(hands: Hands, *args: Any, **kw: Any) -> EmbeddedEngine:
     """An engine that begins no run with an accept while a test has its hands on claims."""
     engine = EmbeddedEngine(*args, **kw)
-    seat = engine.seat
-    engine.seat = lambda agent, lane: None if hands.on("claim") else seat(agent, lane)
+    seat = engine.reserve_slot
+    engine.reserve_slot = lambda agent, lane: None if hands.on("claim") else seat(agent, lane)
     return engine
 
 
 @pytest.fixture
-def new_household(tmp_path: Path, hands: Hands) -> Callable[[], Household]:
+def new_household(tmp_path: Path, hands: Hands) -> Callable[[], LocalInstance]:
     numbers = itertools.count()
 
-    def make() -> Household:
+    def make() -> LocalInstance:
         root = tmp_path / f"house-{next(numbers)}"
         root.mkdir()
-        return Household(root, engine=partial(handled, hands), through=hands.over)
+        return LocalInstance(root, create_engine=partial(handled, hands), wrap_store=hands.over)
 
     return make
 
 
 @pytest.fixture
-def household(new_household: Callable[[], Household]) -> Household:
+def household(new_household: Callable[[], LocalInstance]) -> LocalInstance:
     return new_household()
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def any_household(request: pytest.FixtureRequest, tmp_path: Path, hands: Hands) -> Household:
+def any_household(request: pytest.FixtureRequest, tmp_path: Path, hands: Hands) -> LocalInstance:
     """For the core of the contract, which is put to every kind of store."""
     if request.param == "postgres":
         url = request.getfixturevalue("postgres_url")
-        return Household(tmp_path, url=url, engine=partial(handled, hands), through=hands.over)
+        return LocalInstance(tmp_path, url=url, create_engine=partial(handled, hands), wrap_store=hands.over)
     return request.getfixturevalue("household")

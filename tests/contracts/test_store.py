@@ -14,27 +14,38 @@ from store.model_spending import run_of
 from stores import INLINE, POSTGRES, SQLITE, Place, count, counted, place_of, settle_in
 
 from retinue.domain import address
-from retinue.domain.envelope import Draft, Kind, Trust
-from retinue.domain.errors import Stale, StoreError
-from retinue.domain.event import NewsKind
+from retinue.domain.envelope import EnvelopeDraft, EnvelopeKind, Trust
+from retinue.domain.errors import StaleEpoch, StoreError
+from retinue.domain.event import EventKind
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
 from retinue.domain.model import ModelRef, Price
-from retinue.domain.money import CallTerms, Days
-from retinue.domain.record import Body as RecordBody
-from retinue.domain.record import Mark, Note, Record, RecordKind, Reply, Stop, Summary, Usage, UserTurn, kind_of
-from retinue.domain.session import Origin, OriginKind, QueueMode, QueueOverride, Wakefulness
+from retinue.domain.money import BudgetPeriod, ModelCallReservationRequest
+from retinue.domain.record import (
+    ContextStart,
+    Note,
+    Record,
+    RecordKind,
+    Reply,
+    StopReason,
+    Summary,
+    Usage,
+    UserTurn,
+    body_kind,
+)
+from retinue.domain.record import RecordBody as RecordBody
+from retinue.domain.session import Origin, OriginKind, QueueMode, QueueOverride, SessionActivity
 from retinue.domain.tool import Call, ToolResult
 from retinue.store.agents import agents
 from retinue.store.core import events
 from retinue.store.core import tables as t
-from retinue.store.core.connection import Body, Store
-from retinue.store.core.transaction import Page
+from retinue.store.core.connection import Store, TransactionBody
+from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelopes
 from retinue.store.maintenance import erase_person
 from retinue.store.people import people, tokens
 from retinue.store.runs import approvals, money, runs
 from retinue.store.sessions import records, sessions
-from retinue.testing.local_instance import CountedIds
+from retinue.testing.local_instance import SequentialIds
 
 TEXTS = [
     "",
@@ -118,7 +129,7 @@ async def test_a_constraint_error_in_the_middle_of_fifty_writes_fails_its_own_ca
         assert [n for n, _ in failed] == [24]
         error = failed[0][1]
         assert isinstance(error, StoreError)
-        assert error.code == "store.constraint-broken"
+        assert error.code == "store.constraint_violated"
         assert "contradicts" in error.sentence and error.because and error.try_this
         assert await store.read(counted) == [(n, "x") for n in sorted([24, *others])]
 
@@ -127,43 +138,43 @@ async def test_the_news_of_one_session_is_found_among_all_a_stretch_at_a_time(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def tell(conn: sa.Connection) -> None:
-        page = Page(conn, 1)
+        page = Transaction(conn, 1)
         for number in range(1, 21):
-            page.tell(NewsKind.SESSION_CHANGED, session="mine" if number in (2, 3, 4, 17) else "theirs")
+            page.emit(EventKind.SESSION_CHANGED, session="mine" if number in (2, 3, 4, 17) else "theirs")
         page.close()
 
     async with place.open() as store:
         await store.write(tell, point="test")
-        monkeypatch.setattr(events, "LOOKED_THROUGH_MAX", 6)
+        monkeypatch.setattr(events, "SCANNED_EVENTS_MAX", 6)
         looks: list[tuple[list[int], int]] = []
         cursor, more = 0, True
         while more:
-            read = await store.read(lambda conn, since=cursor: events.next_of(conn, "mine", since, limit=2))
-            looks.append(([piece.seq for piece in read.found], read.upto))
-            cursor, more = read.upto, read.more
+            read = await store.read(lambda conn, since=cursor: events.list_next(conn, "mine", since, limit=2))
+            looks.append(([piece.seq for piece in read.events], read.cursor))
+            cursor, more = read.cursor, read.has_more
         # A full one ends with its last piece; of the others none looks through more than six.
         assert looks == [([2, 3], 3), ([4], 9), ([], 15), ([17], 20)]
-        assert await store.read(lambda conn: events.next_of(conn, "mine", 20, limit=2)) == events.Stretch(
-            [], 20, more=False
+        assert await store.read(lambda conn: events.list_next(conn, "mine", 20, limit=2)) == events.EventRange(
+            [], 20, has_more=False
         )
-        read = await store.read(lambda conn: events.next_of(conn, None, 0, limit=7))
-        assert ([piece.seq for piece in read.found], read.upto, read.more) == (list(range(1, 8)), 7, True)
+        read = await store.read(lambda conn: events.list_next(conn, None, 0, limit=7))
+        assert ([piece.seq for piece in read.events], read.cursor, read.has_more) == (list(range(1, 8)), 7, True)
 
 
 async def test_numbers_follow_the_order_of_commits(place: Place) -> None:
     """Whoever has seen number 7 has seen all before it: a reader that resumes by cursor misses nothing."""
 
     def tell(conn: sa.Connection) -> int:
-        page = Page(conn, 1)
-        page.tell(NewsKind.SESSION_CHANGED)
-        page.tell(NewsKind.SESSION_CHANGED)
+        page = Transaction(conn, 1)
+        page.emit(EventKind.SESSION_CHANGED)
+        page.emit(EventKind.SESSION_CHANGED)
         page.close()
-        return page.news_seq
+        return page.event_seq
 
     async def watch(store: Store, until: int) -> list[list[int]]:
         looks: list[list[int]] = []
         while not looks or len(looks[-1]) < until:
-            looks.append([piece.seq for piece in await store.scan(lambda conn: events.after(conn, 0, limit=1000))])
+            looks.append([piece.seq for piece in await store.scan(lambda conn: events.list_after(conn, 0, limit=1000))])
             await asyncio.sleep(0)
         return looks
 
@@ -185,16 +196,16 @@ async def test_one_after_the_other_is_the_order_on_every_store(place: Place) -> 
 
 
 def _next_envelope_seq(conn: sa.Connection) -> int:
-    page = Page(conn, 1)
+    page = Transaction(conn, 1)
     seq = page.next_envelope_seq()
     page.close()
     return seq
 
 
 async def test_the_time_of_a_commit_never_goes_back(place: Place) -> None:
-    def at(now_ms: int) -> Body[int]:
+    def at(now_ms: int) -> TransactionBody[int]:
         def body(conn: sa.Connection) -> int:
-            page = Page(conn, now_ms)
+            page = Transaction(conn, now_ms)
             page.close()
             return page.at_ms
 
@@ -264,7 +275,7 @@ async def test_a_look_cannot_change_anything(place: Place, way: str) -> None:
         with pytest.raises(StoreError) as refused:
             await getattr(store, way)(count(1, "sly"))
 
-        assert refused.value.code == "store.read-only"
+        assert refused.value.code == "store.read_only"
         await store.write(count(2, "open"), point="test")
         assert await store.read(counted) == [(2, "open")]
 
@@ -283,7 +294,7 @@ async def test_an_error_in_a_look_leaves_the_store_usable(place: Place) -> None:
                 await look(breaks)
             with pytest.raises(StoreError) as refused:
                 await look(asks_nonsense)
-            assert refused.value.code == "store.refused" and refused.value.because and refused.value.try_this
+            assert refused.value.code == "store.statement_rejected" and refused.value.because and refused.value.try_this
             assert await look(counted) == []
 
 
@@ -332,7 +343,7 @@ async def test_a_listener_that_breaks_harms_neither_the_writer_nor_the_next_list
 
 
 async def test_cancelled_callers_leave_every_change_whole(place: Place) -> None:
-    def pair(n: int) -> Body[None]:
+    def pair(n: int) -> TransactionBody[None]:
         def body(conn: sa.Connection) -> None:
             count(n, "left")(conn)
             count(n, "right")(conn)
@@ -360,9 +371,9 @@ async def test_cancelled_callers_leave_every_change_whole(place: Place) -> None:
 async def test_what_follows_a_commit_is_done_once_and_in_order_whoever_still_waits(place: Place) -> None:
     followed: list[int | None] = []
 
-    def numbered(n: int) -> Body[int]:
+    def numbered(n: int) -> TransactionBody[int]:
         def body(conn: sa.Connection) -> int:
-            Page(conn, n).close()
+            Transaction(conn, n).close()
             count(n, "x")(conn)
             return n
 
@@ -460,10 +471,12 @@ async def test_two_stores_on_one_place_never_give_out_a_number_twice(place: Plac
 
 async def test_records_are_read_back_as_they_were_and_a_damaged_one_is_named(place: Place) -> None:
     bodies: list[RecordBody] = [
-        Mark(),
+        ContextStart(),
         *(UserTurn(text=text, envelopes=(EnvelopeId("e" * 32),)) for text in TEXTS),
         *(Reply(text=text, usage=Usage(input_tokens=3), model="m/1", provider="m") for text in TEXTS),
-        Reply(text="", thinking="hm", calls=(Call(id="1", tool="t", arguments={"a": [1, None]}),), stop=Stop.CALLS),
+        Reply(
+            text="", thinking="hm", calls=(Call(id="1", tool="t", arguments={"a": [1, None]}),), stop=StopReason.CALLS
+        ),
         ToolResult(call="1", tool="t", output="done"),
         Note(text="by the way"),
         Summary(text="so far", kept_from=3),
@@ -472,7 +485,7 @@ async def test_records_are_read_back_as_they_were_and_a_damaged_one_is_named(pla
         Record(
             session=SESSION,
             seq=seq,
-            kind=kind_of(body),
+            kind=body_kind(body),
             body=body,
             at_ms=MS_MAX - seq,
             run=RunId("r" * 32) if seq % 2 else None,
@@ -482,7 +495,7 @@ async def test_records_are_read_back_as_they_were_and_a_damaged_one_is_named(pla
     ]
     async with place.open() as store:
         await store.write(lambda conn: records.add(conn, written), point="test")
-        read = partial(records.read, session=SESSION, first=0, last=len(written))
+        read = partial(records.read_range, session=SESSION, first=0, last=len(written))
         assert await store.scan(read) == (written, [])
 
         no_stop, no_usage = '{"text":"x","stop":"nowhere"}', '{"text":"x","usage":{"input_tokens":"many"}}'
@@ -504,7 +517,7 @@ async def test_records_are_read_back_as_they_were_and_a_damaged_one_is_named(pla
 async def test_a_long_session_is_read_back_as_it_was_and_no_chapter_outlives_what_was_said(place: Place) -> None:
     bodies = [Reply(text=f"{seq} {TEXTS[2]}") if seq % 2 else UserTurn(text=f"{seq}?") for seq in range(1, 600)]
     written = [
-        Record(session=SESSION, seq=seq, kind=kind_of(body), body=body, at_ms=seq, run=RunId("r" * 32))
+        Record(session=SESSION, seq=seq, kind=body_kind(body), body=body, at_ms=seq, run=RunId("r" * 32))
         for seq, body in enumerate(bodies, start=1)
     ]
     async with place.open() as store:
@@ -512,11 +525,11 @@ async def test_a_long_session_is_read_back_as_it_was_and_no_chapter_outlives_wha
         for at in range(0, len(written), 100):
             await store.write(partial(records.add, records=written[at : at + 100]), point="test")
         assert await store.scan(_chapters) == [0, 1]
-        assert await store.scan(partial(records.read, session=SESSION, first=1, last=599)) == (written, [])
-        await store.write(partial(erase_person.forget, person="maria", now_ms=9), point="test")
+        assert await store.scan(partial(records.read_range, session=SESSION, first=1, last=599)) == (written, [])
+        await store.write(partial(erase_person.erase_person, person="maria", now_ms=9), point="test")
         assert await store.scan(_chapters) == []
-        found, _ = await store.scan(partial(records.read, session=SESSION, first=1, last=599))
-        assert {record.body.text for record in found if isinstance(record.body, UserTurn)} == {erase_person.FORGOTTEN}
+        found, _ = await store.scan(partial(records.read_range, session=SESSION, first=1, last=599))
+        assert {record.body.text for record in found if isinstance(record.body, UserTurn)} == {erase_person.ERASED}
 
 
 def _chapters(conn: sa.Connection) -> list[int]:
@@ -531,23 +544,23 @@ def _session(conn: sa.Connection) -> None:
     sessions.add(conn, SESSION, agent="ada", origin=Origin(OriginKind.WEB, "person:maria"), name="", at_ms=5)
 
 
-def _guarded(*, worker: int, epoch: int, new_epoch: int | None = None) -> Body[None]:
+def _guarded(*, worker: int, epoch: int, new_epoch: int | None = None) -> TransactionBody[None]:
     """A run's commit: something before the guard, the guard, something after it."""
 
     def body(conn: sa.Connection) -> None:
-        page = Page(conn, 10)
+        page = Transaction(conn, 10)
         count(worker, "before the guard")(conn)
-        sessions.guard(
+        sessions.update_fenced(
             conn,
             SESSION,
             epoch=epoch,
             new_epoch=new_epoch,
             record_seq=2,
-            wakefulness=Wakefulness.ACTIVE,
+            wakefulness=SessionActivity.ACTIVE,
             at_ms=page.at_ms,
         )
         records.add(conn, [Record(session=SESSION, seq=2, kind=RecordKind.NOTE, body=Note(text="x"), at_ms=1)])
-        page.tell(NewsKind.SESSION_CHANGED, session=SESSION)
+        page.emit(EventKind.SESSION_CHANGED, session=SESSION)
         page.close()
 
     return body
@@ -558,18 +571,20 @@ async def test_a_worker_with_an_old_epoch_can_write_nothing(place: Place) -> Non
         await store.write(_session, point="test")
         await store.write(_take_over, point="test")
 
-        with pytest.raises(Stale):
+        with pytest.raises(StaleEpoch):
             await store.write(_guarded(worker=1, epoch=0), point="step")
 
         assert await store.read(counted) == []
-        assert await store.read(lambda conn: records.read(conn, SESSION, first=0, last=9)) == ([], [])
-        assert await store.read(events.newest) == 0
+        assert await store.read(lambda conn: records.read_range(conn, SESSION, first=0, last=9)) == ([], [])
+        assert await store.read(events.newest_seq) == 0
         kept = await store.read(lambda conn: sessions.get(conn, SESSION))
         assert kept is not None and (kept.epoch, kept.record_seq) == (1, 1)
 
 
 def _take_over(conn: sa.Connection) -> None:
-    sessions.guard(conn, SESSION, epoch=0, new_epoch=1, record_seq=1, wakefulness=Wakefulness.ACTIVE, at_ms=6)
+    sessions.update_fenced(
+        conn, SESSION, epoch=0, new_epoch=1, record_seq=1, wakefulness=SessionActivity.ACTIVE, at_ms=6
+    )
 
 
 async def test_of_workers_who_take_over_at_once_one_wins(place: Place) -> None:
@@ -580,7 +595,7 @@ async def test_of_workers_who_take_over_at_once_one_wins(place: Place) -> None:
 
         winners = [n for n, result in enumerate(results) if result is None]
         assert len(winners) == 1
-        assert sum(isinstance(result, Stale) for result in results) == 4
+        assert sum(isinstance(result, StaleEpoch) for result in results) == 4
         assert await store.read(counted) == [(winners[0], "before the guard")]
 
 
@@ -588,7 +603,7 @@ async def test_of_workers_who_take_over_at_once_one_wins(place: Place) -> None:
 
 
 async def test_any_text_number_and_flag_comes_back_as_it_went_in(place: Place) -> None:
-    ids = CountedIds()
+    ids = SequentialIds()
 
     def keep(conn: sa.Connection) -> None:
         _session(conn)
@@ -596,23 +611,23 @@ async def test_any_text_number_and_flag_comes_back_as_it_went_in(place: Place) -
             draft = _draft(ids.new(), text, key=f"{n}{text}")
             envelopes.add(conn, draft, seq=n, at_ms=MS_MAX - n, session=SESSION, recipient="agent:ada")
         sessions.set_queue(conn, SESSION, QueueOverride(mode=QueueMode.STEER, cap=0), at_ms=7)
-        dear = CallTerms(ref=ModelRef("", "dear"), price=Price(call=2**40))
-        days = Days(day=1, month_from=1, month_to=31)
+        dear = ModelCallReservationRequest(ref=ModelRef("", "dear"), price=Price(call=2**40))
+        days = BudgetPeriod(day=1, month_first_day=1, month_last_day=31)
         run = run_of("b", agent="ada")
         money.reserve(conn, run, turn=0, index=0, attempt=1, terms=dear, days=days, root=run.id, at_ms=1)
 
     async with place.open() as store:
         await store.write(keep, point="test")
-        due = await store.scan(lambda conn: envelopes.due(conn, SESSION, MS_MAX, limit=100))
+        due = await store.scan(lambda conn: envelopes.list_due(conn, SESSION, MS_MAX, limit=100))
 
         assert [e.text for e in due] == list(reversed(TEXTS))
         assert {e.silent for e in due} == {True}
         assert all(e.silent is True for e in due)
         assert [e.accepted_at for e in due] == sorted(e.accepted_at for e in due)
         first = due[0]
-        assert (first.reply_to, first.deliver_at, first.run, first.kind) == (None, None, None, Kind.SYSTEM)
+        assert (first.reply_to, first.deliver_at, first.run, first.kind) == (None, None, None, EnvelopeKind.SYSTEM)
         assert await store.read(lambda conn: envelopes.get(conn, first.id)) == first
-        found = await store.read(lambda conn: envelopes.by_key(conn, first.source, first.key))
+        found = await store.read(lambda conn: envelopes.get_by_key(conn, first.source, first.idempotency_key))
         assert found == first
         session = await store.read(lambda conn: sessions.get(conn, SESSION))
         assert session is not None
@@ -620,15 +635,15 @@ async def test_any_text_number_and_flag_comes_back_as_it_went_in(place: Place) -
         assert await store.read(lambda conn: conn.execute(sa.select(t.money.c.held_microusd)).scalar()) == 2**40
 
 
-def _draft(id_: str, text: str, *, key: str) -> Draft:
-    return Draft(
+def _draft(id_: str, text: str, *, key: str) -> EnvelopeDraft:
+    return EnvelopeDraft(
         id=EnvelopeId(id_),
-        sender=address.person("maria"),
-        recipient=address.agent("ada"),
+        sender=address.person_address("maria"),
+        recipient=address.agent_address("ada"),
         text=text,
         source="test",
-        key=key,
-        kind=Kind.SYSTEM,
+        idempotency_key=key,
+        kind=EnvelopeKind.SYSTEM,
         silent=True,
     )
 
@@ -637,29 +652,42 @@ async def test_every_question_the_house_asks_is_understood_by_every_database(pla
     """Each finder once, on an empty house: no type, flag or limit that one of the two databases would refuse."""
 
     def ask(conn: sa.Connection) -> None:
-        assert agents.find(conn, "ADA") is None and agents.everyone(conn) == []
-        assert people.find(conn, "Maria") is None and tokens.by_hash(conn, "x", now_ms=0) is None
-        assert envelopes.due(conn, "s", 5, limit=3) == [] and envelopes.oldest_asking(conn, "s", 5, limit=3) == []
-        assert envelopes.count_due(conn, "s", 5) == 0 == envelopes.count_asking(conn, "s", 5)
-        assert envelopes.outbox_next(conn, "channel:a:b", 5) is None
-        assert envelopes.due_lanes(conn, since_ms=0, now_ms=5, limit=3) == []
-        assert envelopes.due_rooms(conn, 5, limit=3) == [] and envelopes.due_for_people(conn, 5, limit=3) == []
-        assert envelopes.next_moment_ms(conn, 5) is None and envelopes.expired(conn, 5, limit=3) == []
-        assert envelopes.held(conn, "r") == [] and envelopes.settled(conn, "e") is None
-        assert sessions.active(conn, limit=3) == [] and sessions.recent(conn, limit=3) == []
-        assert sessions.children(conn, "s", limit=3) == [] and sessions.by_prefix(conn, "ada", "abcdef01") is None
-        assert runs.open_in(conn, "s") is None and runs.waking(conn, 5, limit=3) == [] and runs.steps(conn, "r") == []
+        assert agents.find(conn, "ADA") is None and agents.list_all(conn) == []
+        assert people.find(conn, "Maria") is None and tokens.find_by_hash(conn, "x", now_ms=0) is None
+        assert (
+            envelopes.list_due(conn, "s", 5, limit=3) == []
+            and envelopes.list_oldest_droppable(conn, "s", 5, limit=3) == []
+        )
+        assert envelopes.count_due(conn, "s", 5) == 0 == envelopes.count_droppable(conn, "s", 5)
+        assert envelopes.get_next_outbound(conn, "channel:a:b", 5) is None
+        assert envelopes.list_due_lanes(conn, since_ms=0, now_ms=5, limit=3) == []
+        assert (
+            envelopes.list_due_channels(conn, 5, limit=3) == []
+            and envelopes.list_due_for_people(conn, 5, limit=3) == []
+        )
+        assert envelopes.next_due_or_expiry_ms(conn, 5) is None and envelopes.list_expired(conn, 5, limit=3) == []
+        assert envelopes.list_held(conn, "r") == [] and envelopes.get_outcome(conn, "e") is None
+        assert sessions.list_active(conn, limit=3) == [] and sessions.list_recent(conn, limit=3) == []
+        assert (
+            sessions.list_children(conn, "s", limit=3) == []
+            and sessions.find_id_by_prefix(conn, "ada", "abcdef01") is None
+        )
+        assert (
+            runs.get_open(conn, "s") is None
+            and runs.list_due_suspended(conn, 5, limit=3) == []
+            and runs.list_steps(conn, "r") == []
+        )
         assert runs.next_wake_ms(conn, after_ms=5) is None
-        assert approvals.of_run(conn, "r") == [] and approvals.listed(conn, limit=3) == []
-        assert approvals.next_moment_ms(conn) is None and approvals.expiring(conn, 5, limit=3) == []
-        assert approvals.overdue(conn, 5, limit=3) == []
-        assert records.damaged(conn) == [] and records.get(conn, "s", 1) is None
-        assert events.after(conn, 0, limit=3) == [] and events.next_of(conn, "s", 0, limit=3).found == []
-        assert events.newest(conn) == 0 and events.oldest(conn) is None
-        money.count_as_spent(conn, "r")
-        approvals.release(conn, "r")
-        approvals.close(conn, "r", at_ms=5)
-        runs.abandon_steps(conn, "r", at_ms=5)
+        assert approvals.list_of_run(conn, "r") == [] and approvals.list_open(conn, limit=3) == []
+        assert approvals.next_expiry_or_escalation_ms(conn) is None and approvals.list_expired(conn, 5, limit=3) == []
+        assert approvals.list_to_escalate(conn, 5, limit=3) == []
+        assert records.list_damaged(conn) == [] and records.get(conn, "s", 1) is None
+        assert events.list_after(conn, 0, limit=3) == [] and events.list_next(conn, "s", 0, limit=3).events == []
+        assert events.newest_seq(conn) == 0 and events.oldest_seq(conn) is None
+        money.charge_interrupted_calls(conn, "r")
+        approvals.release_of_run(conn, "r")
+        approvals.close_of_run(conn, "r", at_ms=5)
+        runs.interrupt_open_steps(conn, "r", at_ms=5)
 
     async with place.open() as store:
         await store.write(ask, point="test")

@@ -6,15 +6,16 @@ import re
 
 from retinue.operations import generate_reference
 from retinue.operations.catalog import OPERATIONS
+from retinue.operations.error_reference import find_errors, render_errors_page
 
 
 def test_the_error_page_is_what_the_code_makes_it() -> None:
     page = (generate_reference.REFERENCE / "errors.md").read_text()
-    assert page == generate_reference.errors_page(list(generate_reference.errors_in(generate_reference.SOURCE)))
+    assert page == generate_reference.GENERATED_NOTICE + render_errors_page(find_errors(generate_reference.SOURCE))
 
 
 def test_the_operations_page_is_what_the_code_makes_it() -> None:
-    assert (generate_reference.REFERENCE / "operations.md").read_text() == generate_reference.operations_page(
+    assert (generate_reference.REFERENCE / "operations.md").read_text() == generate_reference.render_operations_page(
         OPERATIONS.values()
     )
 
@@ -24,6 +25,6 @@ def test_every_code_in_the_source_is_on_the_page() -> None:
     source = "\n".join(
         path.read_text() for path in generate_reference.SOURCE.rglob("*.py") if "testing" not in path.parts
     )
-    codes = set(re.findall(r"""\bcode\s*(?:: str)?\s*=\s*"([a-z]+\.[a-z-]+)\"""", source))
+    codes = set(re.findall(r"""\bcode\s*(?:: str)?\s*=\s*"([a-z_-]+(?:\.[a-z_-]+)+)\"""", source))
     assert len(codes) > 20
     assert {code for code in codes if f"## `{code}`" not in page} == set()

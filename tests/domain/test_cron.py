@@ -35,7 +35,7 @@ def times(expression: str, begin: datetime, count: int, zone: ZoneInfo = BERLIN)
     found: list[str] = []
     at = begin
     for _ in range(count):
-        following = cron.after(expression, at, zone)
+        following = cron.next_time(expression, at, zone)
         assert following is not None and following > at and following.tzinfo is UTC
         at = following
         found.append(at.astimezone(zone).isoformat(timespec="minutes"))
@@ -58,8 +58,8 @@ def times(expression: str, begin: datetime, count: int, zone: ZoneInfo = BERLIN)
     ],
 )
 def test_what_is_read_is_kept_plainly_and_can_be_said_in_words(expression: str, kept: str, words: str | None) -> None:
-    assert cron.checked(expression) == kept
-    said = cron.words(kept)
+    assert cron.normalize_cron(expression) == kept
+    said = cron.describe_cron(kept)
     assert said == words if words is not None else "January" in said and "Monday" in said
 
 
@@ -70,22 +70,22 @@ def test_what_is_read_is_kept_plainly_and_can_be_said_in_words(expression: str, 
         ("", "it has 0 fields"),
         ("* * * *", "it has 4 fields"),
         ("* * * * * * *", "it has 7 fields"),
-        ("60 * * * *", "its minute cannot be read"),
-        ("* 24 * * *", "its hour cannot be read"),
-        ("* * 0 * *", "its day-of-month cannot be read"),
-        ("* * * 13 *", "its month cannot be read"),
-        ("* * * * 8", "its day-of-week cannot be read"),
-        ("0 0 31 2 *", "its day-of-month cannot be read, or never comes"),
-        ("*/0 * * * *", "its minute cannot be read"),
-        ("5-1 * * * *", "its minute cannot be read"),
-        ("x * * * *", "its minute cannot be read"),
+        ("60 * * * *", "its minute is invalid"),
+        ("* 24 * * *", "its hour is invalid"),
+        ("* * 0 * *", "its day-of-month is invalid"),
+        ("* * * 13 *", "its month is invalid"),
+        ("* * * * 8", "its day-of-week is invalid"),
+        ("0 0 31 2 *", "its day-of-month is invalid, or never occurs"),
+        ("*/0 * * * *", "its minute is invalid"),
+        ("5-1 * * * *", "its minute is invalid"),
+        ("x * * * *", "its minute is invalid"),
         ("@reboot", "the presets are"),
-        ("* " * 200, "at most 256 characters"),
+        ("* " * 200, "the limit is 256 characters"),
     ],
 )
 def test_what_cannot_be_read_is_refused_by_the_field(expression: str, because: str) -> None:
     with pytest.raises(Invalid) as refused:
-        cron.checked(expression)
+        cron.normalize_cron(expression)
     assert refused.value.code == "cron.invalid"
     assert because in refused.value.because
 
@@ -93,11 +93,11 @@ def test_what_cannot_be_read_is_refused_by_the_field(expression: str, because: s
 @given(st.text(max_size=40))
 def test_whatever_is_written_is_read_or_refused(text: str) -> None:
     try:
-        kept = cron.checked(text)
+        kept = cron.normalize_cron(text)
     except Invalid:
         return
-    assert cron.checked(kept) == kept
-    cron.after(kept, local("2026-01-01 00:00"), BERLIN)
+    assert cron.normalize_cron(kept) == kept
+    cron.next_time(kept, local("2026-01-01 00:00"), BERLIN)
 
 
 # --- clocks that are changed ---
@@ -148,8 +148,8 @@ def test_both_days_limited_means_either_and_a_star_in_one_means_both() -> None:
 
 
 def test_one_that_never_comes_says_so() -> None:
-    assert cron.after("0 0 * 2 1#5", local("2026-01-01 00:00"), BERLIN) is not None  # in 2044
-    assert cron.after("0 0 1 1 *", datetime(9999, 6, 1, tzinfo=UTC), BERLIN) is None
+    assert cron.next_time("0 0 * 2 1#5", local("2026-01-01 00:00"), BERLIN) is not None  # in 2044
+    assert cron.next_time("0 0 1 1 *", datetime(9999, 6, 1, tzinfo=UTC), BERLIN) is None
 
 
 # --- random expressions ---
@@ -295,8 +295,8 @@ def compared(count: int, seed: int) -> Iterator[str]:
             zone = chance.choice([BERLIN, ZoneInfo("America/New_York"), ZoneInfo("Australia/Lord_Howe")])
             begin = _near_a_change(chance, zone)
         # `12-12/6` is 12, and has a test of its own: croniter and cronsim each read something else in it.
-        expression = cron.checked(expression)
-        ours = cron.after(expression, begin, zone)
+        expression = cron.normalize_cron(expression)
+        ours = cron.next_time(expression, begin, zone)
         theirs = by_croniter(expression, begin, zone)
         assert ours is not None and ours > begin, (expression, zone, begin)
         if ours == theirs:
@@ -339,6 +339,6 @@ def test_near_a_change_of_the_clocks_the_rule_alone_says_when(chance: random.Ran
     fields = [_field(chance, 0, 59), _field(chance, 0, 4), "*", "*", "*"]
     expression = " ".join(fields)
     expected = by_the_minute(expression, begin, zone)
-    ours = cron.after(cron.checked(expression), begin, zone)
+    ours = cron.next_time(cron.normalize_cron(expression), begin, zone)
     assert ours is not None
     assert expected is None or ours == expected, (expression, zone, begin, ours, expected)

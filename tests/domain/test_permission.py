@@ -11,41 +11,41 @@ from hypothesis import strategies as st
 from retinue.domain import permission
 from retinue.domain.errors import Invalid
 from retinue.domain.permission import (
-    NAMED_IN_HOME,
-    PATH_LENGTH_MAX,
-    WEB,
-    Access,
+    PERMISSION_PATH_BYTES_MAX,
+    WEB_PERMISSION,
+    WRITABLE_IN_AGENT_DIRECTORY,
+    AgentRights,
     Permission,
-    Rights,
-    Withheld,
+    PermissionKind,
+    ProtectedPaths,
+    add_permissions,
     default_rights,
-    parse,
-    with_granted,
+    parse_permission,
 )
 
 HOUSE = Path("/srv/retinue")
 HOME = HOUSE / "agents" / "ada"
 WORKSPACE = Path("/home/maria/work")
-WITHHELD = Withheld(house=HOUSE, person=Path("/home/maria"))
+WITHHELD = ProtectedPaths(data_directory=HOUSE, user_home=Path("/home/maria"))
 
 
 @pytest.mark.spec("D30")
 @pytest.mark.parametrize(
     ("tag", "meant"),
     [
-        ("web", WEB),
-        ("@web", WEB),
-        (" read:/srv/notes ", Permission(Access.READ, "/srv/notes")),
-        ("@write:/srv/notes/", Permission(Access.WRITE, "/srv/notes")),
-        ("read://srv//notes/./x", Permission(Access.READ, "/srv/notes/x")),
-        ("read:/", Permission(Access.READ, "/")),
-        ("read:/srv/a:b c", Permission(Access.READ, "/srv/a:b c")),
-        ("tool:mcp_*", Permission(Access.TOOL, "mcp_*")),
+        ("web", WEB_PERMISSION),
+        ("@web", WEB_PERMISSION),
+        (" read:/srv/notes ", Permission(PermissionKind.READ, "/srv/notes")),
+        ("@write:/srv/notes/", Permission(PermissionKind.WRITE, "/srv/notes")),
+        ("read://srv//notes/./x", Permission(PermissionKind.READ, "/srv/notes/x")),
+        ("read:/", Permission(PermissionKind.READ, "/")),
+        ("read:/srv/a:b c", Permission(PermissionKind.READ, "/srv/a:b c")),
+        ("tool:mcp_*", Permission(PermissionKind.TOOL, "mcp_*")),
     ],
 )
 def test_a_tag_says_what_may_be_reached(tag: str, meant: Permission) -> None:
-    assert parse(tag) == meant
-    assert parse(str(meant)) == meant
+    assert parse_permission(tag) == meant
+    assert parse_permission(str(meant)) == meant
 
 
 @pytest.mark.spec("D30")
@@ -86,68 +86,68 @@ def test_a_tag_says_what_may_be_reached(tag: str, meant: Permission) -> None:
 )
 def test_what_is_no_tag_is_refused_with_a_reason(tag: str) -> None:
     with pytest.raises(Invalid) as refused:
-        parse(tag)
+        parse_permission(tag)
     assert refused.value.because and refused.value.try_this
-    assert refused.value.code in ("permission.invalid", "permission.path")
+    assert refused.value.code in ("permission.invalid", "permission.path_invalid")
 
 
 @pytest.mark.spec("D30")
 def test_a_path_is_as_long_as_the_system_takes_it_and_no_longer() -> None:
-    assert parse("read:/" + "a" * (PATH_LENGTH_MAX - 1)).what
-    with pytest.raises(Invalid, match="cannot be permitted"):
-        parse("read:/" + "a" * PATH_LENGTH_MAX)
+    assert parse_permission("read:/" + "a" * (PERMISSION_PATH_BYTES_MAX - 1)).target
+    with pytest.raises(Invalid, match="invalid path in a permission"):
+        parse_permission("read:/" + "a" * PERMISSION_PATH_BYTES_MAX)
     with pytest.raises(Invalid):  # counted in bytes, as the system does
-        parse("read:/" + "é" * (PATH_LENGTH_MAX // 2))
+        parse_permission("read:/" + "é" * (PERMISSION_PATH_BYTES_MAX // 2))
 
 
 def test_a_path_that_ends_in_a_space_cannot_be_permitted() -> None:
     """It would be written down as a tag, and read back as another path."""
     with pytest.raises(Invalid):
-        permission.absolute("/srv/notes ")
+        permission.parse_absolute_path("/srv/notes ")
 
 
 @given(st.text(max_size=60))
 def test_whatever_is_taken_for_a_tag_is_the_same_when_it_is_written_and_read_again(text: str) -> None:
     for tag in (text, f"read:/{text}", f"write:{text}"):
         try:
-            meant = parse(tag)
+            meant = parse_permission(tag)
         except Invalid:
             continue
-        assert parse(str(meant)) == meant
+        assert parse_permission(str(meant)) == meant
 
 
 def test_a_folder_covers_what_is_in_it_and_to_write_is_to_read() -> None:
-    read, write = parse("read:/srv/notes"), parse("write:/srv/notes")
-    assert read.covers(parse("read:/srv/notes/a/b"))
-    assert write.covers(parse("read:/srv/notes/a"))
-    assert write.covers(parse("write:/srv/notes"))
-    assert parse("read:/").covers(read)
-    assert not read.covers(parse("write:/srv/notes/a"))
-    assert not read.covers(parse("read:/srv/notes-of-others"))
-    assert not read.covers(parse("read:/srv"))
-    assert not read.covers(WEB)
-    assert not WEB.covers(read)
+    read, write = parse_permission("read:/srv/notes"), parse_permission("write:/srv/notes")
+    assert read.covers(parse_permission("read:/srv/notes/a/b"))
+    assert write.covers(parse_permission("read:/srv/notes/a"))
+    assert write.covers(parse_permission("write:/srv/notes"))
+    assert parse_permission("read:/").covers(read)
+    assert not read.covers(parse_permission("write:/srv/notes/a"))
+    assert not read.covers(parse_permission("read:/srv/notes-of-others"))
+    assert not read.covers(parse_permission("read:/srv"))
+    assert not read.covers(WEB_PERMISSION)
+    assert not WEB_PERMISSION.covers(read)
 
 
 @pytest.mark.spec("D29")
 def test_without_a_grant_there_is_the_workspace_and_what_is_named_in_the_home() -> None:
     rights = default_rights(HOME, WORKSPACE)
-    assert rights.readable == (WORKSPACE, *(HOME / name for name in NAMED_IN_HOME))
+    assert rights.readable == (WORKSPACE, *(HOME / name for name in WRITABLE_IN_AGENT_DIRECTORY))
     assert rights.writable == rights.readable
     assert not rights.web
     assert HOME not in rights.readable
 
 
 def test_grants_add_to_rights_and_a_tool_is_not_a_place() -> None:
-    granted = [parse("read:/a"), parse("write:/b"), WEB, parse("tool:exec")]
-    assert with_granted(Rights(workspace=WORKSPACE), granted) == Rights(
+    granted = [parse_permission("read:/a"), parse_permission("write:/b"), WEB_PERMISSION, parse_permission("tool:exec")]
+    assert add_permissions(AgentRights(workspace=WORKSPACE), granted) == AgentRights(
         workspace=WORKSPACE, read=(Path("/a"),), write=(Path("/b"),), web=True
     )
 
 
 def why(path: str, *granted: str, workspace: Path = WORKSPACE) -> str:
     roots = [workspace, *(Path(each) for each in granted)]
-    return WITHHELD.because(path, home=HOME, workspace=workspace, granted=roots)
+    return WITHHELD.denied_because(path, agent_directory=HOME, workspace=workspace, granted=roots)
 
 
 @pytest.mark.parametrize(

@@ -27,14 +27,14 @@ LINKS = {"Maria": ("Telegram:42", "signal:7")}
     ],
 )
 def test_each_scope_has_its_documented_key(scope: DmScope, peer: str, key: str) -> None:
-    made = session_keys.direct("Ada", scope=scope, channel="Telegram", account="Work", peer=peer, links=LINKS)
+    made = session_keys.direct_key("Ada", scope=scope, platform="Telegram", account="Work", peer=peer, links=LINKS)
     assert str(made) == key
-    assert session_keys.parse(key) == made
+    assert session_keys.parse_session_key(key) == made
 
 
 def test_one_person_in_two_services_is_one_only_where_the_scope_is_the_person() -> None:
     def key(scope: DmScope, channel: str, peer: str) -> str:
-        return str(session_keys.direct("ada", scope=scope, channel=channel, account="a", peer=peer, links=LINKS))
+        return str(session_keys.direct_key("ada", scope=scope, platform=channel, account="a", peer=peer, links=LINKS))
 
     assert key(DmScope.PER_PEER, "telegram", "42") == key(DmScope.PER_PEER, "signal", "7")
     assert key(DmScope.PER_PEER, "telegram", "7") != key(DmScope.PER_PEER, "signal", "7")
@@ -45,29 +45,32 @@ def test_one_person_in_two_services_is_one_only_where_the_scope_is_the_person() 
 @pytest.mark.parametrize(
     ("made", "key"),
     [
-        (session_keys.room("Ada", channel="telegram", id="-100"), "agent:ada:telegram:group:-100"),
-        (session_keys.room("ada", channel="telegram", id="-100", topic="7"), "agent:ada:telegram:group:-100:topic:7"),
+        (session_keys.group_key("Ada", platform="telegram", id="-100"), "agent:ada:telegram:group:-100"),
         (
-            session_keys.room("ada", channel="discord", id="C1", kind=KeyKind.CHANNEL, thread="T9"),
+            session_keys.group_key("ada", platform="telegram", id="-100", topic="7"),
+            "agent:ada:telegram:group:-100:topic:7",
+        ),
+        (
+            session_keys.group_key("ada", platform="discord", id="C1", kind=KeyKind.CHANNEL, thread="T9"),
             "agent:ada:discord:channel:c1:thread:t9",
         ),
-        (session_keys.cron("ada", "Nightly"), "agent:ada:cron:nightly"),
-        (session_keys.cron("ada", "nightly", run="U-1"), "agent:ada:cron:nightly:run:u-1"),
-        (session_keys.subagent("ada", "0F9A"), "agent:ada:subagent:0f9a"),
-        (session_keys.hook("0F9A"), "hook:0f9a"),
-        (session_keys.hook("msg-1", name="Gmail"), "hook:gmail:msg-1"),
-        (session_keys.room("ada", channel="matrix", id="!r:host"), "agent:ada:matrix:group:!r%3ahost"),
+        (session_keys.cron_key("ada", "Nightly"), "agent:ada:cron:nightly"),
+        (session_keys.cron_key("ada", "nightly", run="U-1"), "agent:ada:cron:nightly:run:u-1"),
+        (session_keys.subagent_key("ada", "0F9A"), "agent:ada:subagent:0f9a"),
+        (session_keys.hook_key("0F9A"), "hook:0f9a"),
+        (session_keys.hook_key("msg-1", name="Gmail"), "hook:gmail:msg-1"),
+        (session_keys.group_key("ada", platform="matrix", id="!r:host"), "agent:ada:matrix:group:!r%3ahost"),
     ],
 )
 def test_rooms_topics_threads_jobs_hooks_and_subagents_have_theirs(made: SessionKey, key: str) -> None:
     assert str(made) == key
-    assert session_keys.parse(key) == made
-    assert session_keys.parse(key.upper()) == made, "mixed case made ghosts of sessions"
+    assert session_keys.parse_session_key(key) == made
+    assert session_keys.parse_session_key(key.upper()) == made, "mixed case made ghosts of sessions"
 
 
 def test_keys_as_they_were_once_written_are_read_as_well() -> None:
-    assert str(session_keys.parse("agent:Ada:telegram:dm:42")) == "agent:ada:telegram:direct:42"
-    assert session_keys.parse("hook:gmail:a:b") == session_keys.hook("a:b", name="gmail")
+    assert str(session_keys.parse_session_key("agent:Ada:telegram:dm:42")) == "agent:ada:telegram:direct:42"
+    assert session_keys.parse_session_key("hook:gmail:a:b") == session_keys.hook_key("a:b", name="gmail")
 
 
 @pytest.mark.parametrize(
@@ -80,17 +83,17 @@ def test_keys_as_they_were_once_written_are_read_as_well() -> None:
 )
 def test_what_is_no_key_is_refused(text: str) -> None:
     with pytest.raises(Invalid) as refused:
-        session_keys.parse(text)
-    assert refused.value.code == "session-key.invalid"
+        session_keys.parse_session_key(text)
+    assert refused.value.code == "session_key.invalid"
 
 
 def test_a_key_for_nobody_and_a_service_called_like_a_kind_are_refused() -> None:
     with pytest.raises(Invalid) as nobody:
-        session_keys.direct("ada", scope=DmScope.PER_PEER, channel="telegram", account="a", peer=" ")
-    assert nobody.value.code == "session-key.no-id"
+        session_keys.direct_key("ada", scope=DmScope.PER_PEER, platform="telegram", account="a", peer=" ")
+    assert nobody.value.code == "session_key.no_id"
     with pytest.raises(Invalid) as reserved:
-        session_keys.room("ada", channel="Cron", id="1")
-    assert reserved.value.code == "session-key.reserved"
+        session_keys.group_key("ada", platform="Cron", id="1")
+    assert reserved.value.code == "session_key.reserved"
 
 
 _PART = st.text(min_size=1, max_size=20).filter(
@@ -101,13 +104,13 @@ _PART = st.text(min_size=1, max_size=20).filter(
 @settings(deadline=None)
 @given(peer=_PART, account=_PART, scope=st.sampled_from(DmScope))
 def test_whatever_the_ids_a_key_is_read_back_as_it_was_made(peer: str, account: str, scope: DmScope) -> None:
-    made = session_keys.direct("ada", scope=scope, channel="telegram", account=account, peer=peer)
-    assert session_keys.parse(str(made)) == made
+    made = session_keys.direct_key("ada", scope=scope, platform="telegram", account=account, peer=peer)
+    assert session_keys.parse_session_key(str(made)) == made
 
 
 @pytest.mark.parametrize("account", ["direct", "dm", "group", "channel", "topic", "main", "cron"])
 def test_an_account_may_be_called_like_a_kind(account: str) -> None:
     scope = DmScope.PER_ACCOUNT_CHANNEL_PEER
     for peer in ("7", "topic", "direct", "thread"):
-        made = session_keys.direct("ada", scope=scope, channel="telegram", account=account, peer=peer)
-        assert session_keys.parse(str(made)) == made
+        made = session_keys.direct_key("ada", scope=scope, platform="telegram", account=account, peer=peer)
+        assert session_keys.parse_session_key(str(made)) == made

@@ -8,32 +8,32 @@ import pytest
 
 from retinue.domain.slash_command import (
     ABORT_WORDS,
-    BY_WORD,
-    INLINE_MAX,
+    COMMANDS_BY_WORD,
+    INLINE_COMMANDS_MAX,
     SUMMARIES,
-    Asked,
-    Command,
     CommandName,
+    ParsedCommands,
     SkillCommand,
-    help_lines,
-    read,
-    unescaped,
-    unknown,
+    SlashCommand,
+    format_help,
+    parse_commands,
+    unescape_slash,
+    unknown_command_text,
 )
 
 
-def only(text: str) -> Command:
-    asked = read(text)
-    assert asked is not None and asked.whole and asked.begins
+def only(text: str) -> SlashCommand:
+    asked = parse_commands(text)
+    assert asked is not None and asked.is_only_commands and asked.has_leading_slash
     (command,) = asked.commands
     return command
 
 
 def inline(text: str) -> tuple[list[tuple[str, str]], str]:
     """What is asked for among words, and the words without it."""
-    asked = read(text)
-    assert asked is not None and not asked.whole
-    return [(str(command.name), command.rest) for command in asked.commands], asked.without(asked.commands)
+    asked = parse_commands(text)
+    assert asked is not None and not asked.is_only_commands
+    return [(str(command.name), command.arguments) for command in asked.commands], asked.text_without(asked.commands)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_command_is_one_word_after_a_slash_and_only_that_word_is_folded(
     text: str, name: CommandName | None, rest: str
 ) -> None:
     command = only(text)
-    assert (command.name, command.rest) == (name, rest)
+    assert (command.name, command.arguments) == (name, rest)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_command_is_one_word_after_a_slash_and_only_that_word_is_folded(
     ],
 )
 def test_what_is_no_command_is_plain_mail(text: str) -> None:
-    assert read(text) is None
+    assert parse_commands(text) is None
 
 
 @pytest.mark.parametrize(
@@ -114,47 +114,49 @@ def test_directives_and_shortcuts_stand_among_words_and_the_gap_closes(
 
 
 def test_directives_alone_are_commands_however_many() -> None:
-    asked = read("/verbose on\n/think high /queue followup")
-    assert asked is not None and asked.whole
+    asked = parse_commands("/verbose on\n/think high /queue followup")
+    assert asked is not None and asked.is_only_commands
     assert [command.name for command in asked.commands] == ["verbose", "think", "queue"]
 
 
 def test_what_was_not_taken_stays_where_it_was() -> None:
-    asked = read("draw /model nobody and /think high it")
+    asked = parse_commands("draw /model nobody and /think high it")
     assert asked is not None
     model, think = asked.commands
-    assert asked.without([think]) == "draw /model nobody and it"
-    assert asked.without([model, think]) == "draw and it"
+    assert asked.text_without([think]) == "draw /model nobody and it"
+    assert asked.text_without([model, think]) == "draw and it"
 
 
 def test_only_so_many_are_looked_for_in_one_message() -> None:
-    commands, left = inline("a " + "/think low " * (INLINE_MAX + 1) + "b")
-    assert len(commands) == INLINE_MAX and left == "a /think low b"
+    commands, left = inline("a " + "/think low " * (INLINE_COMMANDS_MAX + 1) + "b")
+    assert len(commands) == INLINE_COMMANDS_MAX and left == "a /think low b"
 
 
 @pytest.mark.parametrize("word", sorted(ABORT_WORDS))
 def test_words_that_stop_are_known_bare_in_any_case_and_with_punctuation(word: str) -> None:
     for text in (word, word.upper(), f" {word}! ", f"{word}..."):
-        asked = read(text)
-        assert asked == Asked((Command(CommandName.STOP, word, raw=text, bare=True),), begins=False)
-    assert read(f"please {word}") is None
+        asked = parse_commands(text)
+        assert asked == ParsedCommands(
+            (SlashCommand(CommandName.STOP, word, raw=text, is_bare=True),), has_leading_slash=False
+        )
+    assert parse_commands(f"please {word}") is None
 
 
 def test_two_slashes_are_one() -> None:
-    assert unescaped("//help") == "/help"
-    assert unescaped("plain") == "plain"
+    assert unescape_slash("//help") == "/help"
+    assert unescape_slash("plain") == "plain"
 
 
 def test_help_and_what_is_near_know_skills_too() -> None:
     skills = [SkillCommand(name="weather", skill="weather", description="what it is like outside")]
-    assert any(line.startswith("/weather [WORDS]") and "outside" in line for line in help_lines(skills))
-    assert "Did you mean /weather?" in unknown("wether", skills)
-    assert "Did you mean" not in unknown("zzzzz", skills)
+    assert any(line.startswith("/weather [WORDS]") and "outside" in line for line in format_help(skills))
+    assert "Did you mean /weather?" in unknown_command_text("wether", skills)
+    assert "Did you mean" not in unknown_command_text("zzzzz", skills)
 
 
 def test_every_command_has_its_line_in_the_guide_and_a_summary() -> None:
     guide = (Path(__file__).parents[2] / "docs/guides/slash-commands.md").read_text()
-    for word, name in BY_WORD.items():
+    for word, name in COMMANDS_BY_WORD.items():
         assert f"`/{word}" in guide, word
         assert SUMMARIES[name][0].startswith(f"/{name}")
 
@@ -168,6 +170,6 @@ def test_every_command_has_its_line_in_the_guide_and_a_summary() -> None:
     ],
 )
 def test_what_stands_in_a_quoted_line_is_somebody_elses_and_no_command(text: str) -> None:
-    assert read(text) is None
-    own = read(f"{text}\nbut /think high yourself")
+    assert parse_commands(text) is None
+    own = parse_commands(f"{text}\nbut /think high yourself")
     assert own is not None and [each.raw for each in own.commands] == ["/think high"]

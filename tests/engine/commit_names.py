@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from retinue.store.core.connection import Body, Store, Then
+from retinue.store.core.connection import AfterCommit, Store, TransactionBody
 
 
 class Ledgerful:
@@ -20,7 +20,7 @@ class Ledgerful:
         self.on_commit = store.on_commit
         self.close = store.close
 
-    async def write(self, body: Body[Any], *, point: str, then: Then[Any] | None = None) -> Any:
+    async def write(self, body: TransactionBody[Any], *, point: str, then: AfterCommit[Any] | None = None) -> Any:
         self.before(point)
         done = await self._store.write(body, point=point, then=then)
         self.points.append(point)

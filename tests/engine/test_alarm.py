@@ -71,7 +71,7 @@ async def test_its_timer_is_set_in_the_moment_in_which_it_learns_when_to_ring(cl
     alarm.start()
     while not bell.rung:
         await asyncio.sleep(0)
-    assert clock.wakes_in() == [7.5]
+    assert clock.remaining_sleeps() == [7.5]
     await alarm.stop()
 
 
@@ -100,7 +100,7 @@ async def test_a_wall_clock_that_jumps_neither_hastens_nor_delays_it(clock: Fake
 async def test_a_poke_makes_it_look_now(clock: FakeClock, bell: Bell) -> None:
     async with started(clock, bell.ring) as alarm:
         await clock.advance(10)
-        alarm.poke()
+        alarm.trigger()
         await clock.advance(0)
         assert bell.seconds == [0, 10]
 
@@ -118,8 +118,8 @@ async def test_a_poke_while_it_rings_is_not_lost(clock: FakeClock) -> None:
 
     async with started(clock, ring) as alarm:
         assert rung == 1
-        alarm.poke()
-        alarm.poke()
+        alarm.trigger()
+        alarm.trigger()
         gate.set()
         await clock.advance(0)
         assert rung == 2
@@ -129,7 +129,7 @@ async def test_any_number_of_pokes_costs_one_look_and_leaves_nothing_behind(cloc
     async with started(clock, bell.ring) as alarm:
         for _ in range(200):
             for _ in range(10):
-                alarm.poke()
+                alarm.trigger()
             await clock.advance(0)
         assert len(bell.rung) == 201
         assert len(asyncio.all_tasks()) < 10
@@ -149,7 +149,7 @@ async def test_it_keeps_ringing_when_ringing_fails(
         await clock.advance(RETRY_S)
         await clock.advance(20)
         assert bell.seconds[-2:] == [6 * RETRY_S, 6 * RETRY_S + 20]
-    assert [record.message for record in caplog.records] == ["alarm failed, rings again"] * 6
+    assert [record.message for record in caplog.records] == ["alarm failed, will retry"] * 6
     assert caplog.records[0].levelno == logging.ERROR
 
 
@@ -157,14 +157,14 @@ async def test_a_stopped_alarm_is_silent(clock: FakeClock, bell: Bell) -> None:
     bell.next = lambda: 1.0
     async with started(clock, bell.ring) as alarm:
         await alarm.stop()
-        alarm.poke()
+        alarm.trigger()
         await clock.advance(100)
         assert bell.seconds == [0]
 
 
 async def test_an_alarm_that_was_never_started_can_be_stopped(clock: FakeClock, bell: Bell) -> None:
     alarm = Alarm(clock, bell.ring)
-    alarm.poke()
+    alarm.trigger()
     alarm.abandon()
     await alarm.stop()
     assert bell.rung == []

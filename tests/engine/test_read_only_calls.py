@@ -15,13 +15,13 @@ from engine.commit_names import Ledgerful
 from retinue.domain.envelope import Outcome
 from retinue.domain.errors import StoreError
 from retinue.domain.structs import replace
-from retinue.domain.tool import Effect, ToolSpec
-from retinue.engine.journal import UNWRITTEN_S_MAX
+from retinue.domain.tool import ToolEffect, ToolSpec
+from retinue.engine.journal import PENDING_S_MAX
 from retinue.store.core.connection import Store
 from retinue.testing.fake_clock import FakeClock
-from retinue.testing.local_instance import House, Household
-from retinue.testing.scripted_model import Line, calls
-from retinue.tools.base import Scene, schema_of
+from retinue.testing.local_instance import LocalInstance, LocalServer
+from retinue.testing.scripted_model import ScriptedReply, tool_call_reply
+from retinue.tools.base import ToolContext, schema_of
 
 LONG_S = 10.0
 
@@ -40,11 +40,11 @@ class Peek:
     arguments: type[msgspec.Struct] = PeekArguments
     spec: ToolSpec = field(
         default_factory=lambda: ToolSpec(
-            name="peek", description="Peek.", parameters=schema_of(PeekArguments), repeatable=True, looks=True
+            name="peek", description="Peek.", parameters=schema_of(PeekArguments), is_repeatable=True, is_read_only=True
         )
     )
 
-    async def perform(self, arguments: PeekArguments, scene: Scene) -> str:
+    async def perform(self, arguments: PeekArguments, context: ToolContext) -> str:
         self.begun += 1
         try:
             if arguments.seconds:
@@ -56,7 +56,7 @@ class Peek:
 
 @dataclass(slots=True)
 class Room:
-    household: Household
+    household: LocalInstance
     peek: Peek
     stores: list[Ledgerful] = field(default_factory=list[Ledgerful])
 
@@ -67,7 +67,7 @@ class Room:
 
 @pytest.fixture
 def room(tmp_path: Path) -> Room:
-    household = Household(tmp_path)
+    household = LocalInstance(tmp_path)
     room = Room(household, Peek(household.clock))
     household.tools = (room.peek,)
 
@@ -75,78 +75,78 @@ def room(tmp_path: Path) -> Room:
         room.stores.append(Ledgerful(store))
         return room.stores[-1]
 
-    household.through = through
+    household.wrap_store = through
     return room
 
 
-open_ = partial(Household.open, drain_s=0)
+open_ = partial(LocalInstance.run, drain_s=0)
 STEPS = "SELECT turn, idx, kind, state FROM steps ORDER BY turn, idx"
 NEWS = "SELECT kind FROM news WHERE kind LIKE 'step.%' ORDER BY seq"
 AUDIT = "SELECT kind, verdict FROM audit WHERE subject = 'peek' ORDER BY position"
 
 
-async def begun(house: House, room: Room, times: int = 1) -> None:
-    await house.eventually(lambda _: room.peek.begun == times, what="the look")
+async def begun(house: LocalServer, room: Room, times: int = 1) -> None:
+    await house.wait_for(lambda _: room.peek.begun == times, what="the look")
 
 
 async def test_several_looks_share_one_commit_and_are_told_one_by_one(room: Room) -> None:
-    room.household.model.will_reply(Line(text="hm", calls=(("peek", {}), ("peek", {}))), "done")
+    room.household.model.will_reply(ScriptedReply(text="hm", calls=(("peek", {}), ("peek", {}))), "done")
     async with open_(room.household) as house:
-        await house.outcome((await house.post("go")).envelope)
-        await house.quiet()
+        await house.wait_for_outcome((await house.send("go")).envelope)
+        await house.wait_until_idle()
         assert room.points == ["accept", "step", "finish"]
-        assert await house.sql(STEPS) == [
+        assert await house.execute_sql(STEPS) == [
             (0, 0, "model", "closed"),
             (0, 1, "tool", "closed"),
             (0, 2, "tool", "closed"),
             (1, 0, "model", "closed"),
         ]
-        told = [kind for (kind,) in await house.sql(NEWS)]
+        told = [kind for (kind,) in await house.execute_sql(NEWS)]
         assert told == ["step.closed", "step.opened", "step.closed", "step.opened", "step.closed"]
-        audit = await house.sql(AUDIT)
+        audit = await house.execute_sql(AUDIT)
         assert audit == [("call-allowed", "allow"), ("call-ended", "done")] * 2
 
 
 async def test_a_look_that_takes_long_is_written_down_while_it_goes_on(room: Room) -> None:
-    room.household.model.will_reply(calls("peek", seconds=LONG_S), "done")
+    room.household.model.will_reply(tool_call_reply("peek", seconds=LONG_S), "done")
     async with open_(room.household) as house:
-        receipt = await house.post("go")
+        receipt = await house.send("go")
         await begun(house, room)
-        assert await house.sql(STEPS) == [(0, 0, "model", "open")]
-        await room.household.clock.advance(UNWRITTEN_S_MAX)
-        await house.eventually(lambda _: "step" in room.points, what="the intent to be written")
-        assert await house.sql(STEPS) == [(0, 0, "model", "closed"), (0, 1, "tool", "open")]
+        assert await house.execute_sql(STEPS) == [(0, 0, "model", "open")]
+        await room.household.clock.advance(PENDING_S_MAX)
+        await house.wait_for(lambda _: "step" in room.points, what="the intent to be written")
+        assert await house.execute_sql(STEPS) == [(0, 0, "model", "closed"), (0, 1, "tool", "open")]
         assert room.peek.ended == 0
         await room.household.clock.advance(LONG_S)
-        await house.outcome(receipt.envelope)
-        await house.quiet()
+        await house.wait_for_outcome(receipt.envelope)
+        await house.wait_until_idle()
         assert room.points == ["accept", "step", "step", "finish"]
         assert room.peek.begun == 1
-        assert await house.sql(AUDIT) == [("call-allowed", "allow"), ("call-ended", "done")]
+        assert await house.execute_sql(AUDIT) == [("call-allowed", "allow"), ("call-ended", "done")]
 
 
 async def test_looks_together_wait_no_longer_than_one(room: Room) -> None:
     """However many there are: what a model has said is not kept in memory alone for longer than that."""
-    almost = UNWRITTEN_S_MAX * 0.75
-    room.household.model.will_reply(Line(calls=(("peek", {"seconds": almost}),) * 3), "done")
+    almost = PENDING_S_MAX * 0.75
+    room.household.model.will_reply(ScriptedReply(calls=(("peek", {"seconds": almost}),) * 3), "done")
     async with open_(room.household) as house:
-        receipt = await house.post("go")
+        receipt = await house.send("go")
         for number in (1, 2, 3):
             await begun(house, room, number)
             await room.household.clock.advance(almost)
-        await house.outcome(receipt.envelope)
-        await house.quiet()
+        await house.wait_for_outcome(receipt.envelope)
+        await house.wait_until_idle()
         # The second one's intent is written in its middle, with the first; the third's time begins with the second.
         assert room.points == ["accept", "step", "step", "finish"] and room.peek.begun == 3
 
 
 async def test_a_call_with_an_effect_after_a_look_waits_for_its_intent(room: Room) -> None:
-    room.household.model.will_reply(Line(calls=(("peek", {}), ("append_line", {"text": "x"}))), "done")
+    room.household.model.will_reply(ScriptedReply(calls=(("peek", {}), ("append_line", {"text": "x"}))), "done")
     async with open_(room.household) as house:
         seen: list[bool] = []
-        room.stores[-1].before = lambda point: seen.append(room.household.witness.exists())
-        await house.outcome((await house.post("go")).envelope)
-        await house.quiet()
+        room.stores[-1].before = lambda point: seen.append(room.household.witness_file.exists())
+        await house.wait_for_outcome((await house.send("go")).envelope)
+        await house.wait_until_idle()
         assert room.points == ["accept", "step", "step", "finish"]
         assert seen == [False, False, True, True]
 
@@ -155,69 +155,69 @@ async def test_a_house_that_goes_down_in_a_look_asks_the_model_again(room: Room)
     """Nobody has read what it said, and nothing came of it. What it may have cost counts as spent."""
     model = room.household.model
     model.price_microusd = 1000
-    model.will_reply(calls("peek", seconds=LONG_S))
+    model.will_reply(tool_call_reply("peek", seconds=LONG_S))
     async with open_(room.household) as house:
-        receipt = await house.post("go")
+        receipt = await house.send("go")
         await begun(house, room)
         house.crash()
     model.will_reply("never mind")
     async with open_(room.household) as house:
-        assert await house.answer_to(receipt.envelope) == "never mind"
-        assert await house.sql(STEPS) == [(0, 0, "model", "closed")]
-        assert await house.sql("SELECT attempt, settled_microusd, unknown FROM money ORDER BY attempt") == [
+        assert await house.wait_for_answer(receipt.envelope) == "never mind"
+        assert await house.execute_sql(STEPS) == [(0, 0, "model", "closed")]
+        assert await house.execute_sql("SELECT attempt, settled_microusd, unknown FROM money ORDER BY attempt") == [
             (1, 1000, 1),
             (2, 1000, 0),
         ]
 
 
 async def test_a_house_that_goes_down_in_a_long_look_looks_again(room: Room) -> None:
-    room.household.model.will_reply(calls("peek", seconds=LONG_S))
+    room.household.model.will_reply(tool_call_reply("peek", seconds=LONG_S))
     async with open_(room.household) as house:
-        receipt = await house.post("go")
+        receipt = await house.send("go")
         await begun(house, room)
-        await room.household.clock.advance(UNWRITTEN_S_MAX)
-        await house.eventually(lambda _: "step" in room.points, what="the intent to be written")
+        await room.household.clock.advance(PENDING_S_MAX)
+        await house.wait_for(lambda _: "step" in room.points, what="the intent to be written")
         house.crash()
     room.household.model.will_reply("seen")
     async with open_(room.household) as house:
         await begun(house, room, 2)
         await room.household.clock.advance(LONG_S)
-        assert await house.answer_to(receipt.envelope) == "seen"
+        assert await house.wait_for_answer(receipt.envelope) == "seen"
 
 
-@pytest.mark.parametrize("after_s", [0.0, UNWRITTEN_S_MAX])
+@pytest.mark.parametrize("after_s", [0.0, PENDING_S_MAX])
 async def test_a_run_that_is_cancelled_in_a_look_ends_it(room: Room, after_s: float) -> None:
-    room.household.model.will_reply(calls("peek", seconds=LONG_S), "after it")
+    room.household.model.will_reply(tool_call_reply("peek", seconds=LONG_S), "after it")
     async with open_(room.household) as house:
-        receipt = await house.post("go")
+        receipt = await house.send("go")
         assert receipt.session is not None
         await begun(house, room)
         await room.household.clock.advance(after_s)
-        await house.engine.cancel(receipt.session, by="person:owner", why="enough")
-        assert (await house.outcome(receipt.envelope)).outcome is Outcome.CANCELLED
-        await house.eventually(lambda _: room.peek.ended == 1, what="the look to end")
-        assert not [step for step in await house.sql(STEPS) if step[3] == "open"]
-        assert await house.answer_to((await house.post("and now?")).envelope) == "after it"
+        await house.engine.cancel(receipt.session, by="person:owner", reason="enough")
+        assert (await house.wait_for_outcome(receipt.envelope)).outcome is Outcome.CANCELLED
+        await house.wait_for(lambda _: room.peek.ended == 1, what="the look to end")
+        assert not [step for step in await house.execute_sql(STEPS) if step[3] == "open"]
+        assert await house.wait_for_answer((await house.send("and now?")).envelope) == "after it"
 
 
 async def test_a_run_whose_seconds_are_over_in_a_look_ends_it(room: Room) -> None:
     (agent,) = room.household.agents
     room.household.agents = (replace(agent, run_seconds_max=LONG_S / 2),)
-    room.household.model.will_reply(calls("peek", seconds=LONG_S))
+    room.household.model.will_reply(tool_call_reply("peek", seconds=LONG_S))
     async with open_(room.household) as house:
-        receipt = await house.post("go")
+        receipt = await house.send("go")
         await begun(house, room)
         await room.household.clock.advance(LONG_S / 2)
-        outcome = await house.outcome(receipt.envelope)
+        outcome = await house.wait_for_outcome(receipt.envelope)
         assert outcome.outcome is Outcome.DEAD and room.peek.ended == 1
-        kinds = [record.kind for record in await house.records(receipt.session)]
+        kinds = [record.kind for record in await house.list_records(receipt.session)]
         assert kinds == ["start", "user", "assistant", "tool", "note"]
 
 
 async def test_an_intent_that_cannot_be_written_is_heard_of_when_the_look_is_over(room: Room) -> None:
-    room.household.model.will_reply(calls("peek", seconds=LONG_S), "done", "done")
+    room.household.model.will_reply(tool_call_reply("peek", seconds=LONG_S), "done", "done")
     async with open_(room.household) as house:
-        receipt = await house.post("go")
+        receipt = await house.send("go")
         await begun(house, room)
         failing, refused = True, 0
 
@@ -225,36 +225,38 @@ async def test_an_intent_that_cannot_be_written_is_heard_of_when_the_look_is_ove
             nonlocal refused
             if point == "step" and failing:
                 refused += 1
-                raise StoreError("the disk is full", code="store.disk-full")
+                raise StoreError("the disk is full", code="store.disk_full")
 
         room.stores[-1].before = fail
         await room.household.clock.advance(LONG_S)
         await until(lambda: refused, what="the intent to be refused")
         failing = False
         # The lane waits a second, and comes back.
-        assert await as_time_goes_by(house, house.answer_to(receipt.envelope)) == "done"
+        assert await as_time_goes_by(house, house.wait_for_answer(receipt.envelope)) == "done"
         assert len(room.household.model.prompts) == 2
 
 
 async def test_what_was_said_before_a_look_is_kept_where_the_run_fails_after_it(room: Room) -> None:
-    room.household.model.will_reply(Line(text="let me see", calls=(("peek", {}),)), Line(fails="tired"))
+    room.household.model.will_reply(
+        ScriptedReply(text="let me see", calls=(("peek", {}),)), ScriptedReply(fails="tired")
+    )
     async with open_(room.household) as house:
-        receipt = await house.post("go")
-        assert (await house.outcome(receipt.envelope)).outcome is Outcome.DEAD
-        kinds = [record.kind for record in await house.records(receipt.session)]
+        receipt = await house.send("go")
+        assert (await house.wait_for_outcome(receipt.envelope)).outcome is Outcome.DEAD
+        kinds = [record.kind for record in await house.list_records(receipt.session)]
         assert kinds == ["start", "user", "assistant", "tool", "note"]
 
 
 @pytest.mark.parametrize(
     ("spec", "believed"),
     [
-        ({"repeatable": True, "looks": True}, True),
-        ({"repeatable": True, "looks": True, "effects": frozenset({Effect.READS_PRIVATE})}, True),
-        ({"repeatable": True}, False),
-        ({"looks": True}, False),
-        ({"repeatable": True, "looks": True, "effects": frozenset({Effect.WRITES})}, False),
-        ({"repeatable": True, "looks": True, "effects": frozenset({Effect.READS_UNTRUSTED})}, False),
+        ({"is_repeatable": True, "is_read_only": True}, True),
+        ({"is_repeatable": True, "is_read_only": True, "effects": frozenset({ToolEffect.READS_PRIVATE})}, True),
+        ({"is_repeatable": True}, False),
+        ({"is_read_only": True}, False),
+        ({"is_repeatable": True, "is_read_only": True, "effects": frozenset({ToolEffect.WRITES})}, False),
+        ({"is_repeatable": True, "is_read_only": True, "effects": frozenset({ToolEffect.READS_UNTRUSTED})}, False),
     ],
 )
 def test_who_names_an_effect_is_not_believed_to_only_look(spec: dict[str, Any], believed: bool) -> None:
-    assert ToolSpec(name="t", description="", parameters={}, **spec).only_looks is believed
+    assert ToolSpec(name="t", description="", parameters={}, **spec).is_safely_read_only is believed

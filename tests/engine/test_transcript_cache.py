@@ -15,19 +15,29 @@ from hypothesis import strategies as st
 from retinue.domain.attachment import Attachment
 from retinue.domain.event import Delta, DeltaKind
 from retinue.domain.ids import RunId, SessionId
-from retinue.domain.record import Mark, Note, Record, RecordKind, Reply, Summary, UserTurn, kind_of, least_believed
-from retinue.domain.session import Origin, OriginKind, QueueOverride, Session, Wakefulness
+from retinue.domain.record import (
+    ContextStart,
+    Note,
+    Record,
+    RecordKind,
+    Reply,
+    Summary,
+    UserTurn,
+    body_kind,
+    least_trust_in,
+)
+from retinue.domain.session import Origin, OriginKind, QueueOverride, Session, SessionActivity
 from retinue.domain.times import to_ms
 from retinue.domain.tool import Call, ToolResult
 from retinue.domain.trust import Trust
-from retinue.engine.event_broadcast import DELTAS_WAITING_MAX, PARTIAL_CHARS_MAX, Live
-from retinue.engine.transcript_cache import Transcript, Transcripts, size_of
-from retinue.models.base import WireCache
+from retinue.engine.event_broadcast import DELTAS_QUEUED_MAX, PARTIAL_CHARS_MAX, EventBroadcast
+from retinue.engine.transcript_cache import CachedTranscript, TranscriptCache, record_size_bytes
+from retinue.models.base import EncodedContextCache
 from retinue.store.core.sqlite import InlineStore
-from retinue.store.open_store import open_inline
+from retinue.store.open_store import open_inline_store
 from retinue.store.sessions import records
-from retinue.testing.local_instance import Household
-from retinue.testing.scripted_model import says
+from retinue.testing.local_instance import LocalInstance
+from retinue.testing.scripted_model import text_reply
 
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
 HERE = SessionId("5" * 32)
@@ -35,7 +45,7 @@ HERE = SessionId("5" * 32)
 
 def record(seq: int, body: Any = None, *, session: SessionId = HERE) -> Record:
     body = UserTurn(text=f"number {seq}") if body is None else body
-    return Record(session=session, seq=seq, kind=kind_of(body), body=body, at_ms=to_ms(NOON))
+    return Record(session=session, seq=seq, kind=body_kind(body), body=body, at_ms=to_ms(NOON))
 
 
 def session(record_seq: int, *, context_from: int = 1, id_: SessionId = HERE) -> Session:
@@ -44,11 +54,11 @@ def session(record_seq: int, *, context_from: int = 1, id_: SessionId = HERE) ->
         agent="ada",
         origin=Origin(OriginKind.WEB, "person:maria"),
         name="",
-        wakefulness=Wakefulness.ACTIVE,
+        activity=SessionActivity.ACTIVE,
         queue=QueueOverride(),
         epoch=1,
         record_seq=record_seq,
-        context_from=context_from,
+        context_start_seq=context_from,
         revision=0,
         created_at=NOON,
         updated_at=NOON,
@@ -68,7 +78,7 @@ class CountingStore(InlineStore):
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncGenerator[CountingStore]:
-    open_inline(tmp_path / "house.db").connection.close()
+    open_inline_store(tmp_path / "house.db").connection.close()
     store = CountingStore(tmp_path / "house.db")
     yield store
     await store.close()
@@ -79,42 +89,42 @@ async def write(store: InlineStore, *added: Record) -> None:
 
 
 async def test_a_context_is_read_once_and_then_kept(store: CountingStore) -> None:
-    kept = Transcripts(store)
+    kept = TranscriptCache(store)
     await write(store, *(record(n) for n in range(1, 6)))
-    first = await kept.take(session(5), ())
+    first = await kept.check_out(session(5), ())
     assert [r.seq for r in first.records] == [1, 2, 3, 4, 5]
-    kept.give_back(first)
-    again = await kept.take(session(5), ())
+    kept.check_in(first)
+    again = await kept.check_out(session(5), ())
     assert again is first
     assert store.scans == 1
 
 
 async def test_what_a_claim_has_just_appended_is_not_read_again(store: CountingStore) -> None:
-    kept = Transcripts(store)
+    kept = TranscriptCache(store)
     await write(store, record(1), record(2))
-    kept.give_back(await kept.take(session(2), ()))
+    kept.check_in(await kept.check_out(session(2), ()))
     fresh = (record(3), record(4))
     await write(store, *fresh)
-    taken = await kept.take(session(4), fresh)
+    taken = await kept.check_out(session(4), fresh)
     assert [r.seq for r in taken.records] == [1, 2, 3, 4]
     assert store.scans == 1
 
 
 @pytest.mark.parametrize("wrong", ["more was appended elsewhere", "a gap", "a reset"])
 async def test_a_context_that_no_longer_fits_is_read_again(store: CountingStore, wrong: str) -> None:
-    kept = Transcripts(store)
+    kept = TranscriptCache(store)
     await write(store, record(1), record(2))
-    kept.give_back(await kept.take(session(2), ()))
+    kept.check_in(await kept.check_out(session(2), ()))
     await write(store, record(3), record(4))
     match wrong:
         case "more was appended elsewhere":
-            taken = await kept.take(session(4), ())
+            taken = await kept.check_out(session(4), ())
             expected = [1, 2, 3, 4]
         case "a gap":
-            taken = await kept.take(session(4), (record(4),))
+            taken = await kept.check_out(session(4), (record(4),))
             expected = [1, 2, 3, 4]
         case _:
-            taken = await kept.take(session(4, context_from=3), (record(3), record(4)))
+            taken = await kept.check_out(session(4, context_from=3), (record(3), record(4)))
             expected = [3, 4]
     assert [r.seq for r in taken.records] == expected
     assert store.scans == 2
@@ -122,54 +132,54 @@ async def test_a_context_that_no_longer_fits_is_read_again(store: CountingStore,
 
 async def test_a_context_that_was_not_given_back_is_read_again(store: CountingStore) -> None:
     """A run that broke off may have left anything in it."""
-    kept = Transcripts(store)
+    kept = TranscriptCache(store)
     await write(store, record(1))
-    taken = await kept.take(session(1), ())
+    taken = await kept.check_out(session(1), ())
     taken.records.append(record(2))
-    again = await kept.take(session(1), ())
+    again = await kept.check_out(session(1), ())
     assert [r.seq for r in again.records] == [1]
 
 
 @pytest.mark.spec("C102")
 async def test_contexts_are_bounded_in_bytes_and_the_longest_unused_goes_first(store: CountingStore) -> None:
-    size = size_of(record(1, UserTurn(text="x" * 1000)))
-    kept = Transcripts(store, bytes_max=3 * size)
+    size = record_size_bytes(record(1, UserTurn(text="x" * 1000)))
+    kept = TranscriptCache(store, bytes_max=3 * size)
     ids = [SessionId(f"{n:032x}") for n in range(5)]
     for id_ in ids:
         await write(store, record(1, UserTurn(text="x" * 1000), session=id_))
-        kept.give_back(await kept.take(session(1, id_=id_), ()))
+        kept.check_in(await kept.check_out(session(1, id_=id_), ()))
         assert kept.size_bytes <= 3 * size
     scans = store.scans
     for id_ in reversed(ids[2:]):
-        kept.give_back(await kept.take(session(1, id_=id_), ()))
+        kept.check_in(await kept.check_out(session(1, id_=id_), ()))
     assert store.scans == scans, "the three newest are there"
-    await kept.take(session(1, id_=ids[0]), ())
+    await kept.check_out(session(1, id_=ids[0]), ())
     assert store.scans == scans + 1
 
 
 @pytest.mark.spec("C102")
 async def test_a_context_larger_than_the_bound_is_not_kept(store: CountingStore) -> None:
-    kept = Transcripts(store, bytes_max=1000)
+    kept = TranscriptCache(store, bytes_max=1000)
     await write(store, record(1, UserTurn(text="x" * 2000)))
-    kept.give_back(await kept.take(session(1), ()))
+    kept.check_in(await kept.check_out(session(1), ()))
     assert kept.size_bytes == 0
 
 
 @pytest.mark.spec("C102")
 async def test_a_context_that_grew_while_it_was_used_is_counted_as_it_is(store: CountingStore) -> None:
-    kept = Transcripts(store, bytes_max=10_000)
+    kept = TranscriptCache(store, bytes_max=10_000)
     await write(store, record(1))
-    taken = await kept.take(session(1), ())
-    kept.give_back(taken)
+    taken = await kept.check_out(session(1), ())
+    kept.check_in(taken)
     before = kept.size_bytes
-    taken = await kept.take(session(1), ())
+    taken = await kept.check_out(session(1), ())
     assert kept.size_bytes == 0
     taken.records.append(record(2, ToolResult(call="c", tool="t", output="y" * 3000)))
-    kept.give_back(taken)
+    kept.check_in(taken)
     assert kept.size_bytes > before + 3000
-    taken = await kept.take(session(2), ())
+    taken = await kept.check_out(session(2), ())
     taken.records.append(record(3, ToolResult(call="d", tool="t", output="y" * 30_000)))
-    kept.give_back(taken)
+    kept.check_in(taken)
     assert kept.size_bytes == 0
 
 
@@ -183,23 +193,23 @@ async def test_a_context_that_grew_while_it_was_used_is_counted_as_it_is(store: 
         Reply(text="é€" * 3000),
         ToolResult(call="1", tool="t", output="x" * 9000),
         Note(text="x" * 9000),
-        Mark(text="x" * 9000),
+        ContextStart(text="x" * 9000),
     ],
 )
 def test_whatever_a_record_holds_is_counted(body: Any) -> None:
-    assert size_of(record(1, body)) >= 9000
+    assert record_size_bytes(record(1, body)) >= 9000
 
 
 async def test_a_house_keeps_no_more_contexts_than_it_may(tmp_path: Path) -> None:
-    household = Household(tmp_path, people=[f"p{n}" for n in range(10)])
-    household.model.rule = lambda prompt: says("y" * 5000)
-    async with household.open() as house:
-        transcripts = house.engine._watch.transcripts  # pyright: ignore[reportPrivateUsage]
+    household = LocalInstance(tmp_path, people=[f"p{n}" for n in range(10)])
+    household.model.rule = lambda prompt: text_reply("y" * 5000)
+    async with household.run() as house:
+        transcripts = house.engine._worker.transcripts  # pyright: ignore[reportPrivateUsage]
         transcripts._bytes_max = 20_000  # pyright: ignore[reportPrivateUsage]
         for turn in range(2):
             for n in range(10):
-                receipt = await house.post(f"{turn}", sender=f"person:p{n}")
-                await house.outcome(receipt.envelope)
+                receipt = await house.send(f"{turn}", sender=f"person:p{n}")
+                await house.wait_for_outcome(receipt.envelope)
                 assert transcripts.size_bytes <= 20_000
         for prompt in household.model.prompts[10:]:
             assert [r.kind for r in prompt.records] == [
@@ -218,65 +228,65 @@ def delta(text: str, *, run: str = "r", turn: int = 0, attempt: int = 1, kind: D
 
 
 def test_a_higher_attempt_or_turn_replaces_what_was_said() -> None:
-    live = Live()
-    live.delta(delta("half a"))
-    live.delta(delta("I think", kind=DeltaKind.THINKING))
-    live.delta(delta(" sentence"))
-    (partial,) = live.partials(HERE)
+    live = EventBroadcast()
+    live.on_delta(delta("half a"))
+    live.on_delta(delta("I think", kind=DeltaKind.THINKING))
+    live.on_delta(delta(" sentence"))
+    (partial,) = live.partial_replies(HERE)
     assert (partial.text, partial.thinking) == ("half a sentence", "I think")
-    live.delta(delta("again", attempt=2))
-    assert [(p.attempt, p.text, p.thinking) for p in live.partials()] == [(2, "again", "")]
-    live.delta(delta("next", turn=1))
-    assert [(p.turn, p.text) for p in live.partials()] == [(1, "next")]
-    assert live.partials(SessionId("another")) == []
+    live.on_delta(delta("again", attempt=2))
+    assert [(p.attempt, p.text, p.thinking) for p in live.partial_replies()] == [(2, "again", "")]
+    live.on_delta(delta("next", turn=1))
+    assert [(p.turn, p.text) for p in live.partial_replies()] == [(1, "next")]
+    assert live.partial_replies(SessionId("another")) == []
 
 
 @pytest.mark.spec("C102")
 def test_deltas_are_forgotten_with_their_run_and_bounded_while_it_lasts() -> None:
-    live = Live()
+    live = EventBroadcast()
     piece = "x" * 100_000
     for _ in range(2 * PARTIAL_CHARS_MAX // len(piece)):
-        live.delta(delta(piece))
-    (partial,) = live.partials()
+        live.on_delta(delta(piece))
+    (partial,) = live.partial_replies()
     assert len(partial.text) <= PARTIAL_CHARS_MAX + len(piece)
     for n in range(100):
-        live.delta(delta("x", run=f"{n}"))
-        live.ended(RunId(f"{n}"))
-    live.ended(RunId("r"))
-    live.ended(RunId("never heard of"))
-    assert live.partials() == []
+        live.on_delta(delta("x", run=f"{n}"))
+        live.run_ended(RunId(f"{n}"))
+    live.run_ended(RunId("r"))
+    live.run_ended(RunId("never heard of"))
+    assert live.partial_replies() == []
 
 
 @pytest.mark.spec("C102")
 async def test_a_watcher_who_falls_behind_is_told_so_and_costs_no_more() -> None:
-    live = Live()
-    slow, other = live.watch(HERE), live.watch(SessionId("another"))
-    for _ in range(3 * DELTAS_WAITING_MAX):
-        live.delta(delta("x"))
-        assert len(slow.deltas) <= DELTAS_WAITING_MAX
-    assert slow.missed
+    live = EventBroadcast()
+    slow, other = live.subscribe(HERE), live.subscribe(SessionId("another"))
+    for _ in range(3 * DELTAS_QUEUED_MAX):
+        live.on_delta(delta("x"))
+        assert len(slow.deltas) <= DELTAS_QUEUED_MAX
+    assert slow.has_missed_deltas
     await asyncio.wait_for(slow.changed.wait(), 120)
-    assert other.deltas == [] and not other.missed
-    live.unwatch(slow)
-    live.unwatch(slow)
+    assert other.deltas == [] and not other.has_missed_deltas
+    live.unsubscribe(slow)
+    live.unsubscribe(slow)
     slow.deltas.clear()
-    live.delta(delta("x"))
+    live.on_delta(delta("x"))
     assert slow.deltas == []
 
 
 @pytest.mark.spec("C102")
 async def test_a_house_at_rest_keeps_no_deltas(tmp_path: Path) -> None:
-    household = Household(tmp_path)
-    household.model.will_reply("a", says("", fails="tired"), says("never", after_s=100))
-    async with household.open(drain_s=0) as house:
+    household = LocalInstance(tmp_path)
+    household.model.will_reply("a", text_reply("", fails="tired"), text_reply("never", after_s=100))
+    async with household.run(drain_s=0) as house:
         for text in ("one", "two"):
-            await house.outcome((await house.post(text)).envelope)
-        receipt = await house.post("three")
-        await house.eventually(lambda _: len(household.model.prompts) == 3, what="the third run")
+            await house.wait_for_outcome((await house.send(text)).envelope)
+        receipt = await house.send("three")
+        await house.wait_for(lambda _: len(household.model.prompts) == 3, what="the third run")
         assert receipt.session is not None
-        await house.engine.cancel(receipt.session, by="maria", why="enough")
-        await house.quiet()
-        assert house.live.partials() == []
+        await house.engine.cancel(receipt.session, by="maria", reason="enough")
+        await house.wait_until_idle()
+        assert house.events.partial_replies() == []
 
 
 # Encoded records
@@ -289,17 +299,17 @@ def encoded(record: Record) -> bytes:
 
 @pytest.mark.spec("C102")
 def test_encoded_contexts_are_bounded_in_bytes_and_the_longest_unused_goes_first() -> None:
-    cache = WireCache(bytes_max=1000)
+    cache = EncodedContextCache(bytes_max=1000)
     for n in range(100):
         session = SessionId(f"{n:032x}")
-        assert list(cache.of(session, [record(n, UserTurn(text="x" * 100))], encoded)) == [b"x" * 100]
+        assert list(cache.encode_records(session, [record(n, UserTurn(text="x" * 100))], encoded)) == [b"x" * 100]
         assert cache.size_bytes <= 1000
-    assert list(cache.of(HERE, [record(500, UserTurn(text="x" * 5000))], encoded)) == [b"x" * 5000]
+    assert list(cache.encode_records(HERE, [record(500, UserTurn(text="x" * 5000))], encoded)) == [b"x" * 5000]
     assert cache.size_bytes <= 1000
 
 
 def test_a_record_is_encoded_once_while_there_is_room() -> None:
-    cache = WireCache(bytes_max=1000)
+    cache = EncodedContextCache(bytes_max=1000)
     times: list[int] = []
 
     def encode(record: Record) -> bytes:
@@ -308,35 +318,41 @@ def test_a_record_is_encoded_once_while_there_is_room() -> None:
 
     context = [record(1), record(2)]
     for _ in range(3):
-        assert list(cache.of(HERE, context, encode)) == [b"number 1", b"number 2"]
+        assert list(cache.encode_records(HERE, context, encode)) == [b"number 1", b"number 2"]
     context.append(record(3))
-    assert list(cache.of(HERE, [kept._replace() for kept in context], encode))[-1] == b"number 3"
+    assert list(cache.encode_records(HERE, [kept._replace() for kept in context], encode))[-1] == b"number 3"
     assert times == [1, 2, 3]
 
 
 def test_a_number_that_came_to_mean_something_else_is_encoded_anew() -> None:
     """A reply that could not be stored is gone; the one that took its place bears its number."""
-    cache = WireCache()
+    cache = EncodedContextCache()
     first = record(1)
-    assert list(cache.of(HERE, [first, record(2, UserTurn(text="lost"))], encoded)) == [b"number 1", b"lost"]
-    assert list(cache.of(HERE, [first, record(2, UserTurn(text="kept"))], encoded)) == [b"number 1", b"kept"]
+    assert list(cache.encode_records(HERE, [first, record(2, UserTurn(text="lost"))], encoded)) == [
+        b"number 1",
+        b"lost",
+    ]
+    assert list(cache.encode_records(HERE, [first, record(2, UserTurn(text="kept"))], encoded)) == [
+        b"number 1",
+        b"kept",
+    ]
     assert cache.size_bytes == len(b"number 1kept")
 
 
 def test_a_context_that_became_shorter_or_lost_its_middle_is_what_it_says_now() -> None:
-    cache = WireCache()
+    cache = EncodedContextCache()
     context = [record(n) for n in range(1, 5)]
-    cache.of(HERE, context, encoded)
-    assert list(cache.of(HERE, context[:2], encoded)) == [b"number 1", b"number 2"]
-    cache.of(HERE, context, encoded)
-    assert list(cache.of(HERE, [context[0], context[3]], encoded)) == [b"number 1", b"number 4"]
+    cache.encode_records(HERE, context, encoded)
+    assert list(cache.encode_records(HERE, context[:2], encoded)) == [b"number 1", b"number 2"]
+    cache.encode_records(HERE, context, encoded)
+    assert list(cache.encode_records(HERE, [context[0], context[3]], encoded)) == [b"number 1", b"number 4"]
     assert cache.size_bytes == len(b"number 1number 4")
 
 
 def test_results_made_up_for_lost_ones_are_not_taken_for_the_reply_whose_number_they_bear() -> None:
-    cache = WireCache()
+    cache = EncodedContextCache()
     made = [record(1, ToolResult(call=f"{n}", tool="t", output=f"lost {n}", failed=True)) for n in range(2)]
-    assert list(cache.of(HERE, [record(1), *made], encoded)) == [b"number 1", b"lost 0", b"lost 1"]
+    assert list(cache.encode_records(HERE, [record(1), *made], encoded)) == [b"number 1", b"lost 0", b"lost 1"]
 
 
 # --- how far it can be believed ---
@@ -347,24 +363,24 @@ BODIES = (UserTurn(text="words"), UserTurn(text="see", attachments=(FILE,)), Rep
 
 @given(st.lists(st.lists(st.tuples(st.sampled_from(BODIES), st.sampled_from(list(Trust))), max_size=4), max_size=8))
 def test_how_far_a_context_can_be_believed_is_known_at_every_moment(talk: list[list[tuple[Any, Trust]]]) -> None:
-    transcript = Transcript(HERE, 1, [])
+    transcript = CachedTranscript(HERE, 1, [])
     for number, said in enumerate(talk, 1):
         for body, trust in said:
             transcript.records.append(record(len(transcript.records) + 1, body)._replace(trust=trust))
-        assert transcript.believed() is least_believed(transcript.records)
+        assert transcript.least_trust() is least_trust_in(transcript.records)
         if number % 3 == 0 and transcript.records:
             seq = transcript.records[-1].seq + 1
             summary = Summary(text="in short", kept_from=seq - 1)
-            trust = transcript.believed()
+            trust = transcript.least_trust()
             transcript.records.append(record(seq, summary)._replace(trust=trust))
-            transcript.rearrange()
-            assert transcript.believed() is least_believed(transcript.records)
+            transcript.drop_summarized()
+            assert transcript.least_trust() is least_trust_in(transcript.records)
 
 
 def test_what_a_summary_left_out_is_no_longer_held_against_a_context() -> None:
     outside = record(1)._replace(trust=Trust.UNTRUSTED)
-    transcript = Transcript(HERE, 1, [outside, record(2)._replace(trust=Trust.OWNER)])
-    assert transcript.believed() is Trust.UNTRUSTED
+    transcript = CachedTranscript(HERE, 1, [outside, record(2)._replace(trust=Trust.OWNER)])
+    assert transcript.least_trust() is Trust.UNTRUSTED
     transcript.records.append(record(3, Summary(text="in short", kept_from=2))._replace(trust=Trust.OWNER))
-    transcript.rearrange()
-    assert transcript.believed() is least_believed(transcript.records) is Trust.OWNER
+    transcript.drop_summarized()
+    assert transcript.least_trust() is least_trust_in(transcript.records) is Trust.OWNER

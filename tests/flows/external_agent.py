@@ -18,13 +18,13 @@ import aiohttp
 from aiohttp import web
 from flows.tools_instance import ADA, HandsHouse, hands_house
 
-from retinue.api.app import build
-from retinue.api.connection_limits import Gate, server_config
-from retinue.api.host_check import Door
+from retinue.api.app import build_app
+from retinue.api.connection_limits import ConnectionLimiter, build_server_config
+from retinue.api.host_check import HttpSettings
 from retinue.api.uvicorn_server import Server
-from retinue.domain.agent import Agent, External
-from retinue.net.signatures import Purpose, signed
-from retinue.testing.waiting import WAIT_LIMIT_S
+from retinue.domain.agent import Agent, ExternalAgentEndpoint
+from retinue.net.signatures import SignaturePurpose, sign_message
+from retinue.testing.wait_conditions import WAIT_LIMIT_S
 
 KEY_NAME = "RETINUE_TEST_FAR_KEY"
 KEY = "a key that the two share"
@@ -51,12 +51,12 @@ class Letter:
 
     @property
     def is_signed(self) -> bool:
-        expected = signed(
+        expected = sign_message(
             KEY,
-            Purpose.MESSAGE,
-            at=self.headers["X-Retinue-Timestamp"],
+            SignaturePurpose.MESSAGE,
+            timestamp=self.headers["X-Retinue-Timestamp"],
             session=self.json["sessionId"],
-            letter=self.headers["X-Retinue-Id"],
+            message_id=self.headers["X-Retinue-Id"],
             body=self.body,
         )
         return self.headers["X-Retinue-Signature"] == expected
@@ -116,7 +116,15 @@ class FarSide:
     ) -> Said:
         body = text.encode() if isinstance(text, str) else text
         at = at or str(int(time.time()))
-        signature = signed(key, Purpose.CALLBACK, at=at, session=session, letter=message, about=request, body=body)
+        signature = sign_message(
+            key,
+            SignaturePurpose.CALLBACK,
+            timestamp=at,
+            session=session,
+            message_id=message,
+            request_id=request,
+            body=body,
+        )
         headers = {"X-Retinue-Timestamp": at, "X-Retinue-Id": message, "X-Retinue-Signature": signature}
         if request:
             headers["X-Retinue-Request"] = request
@@ -146,7 +154,9 @@ async def far_side() -> AsyncGenerator[FarSide]:
 
 def rex(far: FarSide, **more: Any) -> Agent:
     """Who works elsewhere."""
-    return Agent(name="rex", runner="external", external=External(url=far.url, secret=f"env:{KEY_NAME}", **more))
+    return Agent(
+        name="rex", runner="external", external=ExternalAgentEndpoint(url=far.url, secret=f"env:{KEY_NAME}", **more)
+    )
 
 
 @asynccontextmanager
@@ -176,9 +186,9 @@ async def house_with(
 
 @asynccontextmanager
 async def _served(house: HandsHouse, listener: socket.socket) -> AsyncGenerator[None]:
-    door = Door(port=listener.getsockname()[1])
-    gate = Gate(door)
-    server = Server(server_config(build(house.house.desk, door, gate), gate))
+    door = HttpSettings(port=listener.getsockname()[1])
+    gate = ConnectionLimiter(door)
+    server = Server(build_server_config(build_app(house.house.services, door, gate), gate))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield

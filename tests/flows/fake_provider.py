@@ -17,10 +17,10 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from retinue.config import Settings, load
+from retinue.config import Settings, load_configuration
 from retinue.domain.agent import Agent
 from retinue.domain.structs import replace
-from retinue.testing.local_instance import House, Household
+from retinue.testing.local_instance import LocalInstance, LocalServer
 
 KEY = "sk-flows-0123456789abcdefghij"
 REQUEST_BYTES_MAX = 8 * 1024 * 1024
@@ -324,7 +324,9 @@ def section(name: str, url: str, *, format_: str = "openai-chat", key: str = "MO
 
 def settings_of(root: Path, toml: str, environment: Mapping[str, str]) -> Settings:
     """As the house itself would read them."""
-    return load({"RETINUE_HOME": str(root), **environment}, text=f'[house]\nzone = "UTC"\n{toml}').settings
+    return load_configuration(
+        {"RETINUE_HOME": str(root), **environment}, text=f'[house]\nzone = "UTC"\n{toml}'
+    ).settings
 
 
 def household_of(
@@ -336,7 +338,7 @@ def household_of(
     first_byte_s: float | None = None,
     silence_s: float | None = None,
     **kw: Any,
-) -> Household:
+) -> LocalInstance:
     """A house with these settings. A file may ask for whole seconds of patience; a test has less of it."""
     environment = {"MOCK_KEY": KEY} if environment is None else environment
     settings = settings_of(root, toml, environment)
@@ -346,17 +348,17 @@ def household_of(
         "silence_s": models.silence_s if silence_s is None else silence_s,
     }
     settings = replace(settings, models=replace(models, **patience))
-    return Household(root, settings=settings, environment=environment, agents=agents, **kw)
+    return LocalInstance(root, settings=settings, environment=environment, agents=agents, **kw)
 
 
 # What was kept of it
 
 
-async def calls_made(house: House) -> list[Any]:
+async def calls_made(house: LocalServer) -> list[Any]:
     """The rows of `money`, in the order of the calls."""
-    return await house.sql("SELECT * FROM money ORDER BY at_ms, run, turn, idx, attempt")
+    return await house.execute_sql("SELECT * FROM money ORDER BY at_ms, run, turn, idx, attempt")
 
 
-async def told(house: House, person: str = "maria") -> list[str]:
+async def told(house: LocalServer, person: str = "maria") -> list[str]:
     """What a person was sent, oldest first."""
-    return [envelope.text for envelope in await house.mail_for(person)]
+    return [envelope.text for envelope in await house.list_envelopes_to(person)]

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from retinue.testing.crash_client import Closed, Line, Refused
-from retinue.testing.failure_context import explained
-from retinue.testing.fork_server import ForkedProcess, fork_server
+from retinue.testing.crash_client import ApiConnection, ConnectionClosed, RequestRefused
+from retinue.testing.failure_context import describe_on_failure
+from retinue.testing.fork_server import ForkedProcess, get_fork_server
 from retinue.testing.server_description import ServerSource
-from retinue.testing.waiting import WAIT_LIMIT_S, wait_until
+from retinue.testing.wait_conditions import WAIT_LIMIT_S, wait_until
 
 TESTS = Path(__file__).parents[1]
 
@@ -50,7 +50,7 @@ class Figures:
             "PYTHONPATH": f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
         }
         with self.log.open("ab") as log:
-            self.process = fork_server().start("flows.figure_server", environment=environment, output=log)
+            self.process = get_fork_server().start("flows.figure_server", environment=environment, output=log)
 
     async def opened(self) -> None:
         await wait_until(self._answers, "the house opens", describe=lambda: self.log.read_text()[-2000:])
@@ -58,7 +58,7 @@ class Figures:
     async def _answers(self) -> bool:
         try:
             await self.call("house.status")
-        except (Closed, Refused):
+        except (ConnectionClosed, RequestRefused):
             return False
         return True
 
@@ -77,11 +77,11 @@ class Figures:
         fresh.rename(self.script)
 
     async def call(self, operation: str, **parameters: Any) -> dict[str, Any]:
-        line = Line(self.home)
+        line = ApiConnection(self.home)
         try:
             return await line.call(operation, **parameters)
         finally:
-            line.hang_up()
+            line.close()
 
     async def say(self, text: str, *, to: str = "agent:general", conversation: str = "") -> str:
         """The owner writes; gives the envelope's id."""
@@ -146,7 +146,7 @@ def figure_house(root: Path) -> Iterator[Figures]:
     figures = Figures(root / "home", root / "outside" / "script.json")
     figures.start()
     try:
-        with explained(ServerSource(database=figures.home / "house.db", log=figures.log)):
+        with describe_on_failure(ServerSource(database=figures.home / "house.db", log=figures.log)):
             asyncio.run(figures.opened())
             yield figures
     finally:

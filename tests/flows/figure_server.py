@@ -18,14 +18,14 @@ from pathlib import Path
 from retinue.app import server
 from retinue.app.clock_and_ids import RandomIds, RealClock
 from retinue.app.logs import set_up_logs
-from retinue.config import from_environment
+from retinue.config import load_settings
 from retinue.domain.agent import Agent, ToolRules
 from retinue.domain.record import UserTurn
-from retinue.models.base import Prompt
+from retinue.models.base import ModelPrompt
 from retinue.store.core.connection import NO_FAULTS
-from retinue.testing.fake_connector import QuietConnector
-from retinue.testing.scripted_model import Line, ScriptedModel
-from retinue.testing.waiting import wait_until
+from retinue.testing.fake_connector import FakeConnector
+from retinue.testing.scripted_model import ScriptedModel, ScriptedReply
+from retinue.testing.wait_conditions import wait_until
 
 STAFF = (
     Agent(name="general", model="scripted", description="Knows whom to ask."),
@@ -40,22 +40,22 @@ class Script:
         self._path = path
         self._said: Counter[str] = Counter()
 
-    def __call__(self, prompt: Prompt) -> Line:
+    def __call__(self, prompt: ModelPrompt) -> ScriptedReply:
         read = next((r.body.text for r in reversed(prompt.records) if isinstance(r.body, UserTurn)), "")
         for words, lines in json.loads(self._path.read_text()).items():
             if words in read and self._said[words] < len(lines):
                 line = lines[self._said[words]]
                 self._said[words] += 1
-                return Line(text=line) if isinstance(line, str) else _line(line)
-        return Line(text="(nothing to say)")
+                return ScriptedReply(text=line) if isinstance(line, str) else _line(line)
+        return ScriptedReply(text="(nothing to say)")
 
 
-def _line(line: dict[str, object]) -> Line:
+def _line(line: dict[str, object]) -> ScriptedReply:
     calls = line.pop("calls", [])
     assert isinstance(calls, list)
     if (words := line.pop("once_told", None)) is not None:
         line["once"] = lambda: wait_until(lambda: _is_told(str(words)), f"the owner was told {words!r}")
-    return Line(calls=tuple((tool, arguments) for tool, arguments in calls), **line)  # type: ignore[arg-type]
+    return ScriptedReply(calls=tuple((tool, arguments) for tool, arguments in calls), **line)  # type: ignore[arg-type]
 
 
 def _is_told(words: str) -> bool:
@@ -68,11 +68,11 @@ def main() -> int:
     set_up_logs(sys.stderr)
     clock = RealClock()
     model = ScriptedModel(clock, rule=Script(Path(os.environ["RETINUE_TEST_SCRIPT"])))
-    connectors = [QuietConnector(clock, instance="quiet")]
-    parts = server.Parts(
-        clock=clock, ids=RandomIds(), faults=NO_FAULTS, models=[model], staff=STAFF, connectors=connectors
+    connectors = [FakeConnector(clock, name="quiet")]
+    parts = server.ServerParts(
+        clock=clock, ids=RandomIds(), crash_points=NO_FAULTS, models=[model], first_agents=STAFF, connectors=connectors
     )
-    server.run(from_environment(os.environ), parts, announce=False)
+    server.run(load_settings(os.environ), parts, announce=False)
     return 0
 
 

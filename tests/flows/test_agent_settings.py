@@ -13,12 +13,12 @@ from flows.tools_instance import ADA, BO, HandsHouse, hands_house
 from retinue.config.sandbox import WorkspaceAccess
 from retinue.domain.agent import SandboxRules, ToolRules
 from retinue.domain.envelope import Outcome, Receipt
-from retinue.domain.errors import NotFound, Unfit
+from retinue.domain.errors import InvalidFields, NotFound
 from retinue.domain.sandbox import SandboxMode
 from retinue.domain.structs import replace
 from retinue.store.envelopes import envelopes
-from retinue.testing.scripted_model import calls, says
-from retinue.testing.waiting import wait_until
+from retinue.testing.scripted_model import text_reply, tool_call_reply
+from retinue.testing.wait_conditions import wait_until
 
 
 async def outputs(house: HandsHouse, session: str) -> list[str]:
@@ -52,7 +52,7 @@ async def test_without_a_word_on_it_the_default_is_main_else_the_first(tmp_path:
         assert (await house.ask("house.status"))["default_agent"] is None
         with pytest.raises(NotFound) as nobody:
             await house.ask("envelope.send", text="Anyone?")
-        assert nobody.value.code == "agent.none-here"
+        assert nobody.value.code == "agent.none"
 
 
 # --- where it works ---
@@ -65,7 +65,11 @@ async def test_an_agent_works_in_the_workspace_it_was_given(tmp_path: Path) -> N
         await house.ask("agent.set", name="ada", workspace=str(elsewhere))
         await house.ask("agent.set", name="bo", workspace="desk/drawer")
         for name in ("ada", "bo"):
-            lines = (calls("write", path="a.txt", content=name), calls("exec", command="pwd"), "Done.")
+            lines = (
+                tool_call_reply("write", path="a.txt", content=name),
+                tool_call_reply("exec", command="pwd"),
+                "Done.",
+            )
             session = await house.turn("Note it.", *lines, to=f"agent:{name}")
             place = elsewhere if name == "ada" else house.home("bo") / "desk/drawer"
             assert (place / "a.txt").read_text() == name
@@ -83,7 +87,9 @@ async def test_an_agent_works_in_the_workspace_it_was_given(tmp_path: Path) -> N
 async def test_an_agent_of_which_nothing_is_said_works_in_a_folder_of_its_own(tmp_path: Path) -> None:
     async with hands_house(tmp_path / "home") as house:
         for name in ("ada", "bo"):
-            await house.turn("Note it.", calls("write", path="a.txt", content=name), "Done.", to=f"agent:{name}")
+            await house.turn(
+                "Note it.", tool_call_reply("write", path="a.txt", content=name), "Done.", to=f"agent:{name}"
+            )
         assert [(house.home(name) / "a.txt").read_text() for name in ("ada", "bo")] == ["ada", "bo"]
 
 
@@ -92,9 +98,11 @@ async def test_the_house_can_have_a_folder_in_which_each_agent_has_its_own(tmp_p
     config = f'[defaults]\nworkspace = "{tmp_path / "work"}"'
     async with hands_house(tmp_path / "home", config=config) as house:
         for name in ("ada", "bo"):
-            await house.turn("Note it.", calls("write", path="a.txt", content=name), "Done.", to=f"agent:{name}")
+            await house.turn(
+                "Note it.", tool_call_reply("write", path="a.txt", content=name), "Done.", to=f"agent:{name}"
+            )
         assert [(tmp_path / "work" / name / "a.txt").read_text() for name in ("ada", "bo")] == ["ada", "bo"]
-        session = await house.turn("Look.", calls("read", path=str(tmp_path / "work/bo/a.txt")), "No.")
+        session = await house.turn("Look.", tool_call_reply("read", path=str(tmp_path / "work/bo/a.txt")), "No.")
         assert "bo" not in (await outputs(house, session))[-1].partition("\n")[0].split()
         assert (await house.results(session))[-1].failed or await house.asked()
 
@@ -106,7 +114,7 @@ async def test_a_workspace_that_cannot_be_made_fails_the_run_and_says_so(tmp_pat
         receipt = await house.post("Hello.")
         await house.rest()
         notices = [mail.text for mail in await house.mail("person:owner")]
-        assert receipt.session is not None and any("[agent.workspace-unusable]" in text for text in notices)
+        assert receipt.session is not None and any("[agent.workspace_unusable]" in text for text in notices)
 
 
 # --- how far its sandbox lets it ---
@@ -118,16 +126,16 @@ async def test_an_agents_own_sandbox_is_stricter_than_the_houses(tmp_path: Path)
     staff = [ADA, replace(BO, sandbox=strict, tools=ToolRules(also_allow=("browser",)))]
     async with hands_house(tmp_path / "home", staff=staff) as house:
         for name, failed in (("ada", False), ("bo", True)):
-            lines = (calls("write", path="a.txt", content="x"), "Done.")
+            lines = (tool_call_reply("write", path="a.txt", content="x"), "Done.")
             session = await house.turn("Note it.", *lines, to=f"agent:{name}", sender="person:maria")
             assert [result.failed for result in await house.results(session)] == [failed]
         session = await house.turn(
-            "Look.", calls("browser", action="tabs"), "Done.", to="agent:bo", origin="person:maria"
+            "Look.", tool_call_reply("browser", action="tabs"), "Done.", to="agent:bo", origin="person:maria"
         )
         assert "sandbox.browser" in (await outputs(house, session))[-1]
-        touched = await house.turn("Touch.", calls("exec", command="touch b.txt"), "Done.", to="agent:bo")
+        touched = await house.turn("Touch.", tool_call_reply("exec", command="touch b.txt"), "Done.", to="agent:bo")
         assert not (house.home("bo") / "b.txt").exists(), await outputs(house, touched)
-        await house.turn("Touch.", calls("exec", command="touch b.txt"), "Done.", to="agent:ada")
+        await house.turn("Touch.", tool_call_reply("exec", command="touch b.txt"), "Done.", to="agent:ada")
         assert (house.home("ada") / "b.txt").exists()
 
 
@@ -140,7 +148,7 @@ async def test_an_agent_may_be_confined_where_the_house_confines_nobody(tmp_path
     staff = [ADA, replace(BO, sandbox=SandboxRules(mode=SandboxMode.ALL))]
     async with hands_house(tmp_path / "home", staff=staff, config=config) as house:
         for name, seen in (("ada", True), ("bo", False)):
-            look = calls("exec", command=f"cat {outside}")
+            look = tool_call_reply("exec", command=f"cat {outside}")
             session = await house.turn("Look.", look, "Done.", to=f"agent:{name}")
             assert ("seen from the host" in (await outputs(house, session))[-1]) is seen, name
 
@@ -163,7 +171,7 @@ async def test_how_long_a_run_may_take_is_the_agents_word_and_else_the_houses(tm
         await house.ask("agent.set", name="bo", run_seconds_max=3600)
 
         async def outcome(receipt: Receipt) -> Outcome | None:
-            settled = await house.house.store.read(lambda conn: envelopes.settled(conn, receipt.envelope))
+            settled = await house.house.store.read(lambda conn: envelopes.get_outcome(conn, receipt.envelope))
             return settled.outcome if settled else None
 
         async def ada_has_ended() -> object:
@@ -172,7 +180,7 @@ async def test_how_long_a_run_may_take_is_the_agents_word_and_else_the_houses(tm
 
         # Both take longer than ada may.
         sent = asyncio.Event()
-        house.model.rule = lambda prompt: says("late", once=ada_has_ended)
+        house.model.rule = lambda prompt: text_reply("late", once=ada_has_ended)
         ada, bo = await house.post("One."), await house.post("Two.", to="agent:bo")
         sent.set()
         await house.rest()
@@ -185,7 +193,7 @@ async def test_how_many_runs_an_agent_has_at_once_is_its_own_word_and_else_the_h
         await house.ask("agent.set", name="bo", concurrency=2)
         most = {"ada": 0, "bo": 0}
         watched = asyncio.Event()
-        house.model.rule = lambda prompt: says("done", once=watched.wait)
+        house.model.rule = lambda prompt: text_reply("done", once=watched.wait)
         for name in most:
             for number in range(2):
                 await house.post("Go.", to=f"agent:{name}", origin=f"person:owner/{number}")
@@ -198,7 +206,7 @@ async def test_how_many_runs_an_agent_has_at_once_is_its_own_word_and_else_the_h
         await wait_until(lambda: len(house.model.prompts) >= 3, "all who may work do")
         await watch()
         watched.set()
-        while house.house.engine.active:
+        while house.house.engine.active_lanes:
             await watch()
         assert most == {"ada": 1, "bo": 2}
 
@@ -209,7 +217,7 @@ async def test_agents_are_told_the_time_by_the_clock_that_the_owner_reads(
     tmp_path: Path, format: str, half: bool
 ) -> None:
     async with hands_house(tmp_path / "home", config=f'[defaults]\ntime_format = "{format}"') as house:
-        session = await house.turn("What time is it?", calls("session_status"), "Late.")
+        session = await house.turn("What time is it?", tool_call_reply("session_status"), "Late.")
         now = (await outputs(house, session))[-1].partition("\n")[0]
         assert (" am " in now or " pm " in now) is half
 
@@ -282,7 +290,7 @@ async def test_an_agent_is_told_who_it_is_by_what_people_call_it(tmp_path: Path)
     async with hands_house(tmp_path / "home") as house:
         await house.ask("agent.set", name="ada", display_name="Ada of the night", icon="\N{CRESCENT MOON}")
         await house.turn("Who are you?", "Ada.")
-        assert house.model.prompts[-1].instructions.startswith("You are Ada of the night, one of the staff")
+        assert house.model.prompts[-1].instructions.startswith("You are Ada of the night, a helpful, careful agent")
         [here] = [each for each in (await house.ask("house.state"))["agents"] if each["name"] == "ada"]
         assert (here["display_name"], here["icon"]) == ("Ada of the night", "\N{CRESCENT MOON}")
 
@@ -292,11 +300,13 @@ async def test_who_is_hidden_or_denied_is_neither_listed_nor_written_to(tmp_path
     staff = [ADA, BO, replace(BO, name="cy"), replace(BO, name="ghost", visible=False)]
     async with hands_house(tmp_path / "home", staff=staff) as house:
         await house.ask("agent.set", name="ada", delegation_deny=["c*"])
-        session = await house.turn("Who is there?", calls("agents_list"), "Bo.")
+        session = await house.turn("Who is there?", tool_call_reply("agents_list"), "Bo.")
         assert [each["id"] for each in json.loads((await outputs(house, session))[-1])["agents"]] == ["bo"]
         for name, key in (("cy", "agents.ada.delegation.deny"), ("ghost", "agents.ghost.visible")):
             before = len(house.model.prompts)
-            session = await house.turn("Ask.", calls("agents_message", agentId=name, content="Hello?"), "I may not.")
+            session = await house.turn(
+                "Ask.", tool_call_reply("agents_message", agentId=name, content="Hello?"), "I may not."
+            )
             assert key in (await outputs(house, session))[-1]
             assert len(house.model.prompts) == before + 2, "nobody else was asked anything"
 
@@ -314,13 +324,13 @@ async def test_an_agents_type_is_chosen_and_what_it_leaves_out_is_as_the_house_h
             "key": "models.default",
         }
 
-        with pytest.raises(Unfit) as missing:
+        with pytest.raises(InvalidFields) as missing:
             await house.ask("agent.register", name="far", runner="external")
-        assert missing.value.code == "agent.external-url-missing" and set(missing.value.fields) == {"external_url"}
-        with pytest.raises(Unfit) as unused:
+        assert missing.value.code == "agent.external_url_missing" and set(missing.value.fields) == {"external_url"}
+        with pytest.raises(InvalidFields) as unused:
             await house.ask("agent.set", name="cy", external_url="https://far.example/in")
-        assert unused.value.code == "agent.external-unused"
-        with pytest.raises(Unfit) as bare:
+        assert unused.value.code == "agent.external_unused"
+        with pytest.raises(InvalidFields) as bare:
             await house.ask(
                 "agent.register",
                 name="far",

@@ -40,9 +40,9 @@ from retinue.config.tools import ApprovalSettings
 from retinue.domain import address
 from retinue.domain.agent import Agent, ToolRules
 from retinue.domain.attachment import Attachment
-from retinue.domain.envelope import Context, Outcome
+from retinue.domain.envelope import EnvelopeContext, Outcome
 from retinue.domain.errors import Conflict, NotAllowed, NotFound
-from retinue.domain.event import News, NewsKind
+from retinue.domain.event import EventKind, StoredEvent
 from retinue.domain.grant import GrantScope
 from retinue.domain.person import Role
 from retinue.domain.session import Origin, OriginKind
@@ -52,23 +52,23 @@ from retinue.store.agents import agents
 from retinue.store.core import events
 from retinue.store.people import people
 from retinue.store.sessions import full_results
-from retinue.testing.fake_connector import QuietConnector
-from retinue.testing.local_instance import Household, boss
-from retinue.testing.scripted_model import Line
+from retinue.testing.fake_connector import FakeConnector
+from retinue.testing.local_instance import LocalInstance, boss_principal
+from retinue.testing.scripted_model import ScriptedReply
 from retinue.testing.tools import AppendLineArguments
-from retinue.tools.base import Output, Scene, schema_of
+from retinue.tools.base import ToolContext, ToolOutput, schema_of
 
 DAY = timedelta(days=1)
-FROM_BOSS = Context(from_boss=True)
+FROM_BOSS = EnvelopeContext(from_boss=True)
 
 
 @pytest.fixture
-def household(tmp_path: Path) -> Household:
+def household(tmp_path: Path) -> LocalInstance:
     return asking_household(tmp_path)
 
 
 @pytest.fixture
-async def desk(household: Household) -> AsyncGenerator[DeskHouse]:
+async def desk(household: LocalInstance) -> AsyncGenerator[DeskHouse]:
     async with desk_house(household) as opened:
         household.model.rule = does
         yield opened
@@ -81,27 +81,27 @@ async def desk(household: Household) -> AsyncGenerator[DeskHouse]:
 async def test_a_yes_for_once_is_good_for_once(desk: DeskHouse) -> None:
     first, approval = await asked(desk.house, line("one"), sender="person:owner")
     await desk.ask(OWNER, "approval.answer", id=approval, allow=True)
-    await desk.house.outcome(first)
-    assert witness(desk.house.household) == ["one"]
+    await desk.house.wait_for_outcome(first)
+    assert witness(desk.house.instance) == ["one"]
     assert await grants_now(desk) == []
     again, next_approval = await asked(desk.house, line("one"), sender="person:owner")
     assert next_approval != approval, "the very same call is asked about again"
     with pytest.raises(Conflict) as raised:
         await desk.ask(OWNER, "approval.answer", id=approval, allow=True)
-    assert raised.value.code == "approval.not-open"
-    assert witness(desk.house.household) == ["one"]
+    assert raised.value.code == "approval.not_open"
+    assert witness(desk.house.instance) == ["one"]
     await desk.ask(OWNER, "approval.answer", id=next_approval, allow=False)
-    await desk.house.outcome(again)
-    assert witness(desk.house.household) == ["one"]
+    await desk.house.wait_for_outcome(again)
+    assert witness(desk.house.instance) == ["one"]
 
 
 async def test_a_yes_for_the_session_is_good_there_and_nowhere_else(desk: DeskHouse) -> None:
     house = desk.house
     first, approval = await asked(house, line("one"), sender="person:owner")
     await desk.ask(OWNER, "approval.answer", id=approval, allow=True, scope="session", because="go on")
-    await house.outcome(first)
-    await house.outcome((await house.post(line("two"), sender="person:owner")).envelope)
-    assert witness(house.household) == ["one", "two"], "the second was not asked about"
+    await house.wait_for_outcome(first)
+    await house.wait_for_outcome((await house.send(line("two"), sender="person:owner")).envelope)
+    assert witness(house.instance) == ["one", "two"], "the second was not asked about"
     [grant] = await grants_now(desk)
     assert (grant["agent"], grant["permission"], grant["granted-by"], grant["because"]) == (
         "ada",
@@ -111,7 +111,7 @@ async def test_a_yes_for_the_session_is_good_there_and_nowhere_else(desk: DeskHo
     )
     elsewhere = Origin(OriginKind.WEB, "person:owner/elsewhere")
     await asked(house, line("three"), sender="person:owner", origin=elsewhere)
-    assert witness(house.household) == ["one", "two"]
+    assert witness(house.instance) == ["one", "two"]
 
 
 @pytest.mark.spec("C61.always")
@@ -124,23 +124,23 @@ async def test_a_yes_for_good_counts_only_where_a_person_has_opened_the_session(
     house = desk.house
     first, approval = await asked(house, line("one"), sender="person:owner")
     await desk.ask(OWNER, "approval.answer", id=approval, allow=True, scope="always")
-    await house.outcome(first)
+    await house.wait_for_outcome(first)
     elsewhere = Origin(OriginKind.WEB, "person:owner/elsewhere")
-    await house.outcome((await house.post(line("two"), sender="person:owner", origin=elsewhere)).envelope)
-    assert witness(house.household) == ["one", "two"]
+    await house.wait_for_outcome((await house.send(line("two"), sender="person:owner", origin=elsewhere)).envelope)
+    assert witness(house.instance) == ["one", "two"]
     await asked(house, line("three"), sender=CLOCK, origin=origin)
-    assert witness(house.household) == ["one", "two"], "what nobody sits behind has to ask"
+    assert witness(house.instance) == ["one", "two"], "what nobody sits behind has to ask"
 
 
-async def test_what_is_granted_outlives_a_restart_and_what_is_revoked_stays_so(household: Household) -> None:
+async def test_what_is_granted_outlives_a_restart_and_what_is_revoked_stays_so(household: LocalInstance) -> None:
     async with desk_house(household) as desk:
         household.model.rule = does
         first, approval = await asked(desk.house, line("one"), sender="person:owner")
         await desk.ask(OWNER, "approval.answer", id=approval, allow=True, scope="always")
-        await desk.house.outcome(first)
+        await desk.house.wait_for_outcome(first)
     async with desk_house(household) as desk:
         household.model.rule = does
-        await desk.house.outcome((await desk.house.post(line("two"), sender="person:owner")).envelope)
+        await desk.house.wait_for_outcome((await desk.house.send(line("two"), sender="person:owner")).envelope)
         [grant] = await grants_now(desk)
         assert (await desk.ask(OWNER, "grant.revoke", id=grant["id"]))["revoked"]
         assert await grants_now(desk) == []
@@ -151,7 +151,7 @@ async def test_what_is_granted_outlives_a_restart_and_what_is_revoked_stays_so(h
 
 
 async def test_a_grant_that_is_revoked_in_the_middle_of_a_reply_lets_nothing_more_happen(
-    household: Household, desk: DeskHouse
+    household: LocalInstance, desk: DeskHouse
 ) -> None:
     """Two calls of one reply are decided together. What is taken back during the first counts for the second."""
     house = desk.house
@@ -159,28 +159,30 @@ async def test_a_grant_that_is_revoked_in_the_middle_of_a_reply_lets_nothing_mor
     perform = household.toolbox.perform
     begun, may_go_on = asyncio.Event(), asyncio.Event()
 
-    async def slowly(call: Call, scene: Scene, *, kept: bool = True) -> ToolResult:
-        result = await perform(call, scene, kept=kept)
+    async def slowly(call: Call, context: ToolContext, *, is_recorded: bool = True) -> ToolResult:
+        result = await perform(call, context, is_recorded=is_recorded)
         begun.set()
         await may_go_on.wait()
         return result
 
     household.toolbox.perform = slowly
-    household.model.will_reply(Line(calls=(("append_line", {"text": "one"}), ("append_line", {"text": "two"}))))
-    receipt = await house.post("both", sender="person:owner")
+    household.model.will_reply(
+        ScriptedReply(calls=(("append_line", {"text": "one"}), ("append_line", {"text": "two"})))
+    )
+    receipt = await house.send("both", sender="person:owner")
     await begun.wait()
     await desk.ask(OWNER, "grant.revoke", id=granted["id"])
     may_go_on.set()
-    await house.outcome(receipt.envelope)
+    await house.wait_for_outcome(receipt.envelope)
     assert witness(household) == ["one"]
-    assert "Not done, since it was taken back" in read_by(household.model.prompts[-1])
+    assert "Not done: the permission was withdrawn" in read_by(household.model.prompts[-1])
 
 
-async def test_a_grant_that_expires_lets_nothing_more_happen(household: Household, desk: DeskHouse) -> None:
+async def test_a_grant_that_expires_lets_nothing_more_happen(household: LocalInstance, desk: DeskHouse) -> None:
     house = desk.house
     await desk.ask(OWNER, "grant.add", agent="ada", permission="tool:append_line", because="test")
-    await house.sql("UPDATE grants SET expires_ms = at_ms + 60000")
-    await house.outcome((await house.post(line("one"), sender="person:owner")).envelope)
+    await house.execute_sql("UPDATE grants SET expires_ms = at_ms + 60000")
+    await house.wait_for_outcome((await house.send(line("one"), sender="person:owner")).envelope)
     household.clock.jump(timedelta(seconds=60))
     await asked(house, line("two"), sender="person:owner")
     assert witness(household) == ["one"]
@@ -190,11 +192,11 @@ async def test_a_grant_that_expires_lets_nothing_more_happen(household: Househol
 async def test_what_only_these_arguments_were_asked_about_cannot_be_granted_for_longer(desk: DeskHouse) -> None:
     house = desk.house
     _, approval = await asked(house, line("one"), sender="person:owner")
-    await house.sql("""UPDATE approvals SET needs = '{"gives":[],"would_grant":[]}'""")
+    await house.execute_sql("""UPDATE approvals SET needs = '{"gives":[],"would_grant":[]}'""")
     for scope in ("session", "always"):
         with pytest.raises(Conflict) as raised:
             await desk.ask(OWNER, "approval.answer", id=approval, allow=True, scope=scope)
-        assert raised.value.code == "approval.only-once"
+        assert raised.value.code == "approval.only_once"
     assert await state_of(house, approval) == "open" and await grants_now(desk) == []
 
 
@@ -206,24 +208,26 @@ async def test_a_member_decides_about_what_they_were_asked_and_not_for_good(desk
     first, approval = await asked(house, line("one"))
     with pytest.raises(NotAllowed) as raised:
         await desk.ask(MARIA, "approval.answer", id=approval, allow=True, scope="always")
-    assert raised.value.code == "approval.not-yours"
+    assert raised.value.code == "approval.not_allowed"
     with pytest.raises(NotFound):
         await desk.ask(NOOR, "approval.answer", id=approval, allow=True)
     with pytest.raises(NotFound):
         await desk.ask(GUS, "approval.answer", id=approval, allow=True)
-    assert await state_of(house, approval) == "open" and witness(house.household) == []
+    assert await state_of(house, approval) == "open" and witness(house.instance) == []
     [question] = await questions(house, "maria")
     assert f"/allow {approval[:8]} session" in question.text and "always" not in question.text
     await desk.ask(MARIA, "approval.answer", id=approval, allow=True, scope="session")
-    await house.outcome(first)
-    assert witness(house.household) == ["one"]
+    await house.wait_for_outcome(first)
+    assert witness(house.instance) == ["one"]
 
 
 async def test_an_agent_decides_about_nothing_whatever_its_level(desk: DeskHouse) -> None:
     _, approval = await asked(desk.house, line("one"))
     with pytest.raises(NotAllowed) as raised:
-        await desk.house.engine.answer(approval, allow=True, by=replace(boss("x"), address=address.agent("ada")))
-    assert raised.value.because == "only people decide"
+        await desk.house.engine.answer_approval(
+            approval, allow=True, by=replace(boss_principal("x"), address=address.agent_address("ada"))
+        )
+    assert raised.value.because == "only people may answer"
 
 
 async def test_a_guest_is_not_asked_the_owner_is(desk: DeskHouse) -> None:
@@ -231,32 +235,32 @@ async def test_a_guest_is_not_asked_the_owner_is(desk: DeskHouse) -> None:
     assert await questions(desk.house, "gus") == []
     [question] = await questions(desk.house, "owner")
     assert question.context.approval == approval
-    told = await desk.house.post(f"/allow {approval[:8]}", sender="person:gus")
-    assert "could not be done" in await desk.house.answer_to(told.envelope)
+    told = await desk.house.send(f"/allow {approval[:8]}", sender="person:gus")
+    assert "Not done: " in await desk.house.wait_for_answer(told.envelope)
     with pytest.raises(NotAllowed):
         await desk.ask(GUS, "approval.answer", id=approval, allow=True)
-    assert await state_of(desk.house, approval) == "open" and witness(desk.house.household) == []
+    assert await state_of(desk.house, approval) == "open" and witness(desk.house.instance) == []
     await desk.ask(OWNER, "approval.answer", id=approval, allow=False)
-    await desk.house.outcome(first)
+    await desk.house.wait_for_outcome(first)
 
 
 async def test_who_has_become_a_guest_since_they_were_asked_decides_no_more_at_any_door(desk: DeskHouse) -> None:
     house = desk.house
     _, approval = await asked(house, line("one"))
     await house.store.write(lambda conn: people.set_role(conn, "maria", Role.GUEST), point="test")
-    told = await house.post(f"/allow {approval[:8]}")
-    assert "could not be done" in await house.answer_to(told.envelope)
+    told = await house.send(f"/allow {approval[:8]}")
+    assert "Not done: " in await house.wait_for_answer(told.envelope)
     guest = replace(MARIA, level=GUS.level, trust=GUS.trust)
     with pytest.raises(NotAllowed):
         await desk.ask(guest, "approval.answer", id=approval, allow=True)
     assert await state_of(house, approval) == "open"
-    await house.quiet()
-    assert witness(house.household) == []
+    await house.wait_until_idle()
+    assert witness(house.instance) == []
 
 
 async def test_somebody_who_is_gone_is_not_asked(desk: DeskHouse) -> None:
     house = desk.house
-    await house.store.write(lambda conn: people.forget(conn, "maria", at_ms=1), point="test")
+    await house.store.write(lambda conn: people.mark_erased(conn, "maria", at_ms=1), point="test")
     await asked(house, line("one"))
     assert len(await questions(house, "owner")) == 1
 
@@ -266,21 +270,23 @@ async def test_somebody_who_is_gone_is_not_asked(desk: DeskHouse) -> None:
 
 @pytest.mark.spec("C61.timeout")
 async def test_when_nobody_answers_the_next_in_line_is_asked_and_either_may_answer(
-    household: Household, desk: DeskHouse
+    household: LocalInstance, desk: DeskHouse
 ) -> None:
-    household.asking = ApprovalSettings(escalate_after_s=60.0, escalate_to=("nobody", "gus", "maria", "noor"))
+    household.approval_settings = ApprovalSettings(
+        escalate_after_s=60.0, escalate_to=("nobody", "gus", "maria", "noor")
+    )
     house = desk.house
     first, approval = await asked(house, line("one"))
     assert approval[:8] not in str(await desk.ask(NOOR, "house.status"))
     await household.clock.advance(61)
-    await house.eventually(lambda conn: bool(_asked_of(conn, approval, "person:noor")), what="noor to be asked")
+    await house.wait_for(lambda conn: bool(_asked_of(conn, approval, "person:noor")), what="noor to be asked")
     assert await questions(house, "gus") == [], "who may not decide is passed over"
     [question] = await questions(house, "noor")
     assert "append_line" in question.text and "always" not in question.text
     assert approval in str(await desk.ask(NOOR, "house.status")), "what one may answer, one sees"
-    told = await house.post(f"/allow {approval[:8]}", sender="person:noor")
-    assert await house.answer_to(told.envelope) == f"{approval[:8]} is allowed."
-    await house.outcome(first)
+    told = await house.send(f"/allow {approval[:8]}", sender="person:noor")
+    assert await house.wait_for_answer(told.envelope) == f"{approval[:8]} is allowed."
+    await house.wait_for_outcome(first)
     assert witness(household) == ["one"]
     with pytest.raises(Conflict):
         await desk.ask(MARIA, "approval.answer", id=approval, allow=False)
@@ -291,8 +297,8 @@ def _asked_of(conn: sa.Connection, approval: str, who: str) -> bool:
     return who in str(found)
 
 
-async def test_a_line_without_anybody_who_may_decide_ends(household: Household, desk: DeskHouse) -> None:
-    household.asking = ApprovalSettings(escalate_after_s=60.0, escalate_to=("nobody", "gus"))
+async def test_a_line_without_anybody_who_may_decide_ends(household: LocalInstance, desk: DeskHouse) -> None:
+    household.approval_settings = ApprovalSettings(escalate_after_s=60.0, escalate_to=("nobody", "gus"))
     await asked(desk.house, line("one"))
     [(at,)] = await rows(desk.house, "SELECT escalate_ms FROM approvals")
     assert at is None
@@ -305,12 +311,12 @@ async def test_a_line_without_anybody_who_may_decide_ends(household: Household, 
 @pytest.mark.parametrize("door", ["operation", "command", "another conversation", "late operation"])
 async def test_days_later_and_after_restarts_any_door_answers(tmp_path: Path, door: str) -> None:
     household = asking_household(tmp_path)
-    household.asking = ApprovalSettings(expires_s=7 * 86_400.0)
+    household.approval_settings = ApprovalSettings(expires_s=7 * 86_400.0)
     async with desk_house(household) as desk:
         household.model.rule = does
         first, approval = await asked(desk.house, line("one"))
         if door.startswith("late"):
-            await desk.house.outcome((await desk.house.post("something else")).envelope)
+            await desk.house.wait_for_outcome((await desk.house.send("something else")).envelope)
         desk.house.crash()
     household.clock.jump(3 * DAY)
     async with desk_house(household):
@@ -323,56 +329,56 @@ async def test_days_later_and_after_restarts_any_door_answers(tmp_path: Path, do
             case "operation" | "late operation":
                 await desk.ask(OWNER, "approval.answer", id=approval[:8], allow=True)
             case "command":
-                await house.post(f"/allow {approval[:8]}")
+                await house.send(f"/allow {approval[:8]}")
             case _:
-                await house.post(f"/allow {approval[:8]} once", sender="person:owner")
-        await house.outcome(first)
-        await house.eventually(lambda _: bool(witness(household)), what="the call")
-        await house.quiet()
+                await house.send(f"/allow {approval[:8]} once", sender="person:owner")
+        await house.wait_for_outcome(first)
+        await house.wait_for(lambda _: bool(witness(household)), what="the call")
+        await house.wait_until_idle()
         assert witness(household) == ["one"]
         assert await state_of(house, approval) == "allowed"
 
 
 @pytest.mark.spec("C61.chat")
-async def test_the_owner_is_asked_in_the_room_where_they_write_and_answers_there(household: Household) -> None:
-    connector = household.connectors["quiet"] = QuietConnector(household.clock)
+async def test_the_owner_is_asked_in_the_room_where_they_write_and_answers_there(household: LocalInstance) -> None:
+    connector = household.connectors["quiet"] = FakeConnector(household.clock)
     async with desk_house(household) as desk:
         household.model.rule = does
         house = desk.house
-        said = await connector.say(line("one"), room="den", context=FROM_BOSS)
+        said = await connector.send_inbound(line("one"), channel="den", context=FROM_BOSS)
         assert said is not None
         approval = await open_question(house)
-        await house.eventually(lambda _: bool(connector.texts("den")), what="the question in the room")
-        [text] = connector.texts("den")
+        await house.wait_for(lambda _: bool(connector.list_texts("den")), what="the question in the room")
+        [text] = connector.list_texts("den")
         assert f"/allow {approval[:8]}" in text and '"one"' in text
-        stranger = await connector.say(f"/allow {approval[:8]}", room="den")
-        assert stranger is not None and (await house.outcome(stranger.envelope)).outcome is Outcome.REFUSED
+        stranger = await connector.send_inbound(f"/allow {approval[:8]}", channel="den")
+        assert stranger is not None and (await house.wait_for_outcome(stranger.envelope)).outcome is Outcome.REFUSED
         assert await state_of(house, approval) == "open"
-        await connector.say(f"/allow {approval[:8]}", room="den", context=FROM_BOSS)
-        await house.outcome(said.envelope)
+        await connector.send_inbound(f"/allow {approval[:8]}", channel="den", context=FROM_BOSS)
+        await house.wait_for_outcome(said.envelope)
         assert witness(household) == ["one"]
 
 
-async def test_a_stranger_in_a_room_gets_no_question_to_see(household: Household) -> None:
-    connector = household.connectors["quiet"] = QuietConnector(household.clock)
+async def test_a_stranger_in_a_room_gets_no_question_to_see(household: LocalInstance) -> None:
+    connector = household.connectors["quiet"] = FakeConnector(household.clock)
     async with desk_house(household) as desk:
         household.model.rule = does
-        said = await connector.say(line("one"), room="street")
+        said = await connector.send_inbound(line("one"), channel="street")
         assert said is not None
         await open_question(desk.house)
-        await desk.house.quiet()
-        assert connector.texts("street") == []
+        await desk.house.wait_until_idle()
+        assert connector.list_texts("street") == []
         assert len(await questions(desk.house, "owner")) == 1
 
 
 @pytest.mark.spec("C61.single_use")
-async def test_two_answers_at_once_are_one_answer(household: Household, desk: DeskHouse) -> None:
+async def test_two_answers_at_once_are_one_answer(household: LocalInstance, desk: DeskHouse) -> None:
     first, approval = await asked(desk.house, line("one"), sender="person:owner")
     answers = [desk.ask(OWNER, "approval.answer", id=approval, allow=n % 2 == 0, scope="once") for n in range(6)]
     done = await asyncio.gather(*answers, return_exceptions=True)
     assert sum(isinstance(each, dict) for each in done) == 1
     assert all(isinstance(each, dict | Conflict) for each in done)
-    await desk.house.outcome(first)
+    await desk.house.wait_for_outcome(first)
     assert witness(household) == (["one"] if await state_of(desk.house, approval) == "allowed" else [])
     assert len(await rows(desk.house, "SELECT 1 FROM envelopes WHERE kind = 'decision'")) == 1
 
@@ -382,24 +388,24 @@ async def test_two_answers_at_once_are_one_answer(household: Household, desk: De
 
 @pytest.mark.spec("A65")
 async def test_without_anyone_there_a_call_waits_and_is_never_done_by_itself(
-    household: Household, desk: DeskHouse
+    household: LocalInstance, desk: DeskHouse
 ) -> None:
     house = desk.house
-    receipt = await house.post(line("one"), sender=CLOCK, origin=NIGHT)
+    receipt = await house.send(line("one"), sender=CLOCK, origin=NIGHT)
     approval = await open_question(house)
     await household.clock.advance(household.agents[0].approval_wait_s + 1)
-    assert (await house.outcome(receipt.envelope)).outcome is Outcome.ANSWERED, "the run goes on without it"
+    assert (await house.wait_for_outcome(receipt.envelope)).outcome is Outcome.ANSWERED, "the run goes on without it"
     assert "Waiting for approval" in read_by(household.model.prompts[-1])
     household.clock.jump(2 * DAY)
     await household.clock.advance(60)
-    await house.eventually(
+    await house.wait_for(
         lambda conn: conn.exec_driver_sql("SELECT state FROM approvals").scalar() == "expired", what="its end"
     )
     with pytest.raises(Conflict):
         await desk.ask(OWNER, "approval.answer", id=approval, allow=True)
-    await house.quiet()
+    await house.wait_until_idle()
     assert witness(household) == []
-    decided = [each for each in await _news(desk) if each.kind is NewsKind.APPROVAL_DECIDED]
+    decided = [each for each in await _news(desk) if each.kind is EventKind.APPROVAL_DECIDED]
     assert [each.body["state"] for each in decided] == ["expired"]
 
 
@@ -407,27 +413,27 @@ async def test_without_anyone_there_a_call_waits_and_is_never_done_by_itself(
 async def test_a_call_from_outside_a_conversation_that_would_ask_is_refused(desk: DeskHouse) -> None:
     with pytest.raises(NotAllowed) as raised:
         await desk.ask(OWNER, "tool.invoke", tool="append_line", args={"text": "one"}, agent="ada")
-    assert raised.value.code == "tool.asks"
-    assert witness(desk.house.household) == []
+    assert raised.value.code == "tool.needs_approval"
+    assert witness(desk.house.instance) == []
     assert await rows(desk.house, "SELECT 1 FROM approvals") == []
 
 
 @pytest.mark.spec("A65")
-async def test_a_call_blocks_until_it_is_answered(household: Household, desk: DeskHouse) -> None:
-    receipt = await desk.house.post(line("one"))
+async def test_a_call_blocks_until_it_is_answered(household: LocalInstance, desk: DeskHouse) -> None:
+    receipt = await desk.house.send(line("one"))
     approval = await open_question(desk.house)
-    await desk.house.quiet()
+    await desk.house.wait_until_idle()
     assert len(household.model.prompts) == 1 and witness(household) == [], "nothing went on"
     await desk.ask(MARIA, "approval.answer", id=approval, allow=False)
-    await desk.house.outcome(receipt.envelope)
+    await desk.house.wait_for_outcome(receipt.envelope)
     assert "is denied" in read_by(household.model.prompts[-1]) and witness(household) == []
 
 
 # --- what is shown ---
 
 
-async def _news(desk: DeskHouse) -> list[News]:
-    return await desk.house.store.scan(lambda conn: events.after(conn, 0, limit=10_000))
+async def _news(desk: DeskHouse) -> list[StoredEvent]:
+    return await desk.house.store.scan(lambda conn: events.list_after(conn, 0, limit=10_000))
 
 
 async def test_a_question_shows_the_exact_arguments_and_hides_nothing(desk: DeskHouse) -> None:
@@ -449,7 +455,7 @@ async def test_a_question_shows_the_exact_arguments_and_hides_nothing(desk: Desk
 
 async def test_news_of_a_question_has_all_that_a_page_shows(desk: DeskHouse) -> None:
     await asked(desk.house, line("one"), sender="person:owner")
-    [told] = [each for each in await _news(desk) if each.kind is NewsKind.APPROVAL_ASKED]
+    [told] = [each for each in await _news(desk) if each.kind is EventKind.APPROVAL_ASKED]
     assert told.body["because"] and told.body["agent"] == "ada" and told.body["asked_of"] == ["person:owner"]
     assert told.body["would_grant"] == ["tool:append_line"] and told.body["expires_at"].startswith("2")
     [call] = told.body["calls"]
@@ -460,7 +466,7 @@ async def test_news_of_a_question_has_all_that_a_page_shows(desk: DeskHouse) -> 
 
 
 async def test_a_yes_reaches_only_where_the_call_led_when_it_was_asked_about(
-    household: Household, desk: DeskHouse, tmp_path: Path
+    household: LocalInstance, desk: DeskHouse, tmp_path: Path
 ) -> None:
     """The path stays the same, and a link in it leads elsewhere by the time of the answer."""
     shared = tmp_path.parent / f"{tmp_path.name}-shared"
@@ -472,73 +478,77 @@ async def test_a_yes_reaches_only_where_the_call_led_when_it_was_asked_about(
     link.symlink_to(shared / "harmless")
     first, approval = await asked(desk.house, do("read", path=str(link / "note")), sender="person:owner")
     [question] = await questions(desk.house, "owner")
-    assert f"It would reach: read:{shared / 'harmless' / 'note'}" in question.text
+    assert f"Permissions needed: read:{shared / 'harmless' / 'note'}" in question.text
     os.unlink(link)
     link.symlink_to(shared / "private")
     await desk.ask(OWNER, "approval.answer", id=approval, allow=True)
-    await desk.house.outcome(first)
+    await desk.house.wait_for_outcome(first)
     read = read_by(household.model.prompts[-1])
-    assert "private words" not in read and "which nobody was asked for" in read
+    assert "private words" not in read and "which the approval does not cover" in read
 
     second, again = await asked(desk.house, do("read", path=str(link / "note")), sender="person:owner")
     await desk.ask(OWNER, "approval.answer", id=again, allow=True)
-    await desk.house.outcome(second)
+    await desk.house.wait_for_outcome(second)
     assert "private words" in read_by(household.model.prompts[-1]), "asked about as it is, it is read"
 
 
-async def test_an_answer_to_an_agent_that_was_let_go_changes_nothing(household: Household, desk: DeskHouse) -> None:
+async def test_an_answer_to_an_agent_that_was_let_go_changes_nothing(household: LocalInstance, desk: DeskHouse) -> None:
     house = desk.house
     _, approval = await asked(house, line("one"), sender="person:owner")
-    await house.outcome((await house.post("something else", sender="person:owner")).envelope)
+    await house.wait_for_outcome((await house.send("something else", sender="person:owner")).envelope)
     await house.store.write(lambda conn: agents.remove(conn, "ada", at_ms=1), point="test")
     with pytest.raises(Conflict) as raised:
         await desk.ask(OWNER, "approval.answer", id=approval, allow=True, scope="always")
-    assert raised.value.because == "ada is no longer here"
+    assert raised.value.because == "the agent ada was deleted"
     assert await grants_now(desk) == [] and witness(household) == []
 
 
-async def test_whoever_has_a_name_next_inherits_no_grant_with_it(household: Household, desk: DeskHouse) -> None:
+async def test_whoever_has_a_name_next_inherits_no_grant_with_it(household: LocalInstance, desk: DeskHouse) -> None:
     house = desk.house
     await desk.ask(OWNER, "grant.add", agent="ada", permission="tool:append_line", because="test")
     await desk.ask(OWNER, "agent.delete", name="ada")
     put = Agent(name="ada", model="scripted", tools=ToolRules(ask=("append_line",)))
-    await house.store.write(lambda conn: agents.put(conn, put, source="test", at_ms=1), point="test")
+    await house.store.write(lambda conn: agents.upsert(conn, put, source="test", at_ms=1), point="test")
     house.engine.agent_changed("ada", 4)
     await asked(house, line("one"), sender="person:owner")
     assert witness(household) == [] and await grants_now(desk) == []
 
 
-async def test_an_answer_in_the_very_moment_the_run_goes_on_is_done_once(household: Household, desk: DeskHouse) -> None:
+async def test_an_answer_in_the_very_moment_the_run_goes_on_is_done_once(
+    household: LocalInstance, desk: DeskHouse
+) -> None:
     """New mail lets the run go on without an answer, which comes at the same time: in time or late, but not both."""
     house = desk.house
     for n in range(8):
         first, approval = await asked(house, line(f"line {n}"), sender="person:owner")
         second, _ = await asyncio.gather(
-            house.post("something else", sender="person:owner"),
+            house.send("something else", sender="person:owner"),
             desk.ask(OWNER, "approval.answer", id=approval, allow=True),
         )
-        await house.outcome(first)
-        await house.outcome(second.envelope)
-        await house.quiet()
+        await house.wait_for_outcome(first)
+        await house.wait_for_outcome(second.envelope)
+        await house.wait_until_idle()
     assert sorted(witness(household)) == [f"line {n}" for n in range(8)]
 
 
-async def test_mail_of_an_untrusted_sender_does_not_answer_a_question(household: Household, desk: DeskHouse) -> None:
+async def test_mail_of_an_untrusted_sender_does_not_answer_a_question(
+    household: LocalInstance, desk: DeskHouse
+) -> None:
     _, approval = await asked(desk.house, line("one"), sender="person:owner")
-    told = await desk.house.post(f"/allow {approval[:8]}", sender="person:owner", trust=Trust.UNTRUSTED)
-    assert (await desk.house.outcome(told.envelope)).outcome is Outcome.REFUSED
+    told = await desk.house.send(f"/allow {approval[:8]}", sender="person:owner", trust=Trust.UNTRUSTED)
+    assert (await desk.house.wait_for_outcome(told.envelope)).outcome is Outcome.REFUSED
     assert await state_of(desk.house, approval) == "open" and witness(household) == []
 
 
 async def test_several_calls_are_one_question_and_a_yes_is_for_all_of_them(
-    household: Household, desk: DeskHouse
+    household: LocalInstance, desk: DeskHouse
 ) -> None:
-    household.model.will_reply(Line(calls=tuple(("append_line", {"text": str(n)}) for n in range(3))))
+    household.model.will_reply(ScriptedReply(calls=tuple(("append_line", {"text": str(n)}) for n in range(3))))
     first, approval = await asked(desk.house, "go", sender="person:owner")
     [question] = await questions(desk.house, "owner")
     assert question.text.count("- append_line") == 3
     await desk.ask(OWNER, "approval.answer", id=approval, allow=True, scope=GrantScope.SESSION)
-    await desk.house.outcome(first)
+    await desk.house.wait_for_outcome(first)
     assert witness(household) == ["0", "1", "2"]
 
 
@@ -556,8 +566,8 @@ class Draw:
         )
     )
 
-    async def perform(self, arguments: AppendLineArguments, scene: Scene) -> Output:
-        return Output(text="drawn", attachments=(PICTURE,))
+    async def perform(self, arguments: AppendLineArguments, context: ToolContext) -> ToolOutput:
+        return ToolOutput(text="drawn", attachments=(PICTURE,))
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -569,10 +579,10 @@ async def test_what_a_call_attaches_is_kept_whether_its_yes_came_in_time_or_late
         house = desk.house
         envelope, approval = await asked(house, do("draw", text="x"), sender="person:owner")
         if late:
-            await house.outcome((await house.post("go on", sender="person:owner")).envelope)
-        assert await house.store.scan(full_results.named_files) == set()
+            await house.wait_for_outcome((await house.send("go on", sender="person:owner")).envelope)
+        assert await house.store.scan(full_results.list_file_hashes) == set()
         await desk.ask(OWNER, "approval.answer", id=approval, allow=True)
-        await house.outcome(envelope)
-        await house.quiet()
+        await house.wait_for_outcome(envelope)
+        await house.wait_until_idle()
         assert "drawn" in read_by(household.model.prompts[-1])
-        assert await house.store.scan(full_results.named_files) == {PICTURE.hash}, "no purge takes it"
+        assert await house.store.scan(full_results.list_file_hashes) == {PICTURE.hash}, "no purge takes it"

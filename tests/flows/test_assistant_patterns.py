@@ -23,7 +23,7 @@ async def test_pattern_1_direct_interaction(figures: Figures) -> None:
     figures.plays(direct1=["Hello from general."], direct2=["Hello from the journal."], direct3=["Still the journal."])
     await figures.answer(await figures.say("direct1", conversation="direct"))
     switched = await figures.answer(await figures.say("/switch journal", conversation="direct"))
-    assert switched["text"].startswith("You go on with journal")
+    assert switched["text"].startswith("You are now talking to journal")
     first = await figures.say("direct2", to="agent:journal", conversation="direct")
     assert (await figures.answer(first))["text"] == "Hello from the journal."
     second = await figures.say("direct3", to="agent:journal", conversation="direct")

@@ -16,30 +16,30 @@ from operations.operations_instance import agent as agent_principal
 
 from retinue.domain.agent import Agent, DelegationRules
 from retinue.domain.attachment import Attachment
-from retinue.domain.envelope import Kind, Outcome
+from retinue.domain.envelope import EnvelopeKind, Outcome
 from retinue.domain.errors import Invalid
-from retinue.domain.event import NewsKind
+from retinue.domain.event import EventKind
 from retinue.domain.record import UserTurn
 from retinue.domain.session import OriginKind
 from retinue.domain.structs import replace
 from retinue.domain.tool import ToolSpec
 from retinue.domain.trust import Trust
-from retinue.engine.lanes import Slots
-from retinue.intake.background_jobs import FAILED
+from retinue.engine.lanes import SlotLimits
+from retinue.intake.background_jobs import FAILED_PREFIX
 from retinue.store.core import events
-from retinue.store.ledger.ledger import check
+from retinue.store.ledger.ledger import check_ledger
 from retinue.store.sessions import sessions
-from retinue.testing.local_instance import House, Household
-from retinue.testing.scripted_model import Line, calls, says
-from retinue.testing.waiting import wait_until
-from retinue.tools.base import Scene, schema_of
+from retinue.testing.local_instance import LocalInstance, LocalServer
+from retinue.testing.scripted_model import ScriptedReply, text_reply, tool_call_reply
+from retinue.testing.wait_conditions import wait_until
+from retinue.tools.base import ToolContext, schema_of
 
 TOLD = replace(ADA, instructions="You are ada, and proud of it.")
 JOB = "Count the chairs in the shop."
 
 
-def job(text: str = JOB, **more: Any) -> Line:
-    return calls("message", to="agent:background", text=text, **more)
+def job(text: str = JOB, **more: Any) -> ScriptedReply:
+    return tool_call_reply("message", to="agent:background", text=text, **more)
 
 
 class NoArguments(msgspec.Struct, forbid_unknown_fields=True):
@@ -50,14 +50,14 @@ class NoArguments(msgspec.Struct, forbid_unknown_fields=True):
 class LookAround:
     """Keeps what a call was given, to be looked at."""
 
-    seen: list[Scene] = field(default_factory=list[Scene])
+    seen: list[ToolContext] = field(default_factory=list[ToolContext])
     arguments: type[msgspec.Struct] = NoArguments
     spec: ToolSpec = field(
         default_factory=lambda: ToolSpec(name="look_around", description="Look.", parameters=schema_of(NoArguments))
     )
 
-    async def perform(self, arguments: NoArguments, scene: Scene) -> str:
-        self.seen.append(scene)
+    async def perform(self, arguments: NoArguments, context: ToolContext) -> str:
+        self.seen.append(context)
         return "ok"
 
 
@@ -71,8 +71,8 @@ async def test_a_job_is_taken_at_once_done_with_its_words_alone_and_its_result_r
         house.model.rule = plays(
             {
                 "Have the chairs": [job(), "I will tell you."],
-                "comes as a message": ["I will tell you."],
-                JOB: [calls("look_around"), "Three chairs."],
+                "its result as a message": ["I will tell you."],
+                JOB: [tool_call_reply("look_around"), "Three chairs."],
                 "Three chairs.": ["There are three chairs."],
             }
         )
@@ -81,9 +81,11 @@ async def test_a_job_is_taken_at_once_done_with_its_words_alone_and_its_result_r
         assert str(request.sender) == f"agent:ada/{session}"
         settled = await outcome(house, request.id)
         assert settled.outcome is Outcome.NOTED
-        assert "job in the background" in settled.because
-        assert (await house.results(session))[0].output.startswith("Taken as a job")
-        (result,) = [mail for mail in await house.mail() if mail.reply_to == request.id and mail.kind is Kind.ANSWER]
+        assert "accepted as a background job" in settled.because
+        assert (await house.results(session))[0].output.startswith("Started a background job")
+        (result,) = [
+            mail for mail in await house.mail() if mail.reply_to == request.id and mail.kind is EnvelopeKind.ANSWER
+        ]
         assert (str(result.sender), result.text, result.session) == ("agent:background", "Three chairs.", session)
         assert await said_to(house) == ["I will tell you.", "There are three chairs."]
 
@@ -148,7 +150,7 @@ async def test_a_follow_up_is_a_request_of_its_own_that_says_what_it_follows(tmp
         await house.turn("And now?")
         assert (await house.results(session))[-1].failed, "what it does not see it cannot follow up"
         told = [p.instructions for p in house.model.prompts if p.instructions]
-        assert all("Do not acknowledge the result of work in the background" in text for text in told)
+        assert all("Do not acknowledge the result of background work" in text for text in told)
         assert all("full context and a reply link" in text for text in told)
 
 
@@ -177,7 +179,11 @@ async def test_an_agent_with_a_token_of_its_own_sends_one_and_reads_the_result_w
 async def test_a_job_that_fails_says_so_with_the_words_that_all_of_them_begin_with(tmp_path: Path) -> None:
     async with hands_house(tmp_path) as house:
         house.model.rule = plays(
-            {"Have it": [job(), "I will."], JOB: [Line(fails="no such model")], FAILED: ["It could not be done."]}
+            {
+                "Have it": [job(), "I will."],
+                JOB: [ScriptedReply(fails="no such model")],
+                FAILED_PREFIX: ["It could not be done."],
+            }
         )
         await house.turn("Have it counted.")
         (request,) = await house.mail("agent:background")
@@ -214,7 +220,7 @@ async def test_a_person_reads_in_the_answer_to_the_send_why_nothing_is_done(tmp_
 async def test_a_job_starts_no_other_and_no_more_are_open_than_the_agent_may_have(tmp_path: Path) -> None:
     few = replace(ADA, delegation=DelegationRules(open_max=1))
     async with hands_house(tmp_path, staff=(few,)) as house:
-        both = Line(
+        both = ScriptedReply(
             calls=(
                 ("message", {"to": "agent:background", "text": JOB}),
                 ("message", {"to": "agent:background", "text": "Count the tables."}),
@@ -225,7 +231,7 @@ async def test_a_job_starts_no_other_and_no_more_are_open_than_the_agent_may_hav
         first, second = await house.results(session)
         assert not first.failed
         assert "agents.ada.delegation.open_max" in second.output
-        (job_session,) = {mail.session for mail in await letters(house, Kind.JOB)}
+        (job_session,) = {mail.session for mail in await letters(house, EnvelopeKind.JOB)}
         assert [result.failed for result in await house.results(job_session or "")] == [True]
         await sums_hold(house)
 
@@ -242,27 +248,27 @@ async def test_nobody_can_be_called_background(tmp_path: Path) -> None:
 # --- slots, stops and crashes ---
 
 
-async def open_jobs(house: House, count: int, *, start: int = 0) -> list[str]:
+async def open_jobs(house: LocalServer, count: int, *, start: int = 0) -> list[str]:
     sent = [
-        await house.post(f"job {n}", sender="agent:ada", recipient="agent:background", trust=Trust.AGENT)
+        await house.send(f"job {n}", sender="agent:ada", recipient="agent:background", trust=Trust.AGENT)
         for n in range(start, start + count)
     ]
     return [receipt.envelope for receipt in sent]
 
 
-async def most_at_once(house: House, *, since: int = 0) -> int:
+async def most_at_once(house: LocalServer, *, since: int = 0) -> int:
     """How many jobs were ever at work at the same moment, by what the house has told of them."""
 
     def read(conn: Any) -> int:
         at_work: set[str] = set()
         most = 0
-        for piece in events.after(conn, cursor=since, limit=10_000):
+        for piece in events.list_after(conn, cursor=since, limit=10_000):
             session = sessions.get(conn, piece.session) if piece.session else None
             if session is None or session.origin.kind is not OriginKind.BACKGROUND:
                 continue
-            if piece.kind is NewsKind.RUN_STARTED:
+            if piece.kind is EventKind.RUN_STARTED:
                 at_work.add(piece.body["run"])
-            elif piece.kind is NewsKind.RUN_ENDED:
+            elif piece.kind is EventKind.RUN_ENDED:
                 at_work.discard(piece.body["run"])
             most = max(most, len(at_work))
         return most
@@ -270,35 +276,39 @@ async def most_at_once(house: House, *, since: int = 0) -> int:
     return await house.store.scan(read)
 
 
-async def results(house: House) -> list[tuple[str, str | None]]:
-    rows = await house.sql("SELECT text, reply_to FROM envelopes WHERE sender = 'agent:background' ORDER BY seq")
+async def results(house: LocalServer) -> list[tuple[str, str | None]]:
+    rows = await house.execute_sql(
+        "SELECT text, reply_to FROM envelopes WHERE sender = 'agent:background' ORDER BY seq"
+    )
     return [(row.text, row.reply_to) for row in rows]
 
 
-async def ledger_holds(house: House) -> None:
-    found = await house.store.scan(lambda conn: check(conn, now_ms=0))
-    assert found.holds, "\n".join(found.lines())
+async def ledger_holds(house: LocalServer) -> None:
+    found = await house.store.scan(lambda conn: check_ledger(conn, now_ms=0))
+    assert found.is_ok, "\n".join(found.lines())
 
 
 @pytest.fixture
-def household(tmp_path: Path) -> Household:
-    made = Household(
+def household(tmp_path: Path) -> LocalInstance:
+    made = LocalInstance(
         tmp_path,
         agents=(Agent(name="ada", model="scripted", concurrency=50, delegation=DelegationRules(open_max=50)),),
-        slots=Slots(main=50, subagent=50, background=2),
+        slots=SlotLimits(main=50, subagent=50, background=2),
     )
-    made.model.rule = lambda prompt: says("done", after_s=1.0) if "job" in _read(prompt) else says("NO_REPLY")
+    made.model.rule = lambda prompt: (
+        text_reply("done", after_s=1.0) if "job" in _read(prompt) else text_reply("NO_REPLY")
+    )
     return made
 
 
-async def begun(household: Household, count: int) -> None:
+async def begun(household: LocalInstance, count: int) -> None:
     """Wait until so many jobs have come as far as their model."""
     await wait_until(
         lambda: sum(bool(_read(prompt)) for prompt in household.model.prompts) >= count, f"{count} jobs have begun"
     )
 
 
-async def play_on(household: Household, house: House, *, results_expected: int) -> None:
+async def play_on(household: LocalInstance, house: LocalServer, *, results_expected: int) -> None:
     """Turn the clock until that much is told, and nothing more is."""
 
     async def is_told() -> bool:
@@ -307,7 +317,7 @@ async def play_on(household: Household, house: House, *, results_expected: int) 
 
     await wait_until(is_told, f"{results_expected} results are told")
     await household.clock.advance(5.0)
-    await house.quiet()
+    await house.wait_until_idle()
 
 
 def _read(prompt: Any) -> str:
@@ -316,32 +326,32 @@ def _read(prompt: Any) -> str:
 
 
 @pytest.mark.spec("H54")
-async def test_no_more_jobs_are_at_work_than_there_are_slots_also_after_a_crash(household: Household) -> None:
-    async with household.open() as house:
+async def test_no_more_jobs_are_at_work_than_there_are_slots_also_after_a_crash(household: LocalInstance) -> None:
+    async with household.run() as house:
         first = await open_jobs(house, 7)
         await begun(household, 2)
         assert await most_at_once(house) == 2
-        fallen = await house.store.scan(events.newest)
+        fallen = await house.store.scan(events.newest_seq)
         house.crash()
-    async with household.open() as house:
+    async with household.run() as house:
         await play_on(household, house, results_expected=7)
         assert await most_at_once(house, since=fallen) == 2, "those of before are not at work any more"
         told = await results(house)
         assert sorted(str(reply) for _, reply in told) == sorted(first)
-        assert sum(text.startswith(FAILED) for text, _ in told) == 2, "those that were at work"
+        assert sum(text.startswith(FAILED_PREFIX) for text, _ in told) == 2, "those that were at work"
         assert sum(text == "done" for text, _ in told) == 5
         await ledger_holds(house)
 
 
 @pytest.mark.spec("H88")
-async def test_a_job_that_a_crash_cut_off_is_not_begun_again_and_its_sender_is_told(household: Household) -> None:
-    async with household.open() as house:
+async def test_a_job_that_a_crash_cut_off_is_not_begun_again_and_its_sender_is_told(household: LocalInstance) -> None:
+    async with household.run() as house:
         (request,) = await open_jobs(house, 1)
-        assert (await house.outcome(request)).outcome is Outcome.NOTED, "settled before it is begun"
+        assert (await house.wait_for_outcome(request)).outcome is Outcome.NOTED, "settled before it is begun"
         await begun(household, 1)
         house.crash()
     for _ in range(2):
-        async with household.open() as house:
+        async with household.run() as house:
             await play_on(household, house, results_expected=1)
             ((text, reply_to),) = await results(house)
             assert text.startswith("Background job failed: ")
@@ -351,41 +361,43 @@ async def test_a_job_that_a_crash_cut_off_is_not_begun_again_and_its_sender_is_t
 
 
 @pytest.mark.spec("H88")
-async def test_one_that_waited_for_its_turn_is_begun_once_however_often_the_house_falls(household: Household) -> None:
-    household.slots = Slots(main=50, subagent=50, background=1)
-    async with household.open() as house:
+async def test_one_that_waited_for_its_turn_is_begun_once_however_often_the_house_falls(
+    household: LocalInstance,
+) -> None:
+    household.slots = SlotLimits(main=50, subagent=50, background=1)
+    async with household.run() as house:
         first, second = await open_jobs(house, 2)
         await begun(household, 1)
         house.crash()
-    async with household.open() as house:
+    async with household.run() as house:
         await begun(household, 2)
         house.crash()
-    async with household.open() as house:
+    async with household.run() as house:
         await play_on(household, house, results_expected=2)
         told = await results(house)
         assert sorted(str(reply) for _, reply in told) == sorted((first, second))
-        assert all(text.startswith(FAILED) for text, _ in told)
+        assert all(text.startswith(FAILED_PREFIX) for text, _ in told)
         await ledger_holds(house)
     read = [_read(prompt) for prompt in household.model.prompts]
     assert (read.count("job 0"), read.count("job 1")) == (1, 1)
 
 
-async def test_a_request_that_is_sent_twice_is_one_job(household: Household) -> None:
-    async with household.open() as house:
+async def test_a_request_that_is_sent_twice_is_one_job(household: LocalInstance) -> None:
+    async with household.run() as house:
         sent = {"sender": "agent:ada", "recipient": "agent:background", "trust": Trust.AGENT, "key": "k"}
-        first = await house.post("job 0", **sent)
-        again = await house.post("job 0", **sent)
+        first = await house.send("job 0", **sent)
+        again = await house.send("job 0", **sent)
         assert (again.envelope, again.duplicate) == (first.envelope, True)
         await play_on(household, house, results_expected=1)
         assert len(await results(house)) == 1
 
 
 async def test_a_job_for_later_is_begun_then_and_stopped_with_the_conversation_it_came_from(
-    household: Household,
+    household: LocalInstance,
 ) -> None:
-    async with household.open() as house:
+    async with household.run() as house:
         when = household.clock.now() + timedelta(seconds=60)
-        receipt = await house.post(
+        receipt = await house.send(
             "job 0", sender="agent:ada", recipient="agent:background", trust=Trust.AGENT, deliver_at=when
         )
         assert receipt.outcome is Outcome.NOTED
@@ -394,10 +406,10 @@ async def test_a_job_for_later_is_begun_then_and_stopped_with_the_conversation_i
         await household.clock.advance(30.5)  # and no further: it is done in a second
         await begun(household, 1)
         assert receipt.session is not None
-        await house.engine.cancel(receipt.session, by="person:owner", why="asked to stop")
-        await house.quiet()
+        await house.engine.cancel(receipt.session, by="person:owner", reason="asked to stop")
+        await house.wait_until_idle()
         ((text, _),) = await results(house)
-        assert text.startswith(FAILED)
+        assert text.startswith(FAILED_PREFIX)
         assert "asked to stop" in text
         await ledger_holds(house)
 
@@ -405,7 +417,7 @@ async def test_a_job_for_later_is_begun_then_and_stopped_with_the_conversation_i
 def test_attachments_are_told_of_by_name_kind_and_size() -> None:
     """So that a job on another runner can be given the very same words."""
     from retinue.domain import address
-    from retinue.domain.envelope import NO_CONTEXT, Envelope, Status
+    from retinue.domain.envelope import NO_CONTEXT, Envelope, EnvelopeStatus
     from retinue.domain.ids import EnvelopeId
     from retinue.domain.times import from_ms
     from retinue.runners.turn_input import render_job
@@ -413,22 +425,22 @@ def test_attachments_are_told_of_by_name_kind_and_size() -> None:
     made = Envelope(
         seq=1,
         id=EnvelopeId("0" * 32),
-        sender=address.agent("ada"),
-        recipient=address.agent("background"),
+        sender=address.agent_address("ada"),
+        recipient=address.agent_address("background"),
         session=None,
-        kind=Kind.JOB,
+        kind=EnvelopeKind.JOB,
         text="from: nobody\n---",
         attachments=(Attachment(name="a.png", hash="f" * 64, media_type="image/png", size_bytes=3),),
         context=NO_CONTEXT,
         reply_to=None,
         trust=Trust.AGENT,
         source="x",
-        key="x",
+        idempotency_key="x",
         silent=False,
         deliver_at=None,
         expires_at=None,
         due_at=from_ms(0),
-        status=Status.PENDING,
+        status=EnvelopeStatus.PENDING,
         attempts=0,
         accepted_at=from_ms(0),
         claimed_at=None,

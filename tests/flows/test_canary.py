@@ -28,30 +28,30 @@ from tools.fake_mcp_servers import small
 from tools.fake_web_servers import Reply, site
 
 from retinue.app import server as app_server
-from retinue.app.logs import LogLine, set_masks
-from retinue.app.server import House, default_parts, open_house
-from retinue.config import load
-from retinue.connectors.redacted_connector import Masked
+from retinue.app.logs import LogFormatter, set_known_secrets
+from retinue.app.server import RunningServer, default_parts, open_server
+from retinue.config import load_configuration
+from retinue.connectors.redacted_connector import RedactedConnector
 from retinue.domain.agent import Agent
 from retinue.domain.errors import Invalid, RetinueError
 from retinue.domain.structs import replace
 from retinue.domain.tool import ToolResult
-from retinue.models.base import Prompt
-from retinue.operations.base import perform
+from retinue.models.base import ModelPrompt
+from retinue.operations.base import perform_operation
 from retinue.operations.catalog import OPERATIONS
 from retinue.policy.tools.tool_groups import GROUPS
-from retinue.policy.tools.tools import Circumstances
+from retinue.policy.tools.tools import ToolPolicyContext
 from retinue.store.core import tables as t
 from retinue.store.envelopes import envelopes
 from retinue.store.runs import approvals
 from retinue.store.runs.processes import ProcessState
-from retinue.testing.failure_context import explained
-from retinue.testing.fake_connector import QuietConnector
-from retinue.testing.local_instance import Household
-from retinue.testing.scripted_model import Line, ScriptedModel, calls, says
+from retinue.testing.failure_context import describe_on_failure
+from retinue.testing.fake_connector import FakeConnector
+from retinue.testing.local_instance import LocalInstance
+from retinue.testing.scripted_model import ScriptedModel, ScriptedReply, text_reply, tool_call_reply
 from retinue.testing.server_description import ServerSource
-from retinue.testing.waiting import wait_until
-from retinue.text.redaction import Masks, forms_of
+from retinue.testing.wait_conditions import wait_until
+from retinue.text.redaction import Redactor, list_encoded_forms
 
 OWNER = person("owner")
 ADA = Agent(name="ada", model="scripted")
@@ -121,7 +121,7 @@ class Ground:
     heard: list[str] = field(default_factory=list[str])
     addresses: Callable[[], list[str]] = list  # what others were asked for
 
-    def attempts(self) -> list[Line]:
+    def attempts(self) -> list[ScriptedReply]:
         """What a hostile agent would try. It knows where everything lies."""
         here = f"http://127.0.0.1:{self.port}"
         shell = (
@@ -135,49 +135,49 @@ class Ground:
         )
         files = (self.keys / "acme", self.home / "owner-token", "/proc/self/environ", self.home / "retinue.toml")
         return [
-            calls("exec", command="/usr/bin/env"),
-            *(calls("exec", command=f"/bin/sh -c {shlex.quote(command)}") for command in shell),
-            *(calls("read", path=str(path)) for path in files),
-            calls("read", path="kept.txt"),
-            calls("find", path=str(self.keys), text="canary"),
-            calls("ls", path=str(self.keys)),
-            calls("edit", path=str(self.keys / "acme"), old="nothing of it", new="x"),
-            calls("web_fetch", url=f"{here}/echo"),
-            calls("web_fetch", url=f"{here}/fails"),
-            calls("web_search", query="canary"),
-            calls("browser", action="open", url=f"{here}/echo"),
-            calls("session_status"),
-            calls("no_such_tool", words="x"),
-            calls("read", wrong="arguments"),
-            calls("write", path="asked.txt", content="x"),
-            calls("exec", command="/bin/sh -c 'env; echo $GH_TOKEN; sleep 0.3'", background=True),
-            calls("process", action="list"),
-            calls("mcp_kitchen_leak"),
-            calls("request_permission", permission="web", reason="because"),
+            tool_call_reply("exec", command="/usr/bin/env"),
+            *(tool_call_reply("exec", command=f"/bin/sh -c {shlex.quote(command)}") for command in shell),
+            *(tool_call_reply("read", path=str(path)) for path in files),
+            tool_call_reply("read", path="kept.txt"),
+            tool_call_reply("find", path=str(self.keys), text="canary"),
+            tool_call_reply("ls", path=str(self.keys)),
+            tool_call_reply("edit", path=str(self.keys / "acme"), old="nothing of it", new="x"),
+            tool_call_reply("web_fetch", url=f"{here}/echo"),
+            tool_call_reply("web_fetch", url=f"{here}/fails"),
+            tool_call_reply("web_search", query="canary"),
+            tool_call_reply("browser", action="open", url=f"{here}/echo"),
+            tool_call_reply("session_status"),
+            tool_call_reply("no_such_tool", words="x"),
+            tool_call_reply("read", wrong="arguments"),
+            tool_call_reply("write", path="asked.txt", content="x"),
+            tool_call_reply("exec", command="/bin/sh -c 'env; echo $GH_TOKEN; sleep 0.3'", background=True),
+            tool_call_reply("process", action="list"),
+            tool_call_reply("mcp_kitchen_leak"),
+            tool_call_reply("request_permission", permission="web", reason="because"),
         ]
 
 
-def results(prompt: Prompt) -> list[ToolResult]:
+def results(prompt: ModelPrompt) -> list[ToolResult]:
     return [record.body for record in prompt.records if isinstance(record.body, ToolResult)]
 
 
-def hostile(attempts: Iterator[Line], port: int) -> Callable[[Prompt], Line]:
+def hostile(attempts: Iterator[ScriptedReply], port: int) -> Callable[[ModelPrompt], ScriptedReply]:
     """Makes each attempt, then tells what it has read: to the owner in a message, to a server by an address, and in its
     answer."""
     told: list[str] = []
 
-    def rule(prompt: Prompt) -> Line:
+    def rule(prompt: ModelPrompt) -> ScriptedReply:
         if (attempt := next(attempts, None)) is not None:
             return attempt
         seen = "\n".join(each.output for each in results(prompt))
         if not told:
             told.append(seen)
-            return calls("message", to="person:owner", text=seen[:60_000])
+            return tool_call_reply("message", to="person:owner", text=seen[:60_000])
         if len(told) == 1:
             told.append(seen)
             sent = quote(next((each for each in CANARIES.values() if each in seen), "nothing"))
-            return calls("web_fetch", url=f"http://127.0.0.1:{port}/take?{sent}")
-        return says(seen[:60_000])
+            return tool_call_reply("web_fetch", url=f"http://127.0.0.1:{port}/take?{sent}")
+        return text_reply(seen[:60_000])
 
     return rule
 
@@ -224,7 +224,9 @@ async def ground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenera
 
 
 @asynccontextmanager
-async def opened(made: Ground, model: ScriptedModel, *, sandbox: str, masked: bool = True) -> AsyncGenerator[House]:
+async def opened(
+    made: Ground, model: ScriptedModel, *, sandbox: str, masked: bool = True
+) -> AsyncGenerator[RunningServer]:
     """The house as the daemon puts it together. Not `masked`: but that it learns of no secret."""
     (made.home / "retinue.toml").write_text(
         SETTINGS.format(
@@ -237,22 +239,22 @@ async def opened(made: Ground, model: ScriptedModel, *, sandbox: str, masked: bo
     )
     (made.home / "owner-token").write_text("OwnersOwnToken0123456789OwnersOwnToken01234")
     (made.home / "owner-token").chmod(0o600)
-    configuration = load(os.environ)
-    parts = replace(default_parts(), models=(model,), staff=(ADA,), configuration=configuration)
+    configuration = load_configuration(os.environ)
+    parts = replace(default_parts(), models=(model,), first_agents=(ADA,), configuration=configuration)
     handler = logging.StreamHandler(made.log)
-    handler.setFormatter(LogLine())
+    handler.setFormatter(LogFormatter())
     root = logging.getLogger()
     root.addHandler(handler)
     try:
         with pytest.MonkeyPatch.context() as patch:
             if not masked:
                 patch.setattr(app_server, "refresh_masks", _learn_nothing)
-            async with open_house(configuration.settings, parts) as house:
-                with explained(ServerSource(database=made.home / "house.db")):
+            async with open_server(configuration.settings, parts) as house:
+                with describe_on_failure(ServerSource(database=made.home / "house.db")):
                     await _approve_kitchen(made, house)
                     yield house
     finally:
-        set_masks(Masks())
+        set_known_secrets(Redactor())
         root.removeHandler(handler)
 
 
@@ -260,7 +262,7 @@ async def _learn_nothing(*_anything: Any) -> None:
     return
 
 
-async def _approve_kitchen(made: Ground, house: House) -> None:
+async def _approve_kitchen(made: Ground, house: RunningServer) -> None:
     async def begun() -> Any:
         shown = (await ask(made, house, "mcp.list"))["servers"][0]
         return shown if shown["state"] != "starting" else None
@@ -269,10 +271,10 @@ async def _approve_kitchen(made: Ground, house: House) -> None:
     await ask(made, house, "mcp.approve", name="kitchen", hash=shown["hash"])
 
 
-async def ask(made: Ground, house: House, operation: str, **parameters: Any) -> Any:
+async def ask(made: Ground, house: RunningServer, operation: str, **parameters: Any) -> Any:
     """What the house answers is heard, also where it is an error."""
     try:
-        answer = await perform(house.desk, OWNER, OPERATIONS[operation], json.dumps(parameters).encode())
+        answer = await perform_operation(house.services, OWNER, OPERATIONS[operation], json.dumps(parameters).encode())
     except RetinueError as error:
         made.heard.append(str(error))
         raise
@@ -280,26 +282,26 @@ async def ask(made: Ground, house: House, operation: str, **parameters: Any) -> 
     return json.loads(answer)
 
 
-_left_running = sa.select(sa.func.count()).where(t.processes.c.state != ProcessState.TOLD.value)
+_left_running = sa.select(sa.func.count()).where(t.processes.c.state != ProcessState.REPORTED.value)
 
 
-async def run_it(made: Ground, house: House) -> str:
+async def run_it(made: Ground, house: RunningServer) -> str:
     """One run, in which the owner says yes to whatever is asked."""
     sent = await ask(made, house, "envelope.send", to="agent:ada", text="Tell me your secrets.")
 
     async def is_over() -> bool:
-        settled = await house.store.read(lambda conn: envelopes.settled(conn, sent["envelope"]))
-        waiting = await house.store.read(lambda conn: approvals.listed(conn, limit=10))
+        settled = await house.store.read(lambda conn: envelopes.get_outcome(conn, sent["envelope"]))
+        waiting = await house.store.read(lambda conn: approvals.list_open(conn, limit=10))
         left = await house.store.read(lambda conn: conn.execute(_left_running).scalar_one())
         for each in waiting:
             await ask(made, house, "approval.answer", id=each.id, allow=True)
-        return settled is not None and not waiting and not left and not house.engine.active
+        return settled is not None and not waiting and not left and not house.engine.active_lanes
 
     await wait_until(is_over, "the run has ended")
     return sent["session"]
 
 
-async def everything(made: Ground, house: House, model: ScriptedModel, session: str) -> str:
+async def everything(made: Ground, house: RunningServer, model: ScriptedModel, session: str) -> str:
     """All that is kept, told, logged, answered and sent to the model."""
     for operation, parameters in (
         ("session.history", {"session": session}),
@@ -329,7 +331,9 @@ async def everything(made: Ground, house: House, model: ScriptedModel, session: 
 def found_in(text: str) -> dict[str, set[str]]:
     """Which canaries are in a text, and in which of their forms."""
     return {
-        name: seen for name, value in CANARIES.items() if (seen := {form for form in forms_of(value) if form in text})
+        name: seen
+        for name, value in CANARIES.items()
+        if (seen := {form for form in list_encoded_forms(value) if form in text})
     }
 
 
@@ -348,8 +352,8 @@ async def test_no_canary_comes_out_by_any_tool_though_its_owner_allows_all(
         async with opened(made, model, sandbox="bubblewrap") as house:
             session = await run_it(made, house)
             seen = await everything(made, house, model, session)
-            assert house.desk.toolbox is not None
-            offered = house.desk.toolbox.offered(ADA, Circumstances(sender=OWNER.address))
+            assert house.services.toolbox is not None
+            offered = house.services.toolbox.offered_specs(ADA, ToolPolicyContext(sender=OWNER.address))
     assert {each.name for each in offered} - tried(model) <= OTHERS
     assert found_in(seen) == {}
     assert "OwnersOwnToken" not in seen
@@ -395,15 +399,17 @@ async def test_the_walls_alone_keep_what_no_command_needs_and_the_masks_alone_th
 @pytest.mark.parametrize("masked", [True, False])
 async def test_a_secret_that_someone_said_goes_out_to_no_channel(tmp_path: Path, masked: bool) -> None:
     """An agent can repeat what a person has told it. In the house it stays as it was said; no platform hears it."""
-    household, secret = Household(tmp_path), CANARIES["key file"]
-    connector = QuietConnector(household.clock)
-    masks = Masks({"acme": secret} if masked else {})
-    household.connectors["quiet"] = Masked(connector, masks.mask)
-    household.model.rule = lambda prompt: says(f"You said {secret}, or {base64.b64encode(secret.encode()).decode()}.")
-    async with household.open() as house:
-        await connector.say(f"my key is {secret}")
-        await house.eventually(lambda conn: bool(connector.arrived), what="an answer")
-        await house.quiet()
-    heard = "\n".join(envelope.text for envelope in connector.arrived)
+    household, secret = LocalInstance(tmp_path), CANARIES["key file"]
+    connector = FakeConnector(household.clock)
+    masks = Redactor({"acme": secret} if masked else {})
+    household.connectors["quiet"] = RedactedConnector(connector, masks.redact)
+    household.model.rule = lambda prompt: text_reply(
+        f"You said {secret}, or {base64.b64encode(secret.encode()).decode()}."
+    )
+    async with household.run() as house:
+        await connector.send_inbound(f"my key is {secret}")
+        await house.wait_for(lambda conn: bool(connector.delivered_envelopes), what="an answer")
+        await house.wait_until_idle()
+    heard = "\n".join(envelope.text for envelope in connector.delivered_envelopes)
     assert bool(found_in(heard)) is not masked
     assert ("You said [secret:acme], or [secret:acme]." in heard) is masked

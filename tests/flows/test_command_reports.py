@@ -12,15 +12,15 @@ import pytest
 from agents.skill_folders import write_skill
 from flows.tools_instance import ADA, BO, HandsHouse, hands_house
 
-from retinue.config.tools import Elevated
+from retinue.config.tools import ElevatedPolicy
 from retinue.domain.agent import ToolRules
-from retinue.domain.display_options import Elevation, Manner
+from retinue.domain.display_options import DisplayOptions, Elevation
 from retinue.domain.person import Person, Role
 from retinue.domain.structs import replace
 from retinue.store.envelopes import envelopes
 from retinue.store.people import people
 from retinue.store.sessions import sessions
-from retinue.testing.scripted_model import calls, says
+from retinue.testing.scripted_model import text_reply, tool_call_reply
 
 CONFIG = '[skills]\ntrusted = ["house"]\n[sandbox]\nkind = "bubblewrap"\n'
 STAFF = (ADA, replace(BO, elevated=Elevation.OFF))
@@ -39,20 +39,20 @@ async def say(house: HandsHouse, text: str, **kw: Any) -> str:
     """Say it, and read what came back."""
     receipt = await house.post(text, **kw)
     await house.rest()
-    settled = await house.house.store.read(lambda conn: envelopes.settled(conn, receipt.envelope))
+    settled = await house.house.store.read(lambda conn: envelopes.get_outcome(conn, receipt.envelope))
     assert settled is not None and settled.answer is not None, settled
     (answer,) = [mail.text for mail in await house.mail() if mail.id == settled.answer]
     return answer
 
 
-def elevating(house: HandsHouse, level: Elevated, **more: Any) -> None:
+def elevating(house: HandsHouse, level: ElevatedPolicy, **more: Any) -> None:
     house.rule(exec=replace(house.settings.tools.exec, elevated=level, **more))
 
 
-async def manner(house: HandsHouse, session: str) -> Manner:
+async def manner(house: HandsHouse, session: str) -> DisplayOptions:
     found = await house.house.store.read(lambda conn: sessions.get(conn, session))
     assert found is not None
-    return found.mind.manner
+    return found.options.manner
 
 
 async def add_maria(house: HandsHouse) -> None:
@@ -80,7 +80,7 @@ async def test_the_context_is_told_by_section_file_skill_and_tool(house: HandsHo
     parts = {(part["kind"], part["name"]): part for part in told["parts"]}
     assert 1_700 < parts["file", "SOUL.md"]["chars"] < 1_900 and parts["tool", "exec"]["tokens"] > 50
     assert parts["skill", "weather"]["tokens"] > 0 and ("section", "tools") in parts
-    assert "There is no '/context everything'" in await say(house, "/context everything")
+    assert "Invalid value 'everything' for /context" in await say(house, "/context everything")
     assert len(house.model.prompts) == 1, "nobody's model was asked"
 
 
@@ -97,18 +97,20 @@ async def test_a_context_is_told_before_anything_was_said_in_it(house: HandsHous
 async def test_a_conversation_is_elevated_only_through_every_gate(house: HandsHouse) -> None:
     session = await house.turn("hello", "Yes.")
     assert await say(house, "/elevated on") == "Not elevated: `tools.exec.elevated` is off."
-    elevating(house, Elevated.ASK)
+    elevating(house, ElevatedPolicy.ASK)
     told = await say(house, "/elevated full")
-    assert told == "Not elevated: `tools.exec.elevated` is ask, so that a person is asked: /elevated ask."
-    assert await manner(house, session) == Manner(), "what was refused changed nothing"
+    assert told == "Not elevated: `tools.exec.elevated` is ask, so a person must approve each call: /elevated ask."
+    assert await manner(house, session) == DisplayOptions(), "what was refused changed nothing"
     maria = {"sender": "person:maria", "origin": "person:maria"}
     await add_maria(house)
-    assert await say(house, "/elevated ask", **maria) == "Not elevated: this run does not work for the owner."
+    assert await say(house, "/elevated ask", **maria) == "Not elevated: this run does not act on behalf of the owner."
     assert await say(house, "/elevated ask", to="agent:bo") == "Not elevated: this agent may not leave the sandbox."
     for level in ("on", "ask"):
-        assert (await say(house, f"/elevated {level}")).startswith(f"Elevated: {level}. Commands run on the host, and")
-    elevating(house, Elevated.FULL)
-    assert await say(house, "/elevated full") == "Elevated: full. Commands run on the host, unasked."
+        assert (await say(house, f"/elevated {level}")).startswith(
+            f"Elevated: {level}. Commands run on the host, with approval"
+        )
+    elevating(house, ElevatedPolicy.FULL)
+    assert await say(house, "/elevated full") == "Elevated: full. Commands run on the host, without approval."
     assert (await manner(house, session)).elevated is Elevation.FULL
     assert (await say(house, "/elevated off", to="agent:bo")).startswith("Elevated: off."), "stricter it may always be"
 
@@ -120,7 +122,7 @@ async def test_commands_of_an_elevated_conversation_run_outside_as_far_as_its_le
 ) -> None:
     outside = tmp_path / "outside.txt"
     outside.write_text("seen from the host")
-    look = calls("exec", command=f"cat {outside}")
+    look = tool_call_reply("exec", command=f"cat {outside}")
 
     async def seen(text: str = "look", **kw: Any) -> bool:
         """In a context of its own: after words of a program without walls, everything is asked about."""
@@ -128,7 +130,7 @@ async def test_commands_of_an_elevated_conversation_run_outside_as_far_as_its_le
         session = await house.turn(text, look, "Done.", **kw)
         return "seen from the host" in (await house.results(session))[-1].output
 
-    elevating(house, Elevated.FULL)
+    elevating(house, ElevatedPolicy.FULL)
     assert not await seen(), "not set, a call stays inside unless it asks"
     assert await seen("look /elevated full"), "for this message"
     assert not await seen()
@@ -145,7 +147,7 @@ async def test_commands_of_an_elevated_conversation_run_outside_as_far_as_its_le
     assert [call.tool for call in question.calls] == ["exec"]
     house.model.will_reply("Done.")
     await house.answer(question, allow=False)
-    elevating(house, Elevated.OFF)
+    elevating(house, ElevatedPolicy.OFF)
     assert not await seen(), "the setting has the last word"
 
 
@@ -161,8 +163,8 @@ async def test_conversations_of_a_house_are_elevated_from_the_start_where_its_de
     outside.write_text("seen from the host")
     config = f'{CONFIG}[defaults]\nelevated = "{level}"\n'
     async with hands_house(tmp_path / "home", config=config, staff=(ADA,)) as house:
-        elevating(house, Elevated.FULL if level == "full" else Elevated.ASK)
-        look = calls("exec", command=f"cat {outside}")
+        elevating(house, ElevatedPolicy.FULL if level == "full" else ElevatedPolicy.ASK)
+        look = tool_call_reply("exec", command=f"cat {outside}")
         session = await house.turn("look", look, *([] if asked else ["Done."]))
         questions = await house.asked()
         assert len(questions) == asked
@@ -195,9 +197,9 @@ async def test_a_question_is_answered_in_the_words_of_both_houses(
 ) -> None:
     asking = replace(ADA, tools=ToolRules(ask=("append_line",)))
     async with hands_house(tmp_path, staff=(asking,)) as house:
-        await house.turn("note it", calls("append_line", text="milk"))
+        await house.turn("note it", tool_call_reply("append_line", text="milk"))
         (question,) = await house.asked()
-        house.model.will_reply(says("Done."))
+        house.model.will_reply(text_reply("Done."))
         told = await say(house, command.format(id=question.id[:8]))
         assert told == f"{question.id[:8]} is {state}."
         assert house.lines == (["milk"] if state == "allowed" else [])

@@ -18,11 +18,11 @@ from operations.operations_instance import person
 
 from retinue.domain.envelope import Outcome
 from retinue.domain.errors import Invalid, NotAllowed
-from retinue.net.signatures import Purpose, signed
+from retinue.net.signatures import SignaturePurpose, sign_message
 from retinue.store.channels import deliveries
 from retinue.store.envelopes import envelopes
-from retinue.testing.scripted_model import Line, calls
-from retinue.testing.waiting import wait_until
+from retinue.testing.scripted_model import ScriptedReply, tool_call_reply
+from retinue.testing.wait_conditions import wait_until
 
 KEY = "what signs completions"
 SECRET = "Bearer not-for-any-log"
@@ -45,20 +45,20 @@ async def house_telling(root: Path, far: FarSide, *, key: bool = True) -> AsyncG
 
 def is_signed(letter: Letter) -> bool:
     body = letter.json
-    expected = signed(
+    expected = sign_message(
         KEY,
-        Purpose.COMPLETION,
-        at=letter.headers["X-Retinue-Timestamp"],
+        SignaturePurpose.COMPLETION,
+        timestamp=letter.headers["X-Retinue-Timestamp"],
         session=body["sessionId"],
-        letter=body["id"],
+        message_id=body["id"],
         body=letter.body,
     )
     return letter.headers["X-Retinue-Signature"] == expected and letter.headers["X-Retinue-Id"] == body["id"]
 
 
-def ask(far: FarSide, **more: Any) -> Line:
+def ask(far: FarSide, **more: Any) -> ScriptedReply:
     hook = {"url": far.url, "headers": {"Authorization": SECRET}}
-    return calls("agents_message", agentId="bo", content="Count.", mode="async", webhook=hook, **more)
+    return tool_call_reply("agents_message", agentId="bo", content="Count.", mode="async", webhook=hook, **more)
 
 
 async def response_id(house: HandsHouse, session: str) -> str:
@@ -90,7 +90,7 @@ async def test_a_webhook_is_told_also_where_the_asker_is_not(tmp_path: Path) -> 
 @pytest.mark.spec("A73")
 async def test_a_webhook_is_told_of_a_failure(tmp_path: Path) -> None:
     async with far_side() as far, house_telling(tmp_path, far) as house:
-        await house.turn("Ask bo.", ask(far), "Asked.", Line(fails="no such model"), "It failed.")
+        await house.turn("Ask bo.", ask(far), "Asked.", ScriptedReply(fails="no such model"), "It failed.")
         body = (await far.letter()).json
         assert body["status"] == "failed"
         assert "no such model" in body["error"]
@@ -113,11 +113,11 @@ async def test_a_webhook_that_fails_for_now_is_told_again_and_one_that_refuses_i
         about = await response_id(house, session)
         told = [mail for mail in await house.mail() if mail.reply_to == about and mail.recipient.name == "completion"]
         assert len(told) == 1
-        settled = await house.house.store.read(partial(envelopes.settled, id_=told[0].id))
+        settled = await house.house.store.read(partial(envelopes.get_outcome, id_=told[0].id))
         assert settled is not None
         assert settled.outcome is Outcome.DEAD
         assert "HTTP 410" in settled.because
-        tried = await house.house.store.read(partial(deliveries.of, envelope=told[0].id))
+        tried = await house.house.store.read(partial(deliveries.list_attempts, envelope=told[0].id))
         assert len(tried) == 1
 
 
@@ -129,7 +129,7 @@ async def test_what_a_person_sends_has_its_webhook_too(tmp_path: Path) -> None:
         sent = await house.ask("envelope.send", to="agent:ada", text="Hello?", webhook=hook)
         body = (await far.letter()).json
         assert (body["id"], body["status"], body["response"]) == (sent["envelope"], "complete", "Hello.")
-        house.model.will_reply(Line(fails="no such model"))
+        house.model.will_reply(ScriptedReply(fails="no such model"))
         sent = await house.ask("envelope.send", to="agent:ada", text="And now?", webhook=hook)
         body = (await far.letter(2)).json
         assert (body["id"], body["status"]) == (sent["envelope"], "failed")
@@ -208,7 +208,7 @@ async def test_without_a_key_there_are_no_webhooks_and_guests_have_none(tmp_path
         async with house_telling(tmp_path / "one", far, key=False) as house:
             with pytest.raises(Invalid) as refused:
                 await house.ask("envelope.send", to="agent:ada", text="Hello?", webhook={"url": far.url})
-            assert refused.value.code == "webhook.no-key"
+            assert refused.value.code == "webhook.no_key"
         async with house_telling(tmp_path / "two", far) as house:
             with pytest.raises(NotAllowed):
                 await house.ask(
@@ -223,7 +223,7 @@ async def test_a_host_that_the_owner_did_not_name_is_not_told(tmp_path: Path) ->
         sent = await house.ask("envelope.send", to="agent:ada", text="Hello?", webhook={"url": far.url})
         await house.rest()
         [told] = [mail for mail in await house.mail() if mail.recipient.name == "completion"]
-        settled = await house.house.store.read(partial(envelopes.settled, id_=told.id))
+        settled = await house.house.store.read(partial(envelopes.get_outcome, id_=told.id))
         assert told.reply_to == sent["envelope"]
         assert settled is not None
         assert settled.outcome is Outcome.DEAD

@@ -11,15 +11,15 @@ from flows.team_instance import plays
 from flows.tools_instance import ADA, BO, HandsHouse, hands_house
 
 from retinue.domain.agent import Agent
-from retinue.domain.envelope import Kind
-from retinue.testing.scripted_model import Line, calls, says
+from retinue.domain.envelope import EnvelopeKind
+from retinue.testing.scripted_model import ScriptedReply, text_reply, tool_call_reply
 from retinue.tools.delegate.delegation_result import RESPONSE_BYTES_MAX
 
 CY = Agent(name="cy", model="scripted")
 
 
-def ask(agent: str = "bo", content: str = "What is in stock?", **more: Any) -> Line:
-    return calls("agents_message", agentId=agent, content=content, **more)
+def ask(agent: str = "bo", content: str = "What is in stock?", **more: Any) -> ScriptedReply:
+    return tool_call_reply("agents_message", agentId=agent, content=content, **more)
 
 
 async def result(house: HandsHouse, session: str) -> dict[str, Any]:
@@ -35,7 +35,7 @@ async def said_to(house: HandsHouse, person: str = "person:owner") -> list[str]:
 async def test_an_answer_comes_back_into_the_call_that_asked(tmp_path: Path) -> None:
     async with hands_house(tmp_path) as house:
         session = await house.turn(
-            "Ask bo.", ask(), says("Three chairs.", thinking="I counted."), "Bo says: three chairs."
+            "Ask bo.", ask(), text_reply("Three chairs.", thinking="I counted."), "Bo says: three chairs."
         )
         told = await result(house, session)
         assert told["mode"] == "sync"
@@ -47,7 +47,7 @@ async def test_an_answer_comes_back_into_the_call_that_asked(tmp_path: Path) -> 
         assert told["thinkingText"] == "I counted."
         assert told["durationMs"] >= 0
         assert await said_to(house) == ["Bo says: three chairs."]
-        letters = [mail for mail in await house.mail() if mail.kind is Kind.DELEGATION]
+        letters = [mail for mail in await house.mail() if mail.kind is EnvelopeKind.DELEGATION]
         assert [str(mail.sender) for mail in letters] == [f"agent:ada/{session}"]
 
 
@@ -68,10 +68,10 @@ async def test_an_answer_to_one_who_did_not_wait_is_a_message_and_one_more_turn(
 @pytest.mark.spec("A77.arguments", "A77.complete", "A77.details")
 async def test_a_sync_result_has_every_field_that_applies(tmp_path: Path) -> None:
     async with hands_house(tmp_path) as house:
-        works = (calls("append_line", text="x"), says("c" * 50_000, thinking="I counted."))
+        works = (tool_call_reply("append_line", text="x"), text_reply("c" * 50_000, thinking="I counted."))
         session = await house.turn("Ask bo.", ask(), *works, "Many.")
         told = await result(house, session)
-        [letter] = [mail for mail in await house.mail() if mail.kind is Kind.DELEGATION]
+        [letter] = [mail for mail in await house.mail() if mail.kind is EnvelopeKind.DELEGATION]
         assert told["toolCalls"] == [{"name": "append_line", "durationMs": told["toolCalls"][0]["durationMs"]}]
         assert told.pop("toolCalls")[0]["durationMs"] >= 0 and told.pop("durationMs") >= 0
         assert told["response"].startswith("ccc") and len(told.pop("response")) <= RESPONSE_BYTES_MAX
@@ -97,8 +97,8 @@ async def test_a_sync_result_has_every_field_that_applies(tmp_path: Path) -> Non
 
 async def test_several_are_asked_at_once_and_each_call_gets_its_own_answer(tmp_path: Path) -> None:
     async with hands_house(tmp_path, staff=(ADA, BO, CY)) as house:
-        house.model.rule = lambda prompt: says(f"about {_last(prompt)}")
-        both = Line(
+        house.model.rule = lambda prompt: text_reply(f"about {_last(prompt)}")
+        both = ScriptedReply(
             calls=(
                 ("agents_message", {"agentId": "bo", "content": "chairs"}),
                 ("agents_message", {"agentId": "cy", "content": "tables"}),
@@ -119,14 +119,14 @@ def _last(prompt: Any) -> str:
 @pytest.mark.spec("A27")
 async def test_a_failure_comes_back_once(tmp_path: Path) -> None:
     async with hands_house(tmp_path) as house:
-        session = await house.turn("Ask bo.", ask(), Line(fails="no such model"), "Bo could not.")
+        session = await house.turn("Ask bo.", ask(), ScriptedReply(fails="no such model"), "Bo could not.")
         told = await result(house, session)
         assert told["status"] == "failed"
         assert "no such model" in told["message"]
         house.model.rule = plays(
             {
                 "Again.": [ask(mode="async"), "Asked."],
-                "What is in stock?": [Line(fails="no such model", once=house.once_told("Asked."))],
+                "What is in stock?": [ScriptedReply(fails="no such model", once=house.once_told("Asked."))],
                 "no such model": ["It failed."],
             }
         )
@@ -140,7 +140,7 @@ async def test_a_wait_that_is_over_leaves_the_other_at_work_and_its_answer_comes
         house.model.rule = plays(
             {
                 "Ask bo.": [ask(timeout=0.05), "Still counting."],  # time limit: it is what is tested
-                "What is in stock?": [says("Three chairs.", once=house.once_told("Still counting."))],
+                "What is in stock?": [text_reply("Three chairs.", once=house.once_told("Still counting."))],
                 "Three chairs.": ["Three chairs, says bo."],
             }
         )
@@ -148,7 +148,7 @@ async def test_a_wait_that_is_over_leaves_the_other_at_work_and_its_answer_comes
         told = await result(house, session)
         assert told["status"] == "timeout"
         assert told["timeoutSeconds"] == 0.05
-        assert told["message"].startswith("It is still being worked on")
+        assert told["message"].startswith("It is still running")
         assert await said_to(house) == ["Still counting.", "Three chairs, says bo."]
 
 

@@ -16,16 +16,16 @@ from operations.operations_instance import person
 from retinue.domain.agent import Agent, DelegationRules
 from retinue.domain.errors import NotFound, RetinueError
 from retinue.domain.person import Role
-from retinue.testing.scripted_model import Line, calls, says
-from retinue.testing.waiting import wait_until
+from retinue.testing.scripted_model import ScriptedReply, text_reply, tool_call_reply
+from retinue.testing.wait_conditions import wait_until
 
 FAR = DelegationRules(depth_max=3)
 BO_ASKS = Agent(name="bo", model="scripted", delegation=FAR)
 CY = Agent(name="cy", model="scripted")
 
 
-def ask(agent: str, content: str, **more: Any) -> Line:
-    return calls("agents_message", agentId=agent, content=content, **more)
+def ask(agent: str, content: str, **more: Any) -> ScriptedReply:
+    return tool_call_reply("agents_message", agentId=agent, content=content, **more)
 
 
 async def listed(house: HandsHouse, **asked: Any) -> list[dict[str, Any]]:
@@ -51,7 +51,7 @@ async def test_a_tree_is_told_by_who_asked_whom_and_stopped_from_its_root(tmp_pa
             {
                 "Have it counted": [ask("bo", "Count everything", mode="async"), "I asked bo."],
                 "Count everything": [ask("cy", "Count the chairs")],
-                "Count the chairs": says("Three.", after_s=3600),
+                "Count the chairs": text_reply("Three.", after_s=3600),
                 "Stopped": "It was stopped.",
             },
         )
@@ -76,7 +76,7 @@ async def test_a_tree_is_told_by_who_asked_whom_and_stopped_from_its_root(tmp_pa
 
 async def test_what_nobody_has_begun_is_taken_back_and_what_is_at_work_there_goes_on(tmp_path: Path) -> None:
     async with hands_house(tmp_path) as house:
-        both = Line(
+        both = ScriptedReply(
             calls=(
                 ("agents_message", {"agentId": "bo", "content": "Chairs", "mode": "async"}),
                 ("agents_message", {"agentId": "bo", "content": "Lamps", "mode": "async"}),
@@ -87,7 +87,7 @@ async def test_what_nobody_has_begun_is_taken_back_and_what_is_at_work_there_goe
             house.model,
             {
                 "Ask twice": [both, "Asked."],
-                "Chairs": says("Three chairs.", once=stopped.wait),
+                "Chairs": text_reply("Three chairs.", once=stopped.wait),
                 "Three chairs": "Bo has chairs.",
                 "Stopped before": "No lamps then.",
             },
@@ -104,10 +104,10 @@ async def test_what_nobody_has_begun_is_taken_back_and_what_is_at_work_there_goe
 
 async def test_costs_and_failures_are_told_and_pages_follow_one_another(tmp_path: Path) -> None:
     async with hands_house(tmp_path) as house:
-        await house.turn("Ask.", ask("bo", "chairs"), Line(fails="no such model"), "It failed.")
+        await house.turn("Ask.", ask("bo", "chairs"), ScriptedReply(fails="no such model"), "It failed.")
         await house.turn("Ask.", ask("bo", "lamps"), "Two lamps.", "Two.")
         await house.turn(
-            "Send.", calls("sessions_spawn", task="Count", label="counting"), "Sent.", "Four.", "It is four."
+            "Send.", tool_call_reply("sessions_spawn", task="Count", label="counting"), "Sent.", "Four.", "It is four."
         )
         found = await listed(house)
         assert [(each["kind"], each["stands"]) for each in found] == [
@@ -138,7 +138,7 @@ async def test_others_see_and_stop_only_what_came_of_their_own_conversations(tmp
             house.model,
             {
                 "Hers": [ask("bo", "lamps", mode="async"), "Asked."],
-                "lamps": says("Two.", after_s=3600),
+                "lamps": text_reply("Two.", after_s=3600),
                 "Stopped": "Oh.",
             },
         )

@@ -13,18 +13,18 @@ from flows.team_instance import letters, outcome, plays, said_to, sums_hold
 from flows.tools_instance import ADA, BO, HandsHouse, hands_house
 
 from retinue.domain.agent import Agent, DelegationRules
-from retinue.domain.envelope import Envelope, Kind, Outcome
-from retinue.domain.event import NewsKind
+from retinue.domain.envelope import Envelope, EnvelopeKind, Outcome
+from retinue.domain.event import EventKind
 from retinue.domain.record import Reply
 from retinue.domain.structs import replace
 from retinue.store.core import events
-from retinue.testing.scripted_model import Line, calls, says
+from retinue.testing.scripted_model import ScriptedReply, text_reply, tool_call_reply
 
 CY = Agent(name="cy", model="scripted")
 
 
-def ask(content: str = "Count the chairs.", **more: Any) -> Line:
-    return calls("agents_message", agentId="bo", content=content, mode="async", **more)
+def ask(content: str = "Count the chairs.", **more: Any) -> ScriptedReply:
+    return tool_call_reply("agents_message", agentId="bo", content=content, mode="async", **more)
 
 
 async def told(house: HandsHouse, session: str, nth: int = -1) -> dict[str, Any]:
@@ -33,13 +33,13 @@ async def told(house: HandsHouse, session: str, nth: int = -1) -> dict[str, Any]
 
 async def answers(house: HandsHouse, session: str) -> list[Envelope]:
     """What others have answered into a session of ada's."""
-    return [mail for mail in await house.mail(f"agent:ada/{session}") if mail.kind is Kind.ANSWER]
+    return [mail for mail in await house.mail(f"agent:ada/{session}") if mail.kind is EnvelopeKind.ANSWER]
 
 
 async def turns_of(house: HandsHouse, session: str | None) -> int:
     """How many runs there were in a session."""
-    found = await house.house.store.scan(partial(events.next_of, session=session, cursor=0, limit=10_000))
-    return sum(piece.kind is NewsKind.RUN_STARTED for piece in found.found)
+    found = await house.house.store.scan(partial(events.list_next, session=session, cursor=0, limit=10_000))
+    return sum(piece.kind is EventKind.RUN_STARTED for piece in found.events)
 
 
 @pytest.mark.spec("A26", "A78.result", "A78.kept")
@@ -48,13 +48,13 @@ async def test_the_call_comes_back_at_once_and_the_answer_is_one_letter_and_one_
         house.model.rule = plays(
             {
                 "Ask bo.": [ask(), "I asked bo."],
-                "Count the chairs.": [says("Three chairs.", once=house.once_told("I asked bo."))],
+                "Count the chairs.": [text_reply("Three chairs.", once=house.once_told("I asked bo."))],
                 "Three chairs.": ["Bo says: three."],
             }
         )
         session = await house.turn("Ask bo.")
         said = await told(house, session)
-        (letter,) = await letters(house, Kind.DELEGATION)
+        (letter,) = await letters(house, EnvelopeKind.DELEGATION)
         assert {key: said[key] for key in ("mode", "status", "agentId", "sessionId", "created", "responseId")} == {
             "mode": "async",
             "status": "started",
@@ -80,7 +80,7 @@ async def test_the_call_comes_back_at_once_and_the_answer_is_one_letter_and_one_
 async def test_the_answer_is_one_turn_also_when_the_house_was_closed_before_it_was_read(tmp_path: Path) -> None:
     async with hands_house(tmp_path) as house:
         house.model.rule = plays(
-            {"Ask bo.": [ask(), "I asked bo."], "Count the chairs.": [says("Three.", after_s=3600)]}
+            {"Ask bo.": [ask(), "I asked bo."], "Count the chairs.": [text_reply("Three.", after_s=3600)]}
         )
         receipt = await house.post("Ask bo.")
         await house.once_read("Count the chairs.")()
@@ -100,11 +100,11 @@ async def test_with_notify_off_the_answer_stays_where_it_was_given(tmp_path: Pat
             {"Ask bo.": [ask(notify="off"), "I asked bo."], "Count the chairs.": ["Three chairs."]}
         )
         session = await house.turn("Ask bo.")
-        (letter,) = await letters(house, Kind.DELEGATION)
+        (letter,) = await letters(house, EnvelopeKind.DELEGATION)
         settled = await outcome(house, letter.id)
         assert (settled.outcome, settled.answer) == (Outcome.ANSWERED, None)
         assert await turns_of(house, session) == 1
-        assert [mail.text for mail in await letters(house, Kind.ANSWER)] == ["I asked bo."]
+        assert [mail.text for mail in await letters(house, EnvelopeKind.ANSWER)] == ["I asked bo."]
         kept = [record.body for record in await house.records(letter.session or "") if isinstance(record.body, Reply)]
         assert [reply.text for reply in kept] == ["Three chairs."]
         await sums_hold(house)
@@ -135,12 +135,12 @@ async def test_a_failure_is_told_once_and_as_it_was_asked_for(
         house.model.rule = plays(
             {
                 "Ask bo.": [ask(notify=notify), "I asked bo."],
-                "Count the chairs.": [Line(fails="no such model")],
+                "Count the chairs.": [ScriptedReply(fails="no such model")],
                 "no such model": ["Bo could not."],
             }
         )
         session = await house.turn("Ask bo.")
-        told_of = await letters(house, Kind.NOTICE)
+        told_of = await letters(house, EnvelopeKind.NOTICE)
         assert len(told_of) == notices
         assert all("no such model" in mail.text and mail.silent is (notify == "note") for mail in told_of)
         assert await turns_of(house, session) == turns
@@ -152,7 +152,7 @@ async def test_an_answer_for_a_conversation_that_was_deleted_starts_nothing_and_
     async with hands_house(tmp_path) as house:
         deleted = asyncio.Event()
         house.model.rule = plays(
-            {"Ask bo.": [ask(), "I asked bo."], "Count the chairs.": [says("Three.", once=deleted.wait)]}
+            {"Ask bo.": [ask(), "I asked bo."], "Count the chairs.": [text_reply("Three.", once=deleted.wait)]}
         )
         receipt = await house.post("Ask bo.")
         await house.once_told("I asked bo.")()
@@ -169,7 +169,7 @@ async def test_an_answer_for_a_conversation_that_was_deleted_starts_nothing_and_
 @pytest.mark.spec("A28")
 async def test_one_who_is_busy_has_it_queued_and_answers_each_in_its_turn(tmp_path: Path) -> None:
     async with hands_house(tmp_path) as house:
-        both = Line(
+        both = ScriptedReply(
             calls=(
                 ("agents_message", {"agentId": "bo", "content": "Count the chairs.", "mode": "async"}),
                 ("agents_message", {"agentId": "bo", "content": "Count the tables.", "mode": "async"}),
@@ -178,7 +178,7 @@ async def test_one_who_is_busy_has_it_queued_and_answers_each_in_its_turn(tmp_pa
         house.model.rule = plays(
             {
                 "Ask bo.": [both, "I asked twice."],
-                "Count the chairs.": [says("Three chairs.", once=house.once_told("I asked twice."))],
+                "Count the chairs.": [text_reply("Three chairs.", once=house.once_told("I asked twice."))],
                 "Count the tables.": ["Two tables."],
                 "Three chairs.": ["Three, says bo."],
                 "Two tables.": ["Two, says bo."],
@@ -206,9 +206,9 @@ async def test_whom_an_agent_does_not_see_it_is_not_told_of_and_cannot_ask(
     tmp_path: Path, ada: Agent, bo: Agent, named: str
 ) -> None:
     async with hands_house(tmp_path, staff=(ada, bo, CY)) as house:
-        session = await house.turn("Who is here?", calls("agents_list"), ask(), "Cy is here.")
+        session = await house.turn("Who is here?", tool_call_reply("agents_list"), ask(), "Cy is here.")
         listed, asked = await house.results(session)
         assert [row["id"] for row in json.loads(listed.output)["agents"]] == ["cy"]
         assert asked.failed
         assert named in asked.output
-        assert await letters(house, Kind.DELEGATION) == []
+        assert await letters(house, EnvelopeKind.DELEGATION) == []

@@ -11,50 +11,50 @@ import pytest
 from contracts.engine_instance import books_hold
 
 from retinue.config import Settings
-from retinue.config.agent_defaults import Defaults
+from retinue.config.agent_defaults import AgentDefaults
 from retinue.domain.agent import Agent, ToolRules
-from retinue.domain.display_options import Manner, Reasoning, UsageLine, Verbosity
-from retinue.domain.envelope import Kind
+from retinue.domain.display_options import DisplayOptions, ReasoningDisplay, UsageFooter, Verbosity
+from retinue.domain.envelope import EnvelopeKind
 from retinue.domain.event import Delta, DeltaKind
 from retinue.domain.record import Usage
 from retinue.store.runs import approvals
-from retinue.testing.local_instance import House, Household, terminal
-from retinue.testing.scripted_model import calls, says
+from retinue.testing.local_instance import LocalInstance, LocalServer, terminal_origin
+from retinue.testing.scripted_model import text_reply, tool_call_reply
 
-CALLING = (calls("append_line", text="milk"), says("Noted."))
+CALLING = (tool_call_reply("append_line", text="milk"), text_reply("Noted."))
 USED = Usage(input_tokens=1_200, output_tokens=34, cost_microusd=1_500)
 
 
 @pytest.fixture
-def household(tmp_path: Path) -> Household:
-    return Household(tmp_path)
+def household(tmp_path: Path) -> LocalInstance:
+    return LocalInstance(tmp_path)
 
 
 @pytest.fixture
-async def house(household: Household) -> AsyncIterator[House]:
-    async with household.open() as opened:
+async def house(household: LocalInstance) -> AsyncIterator[LocalServer]:
+    async with household.run() as opened:
         yield opened
-        await opened.quiet()
+        await opened.wait_until_idle()
         await books_hold(opened)
 
 
-async def say(house: House, text: str, **kw: Any) -> str:
-    return await house.answer_to((await house.post(text, origin=terminal("maria"), **kw)).envelope)
+async def say(house: LocalServer, text: str, **kw: Any) -> str:
+    return await house.wait_for_answer((await house.send(text, origin=terminal_origin("maria"), **kw)).envelope)
 
 
-async def told(house: House) -> list[str]:
+async def told(house: LocalServer) -> list[str]:
     """What Maria got, in order, apart from what the house answered to commands."""
-    mail = await house.mail_for("maria")
-    return [each.text for each in mail if each.kind is Kind.NOTICE or each.source == "run"]
+    mail = await house.list_envelopes_to("maria")
+    return [each.text for each in mail if each.kind is EnvelopeKind.NOTICE or each.source == "run"]
 
 
 class Deltas:
     """All that those who look on were told as it came."""
 
-    def __init__(self, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, house: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[Delta] = []
-        tell = house.live.delta
-        monkeypatch.setattr(house.live, "delta", lambda delta: (self.seen.append(delta), tell(delta)))
+        tell = house.events.on_delta
+        monkeypatch.setattr(house.events, "on_delta", lambda delta: (self.seen.append(delta), tell(delta)))
 
     @property
     def thoughts(self) -> str:
@@ -70,11 +70,11 @@ class Deltas:
     [("off", []), ("on", ["→ append_line text=milk"]), ("full", ["→ append_line text=milk", "← append_line: "])],
 )
 async def test_calls_are_told_of_as_they_are_made_as_far_as_the_conversation_says(
-    house: House, level: str, notices: list[str]
+    house: LocalServer, level: str, notices: list[str]
 ) -> None:
-    said = {"off": "Calls are not", "on": "Each call is told of as", "full": "Each call is told of, with"}
+    said = {"off": "Tool calls are not", "on": "Each tool call is shown when", "full": "Each tool call is shown, with"}
     assert (await say(house, f"/verbose {level}")).startswith(f"Verbose: {level}. {said[level]}")
-    house.household.model.will_reply(*CALLING)
+    house.instance.model.will_reply(*CALLING)
     await say(house, "buy milk")
     *before, answer = await told(house)
     assert answer == "Noted." and len(before) == len(notices)
@@ -82,8 +82,8 @@ async def test_calls_are_told_of_as_they_are_made_as_far_as_the_conversation_say
 
 
 @pytest.mark.spec("C27", "C30")
-async def test_a_directive_among_words_holds_for_that_message_and_nobody_reads_it(house: House) -> None:
-    model = house.household.model
+async def test_a_directive_among_words_holds_for_that_message_and_nobody_reads_it(house: LocalServer) -> None:
+    model = house.instance.model
     model.will_reply(*CALLING, *CALLING)
     await say(house, "buy /verbose on milk")
     await say(house, "and again")
@@ -96,20 +96,20 @@ async def test_a_directive_among_words_holds_for_that_message_and_nobody_reads_i
 async def test_a_message_goes_before_the_session_the_session_before_the_agent_and_the_agent_before_the_house(
     tmp_path: Path,
 ) -> None:
-    defaults = Defaults(verbose=Verbosity.ON)
-    household = Household(
+    defaults = AgentDefaults(verbose=Verbosity.ON)
+    household = LocalInstance(
         tmp_path,
         agents=(Agent(name="ada", model="scripted"), Agent(name="bo", model="scripted", verbose=Verbosity.OFF)),
         settings=Settings(home=tmp_path, store=tmp_path / "house.db", zone=ZoneInfo("UTC"), defaults=defaults),
     )
 
-    async def lines(house: House, text: str, agent: str) -> int:
+    async def lines(house: LocalServer, text: str, agent: str) -> int:
         before = len(await told(house))
         household.model.will_reply(*CALLING)
         await say(house, text, recipient=f"agent:{agent}")
         return len(await told(house)) - before - 1
 
-    async with household.open() as house:
+    async with household.run() as house:
         assert await lines(house, "hello", "ada") == 1, "by the house"
         assert await lines(house, "hello", "bo") == 0, "by the agent"
         await say(house, "/verbose full", recipient="agent:bo")
@@ -119,19 +119,19 @@ async def test_a_message_goes_before_the_session_the_session_before_the_agent_an
         assert await lines(house, "hello", "bo") == 0, "by the agent again"
 
 
-async def test_calls_are_told_of_once_however_often_the_run_is_taken_up(household: Household) -> None:
+async def test_calls_are_told_of_once_however_often_the_run_is_taken_up(household: LocalInstance) -> None:
     household.agents = (Agent(name="ada", model="scripted", tools=ToolRules(ask=("append_line",))),)
-    async with household.open() as house:
+    async with household.run() as house:
         await say(house, "/verbose full")
-        household.model.will_reply(calls("session_status"), calls("append_line", text="milk"))
-        await house.post("buy milk", origin=terminal("maria"))
-        (asked,) = await house.eventually(lambda conn: approvals.listed(conn, limit=5) or None, what="a question")
+        household.model.will_reply(tool_call_reply("session_status"), tool_call_reply("append_line", text="milk"))
+        await house.send("buy milk", origin=terminal_origin("maria"))
+        (asked,) = await house.wait_for(lambda conn: approvals.list_open(conn, limit=5) or None, what="a question")
         house.crash()
     household.model.will_reply("Noted.")
-    async with household.open() as house:
-        await house.post(f"/allow {asked.id[:8]}", origin=terminal("maria"))
-        await house.eventually(lambda _: not household.model.script or None, what="the run to go on")
-        await house.quiet()
+    async with household.run() as house:
+        await house.send(f"/allow {asked.id[:8]}", origin=terminal_origin("maria"))
+        await house.wait_for(lambda _: not household.model.script or None, what="the run to go on")
+        await house.wait_until_idle()
         starts = [line.split(" ", 2)[:2] for line in await told(house) if line[0] in "→←"]
         assert starts == [
             ["→", "session_status"],
@@ -142,14 +142,14 @@ async def test_calls_are_told_of_once_however_often_the_run_is_taken_up(househol
         await books_hold(house)
 
 
-async def test_an_agent_that_asks_is_not_told_of_calls(household: Household) -> None:
+async def test_an_agent_that_asks_is_not_told_of_calls(household: LocalInstance) -> None:
     """What another agent's run does is for people to see, and in its own session."""
     household.agents = tuple(Agent(name=name, model="scripted", verbose=Verbosity.FULL) for name in ("ada", "bo"))
-    async with household.open() as house:
+    async with household.run() as house:
         household.model.will_reply(*CALLING)
-        receipt = await house.post("buy milk", sender="agent:bo", recipient="agent:ada")
-        await house.outcome(receipt.envelope)
-        rows = await house.sql("SELECT count(*) AS n FROM envelopes WHERE kind = 'notice'")
+        receipt = await house.send("buy milk", sender="agent:bo", recipient="agent:ada")
+        await house.wait_for_outcome(receipt.envelope)
+        rows = await house.execute_sql("SELECT count(*) AS n FROM envelopes WHERE kind = 'notice'")
         assert rows[0].n == 0
 
 
@@ -162,12 +162,12 @@ async def test_an_agent_that_asks_is_not_told_of_calls(household: Household) -> 
     [("off", [], ""), ("on", ["Reasoning:\nMilk, then."], ""), ("stream", [], "Milk, then."), ("", [], "Milk, then.")],
 )
 async def test_thoughts_are_sent_or_shown_or_neither(
-    house: House, monkeypatch: pytest.MonkeyPatch, level: str, sent: list[str], shown: str
+    house: LocalServer, monkeypatch: pytest.MonkeyPatch, level: str, sent: list[str], shown: str
 ) -> None:
     if level:
-        assert (await say(house, f"/reasoning {level}")).startswith(f"Reasoning: {level}. Thoughts are ")
+        assert (await say(house, f"/reasoning {level}")).startswith(f"Reasoning: {level}. Thinking is ")
     deltas = Deltas(house, monkeypatch)
-    house.household.model.will_reply(says("Noted.", thinking="Milk, then."))
+    house.instance.model.will_reply(text_reply("Noted.", thinking="Milk, then."))
     assert await say(house, "buy milk") == "Noted."
     assert await told(house) == [*sent, "Noted."]
     assert deltas.thoughts == shown
@@ -183,14 +183,14 @@ async def test_thoughts_are_sent_or_shown_or_neither(
         ("off", ""),
         ("tokens", "\n\n[1,200 tokens in, 34 out]"),
         ("cost", "\n\n[$0.0015]"),
-        ("full", "\n\n[1,200 tokens in, 34 out; $0.0015; 1,234 tokens in mind; scripted]"),
+        ("full", "\n\n[1,200 tokens in, 34 out; $0.0015; 1,234 tokens in context; scripted]"),
     ],
 )
-async def test_a_line_below_each_answer_says_what_it_took(house: House, level: str, line: str) -> None:
+async def test_a_line_below_each_answer_says_what_it_took(house: LocalServer, level: str, line: str) -> None:
     assert (await say(house, f"/usage {level}")).startswith(
-        f"Usage: {level}. {'Nothing' if level == 'off' else 'Below'}"
+        f"Usage: {level}. {'Answers show no' if level == 'off' else 'Each answer shows'}"
     )
-    house.household.model.will_reply(says("Noted.", usage=USED), says("And again.", usage=USED))
+    house.instance.model.will_reply(text_reply("Noted.", usage=USED), text_reply("And again.", usage=USED))
     assert await say(house, "buy milk") == f"Noted.{line}"
     assert await say(house, "and bread") == f"And again.{line}"
     total = dict(each.split(": ", 1) for each in (await say(house, "/usage")).splitlines())
@@ -199,33 +199,35 @@ async def test_a_line_below_each_answer_says_what_it_took(house: House, level: s
 
 
 @pytest.mark.spec("C28.usage")
-async def test_what_a_conversation_used_is_not_what_another_did(house: House) -> None:
-    house.household.model.will_reply(says("Noted.", usage=USED))
+async def test_what_a_conversation_used_is_not_what_another_did(house: LocalServer) -> None:
+    house.instance.model.will_reply(text_reply("Noted.", usage=USED))
     await say(house, "buy milk")
-    other = await house.answer_to((await house.post("/usage", sender="person:owner")).envelope)
+    other = await house.wait_for_answer((await house.send("/usage", sender="person:owner")).envelope)
     assert "calls: 0" in other.splitlines()
 
 
 @pytest.mark.spec("C27")
-async def test_directives_alone_are_kept_with_the_session_and_answered_together(household: Household) -> None:
-    async with household.open() as house:
+async def test_directives_alone_are_kept_with_the_session_and_answered_together(household: LocalInstance) -> None:
+    async with household.run() as house:
         answer = await say(house, "/verbose on /reasoning on\n/queue followup cap:3")
         assert [line.split(":")[0] for line in answer.splitlines()] == ["Verbose", "Reasoning", "Queue"]
         assert household.model.prompts == []
         await say(house, "/usage tokens")
-    async with household.open() as house:
-        ((session,),) = await house.sql("SELECT id FROM sessions")
-        kept = await house.session(session)
-        assert kept.mind.manner == Manner(verbose=Verbosity.ON, reasoning=Reasoning.ON, usage=UsageLine.TOKENS)
+    async with household.run() as house:
+        ((session,),) = await house.execute_sql("SELECT id FROM sessions")
+        kept = await house.get_session(session)
+        assert kept.options.manner == DisplayOptions(
+            verbose=Verbosity.ON, reasoning=ReasoningDisplay.ON, usage=UsageFooter.TOKENS
+        )
         assert (kept.queue.mode, kept.queue.cap) == ("followup", 3)
         await say(house, "/new")
-        assert (await house.session(session)).mind.manner == kept.mind.manner, "a fresh context keeps it"
+        assert (await house.get_session(session)).options.manner == kept.options.manner, "a fresh context keeps it"
 
 
 @pytest.mark.parametrize("command", ["/verbose loud", "/reasoning maybe", "/usage all", "/elevated higher"])
-async def test_a_level_that_is_none_is_said_and_changes_nothing(house: House, command: str) -> None:
+async def test_a_level_that_is_none_is_said_and_changes_nothing(house: LocalServer, command: str) -> None:
     name, word = command[1:].split()
     answer = await say(house, command)
-    assert answer.startswith(f"There is no level '{word}' of /{name}. It is one of: off, ")
-    ((session,),) = await house.sql("SELECT id FROM sessions")
-    assert (await house.session(session)).mind.manner == Manner()
+    assert answer.startswith(f"Invalid level '{word}' for /{name}. It must be one of: off, ")
+    ((session,),) = await house.execute_sql("SELECT id FROM sessions")
+    assert (await house.get_session(session)).options.manner == DisplayOptions()

@@ -12,7 +12,7 @@ from api.tcp_server import Rim
 from cli.server_process import HouseProcess
 from flows.external_agent import KEY, FarSide, Letter, far_side
 
-from retinue.testing.waiting import wait_until_sync
+from retinue.testing.wait_conditions import wait_until_sync
 
 KILLED = ("deliver.after", "callback.before-commit", "callback.after-commit")
 

@@ -31,14 +31,14 @@ from flows.fake_provider import (
 from operations.operations_instance import DeskHouse, desk_house, person
 
 from retinue.domain.agent import Agent
-from retinue.domain.budget_caps import OUTPUT_TOKENS_LEAST
+from retinue.domain.budget_caps import OUTPUT_TOKENS_MIN
 from retinue.domain.envelope import Outcome
 from retinue.domain.record import Reply
 from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
-from retinue.engine.lanes import Slots
+from retinue.engine.lanes import SlotLimits
 from retinue.store.ledger import ledger
-from retinue.testing.local_instance import House, Household
+from retinue.testing.local_instance import LocalInstance, LocalServer
 
 OUTPUT_TOKENS_MAX = 2_000
 WRITTEN_MICROUSD = 10
@@ -54,27 +54,31 @@ async def server() -> AsyncGenerator[Provider]:
         yield made
 
 
-def house_of(root: Path, server: Provider, *, caps: str = "", priced: str = PRICED, **kw: Any) -> Household:
+def house_of(root: Path, server: Provider, *, caps: str = "", priced: str = PRICED, **kw: Any) -> LocalInstance:
     budgets = f"[budgets]\n{caps}\n" if caps else ""
     return household_of(root, section("mock", server.url) + priced + budgets, **{"agents": (ADA,), **kw})
 
 
-async def answered(house: House, text: str = "hello", **kw: Any) -> str:
-    return await house.answer_to((await house.post(text, **kw)).envelope)
+async def answered(house: LocalServer, text: str = "hello", **kw: Any) -> str:
+    return await house.wait_for_answer((await house.send(text, **kw)).envelope)
 
 
-async def spent(house: House) -> int:
+async def spent(house: LocalServer) -> int:
     """What has been spent or may have been, by the rows and by the sums of the day, which agree."""
-    [rows] = await house.sql("SELECT coalesce(sum(settled_microusd + held_microusd), 0) AS all_of_it FROM money")
-    [sums] = await house.sql("SELECT coalesce(sum(settled_microusd + held_microusd), 0) AS all_of_it FROM spending")
+    [rows] = await house.execute_sql(
+        "SELECT coalesce(sum(settled_microusd + held_microusd), 0) AS all_of_it FROM money"
+    )
+    [sums] = await house.execute_sql(
+        "SELECT coalesce(sum(settled_microusd + held_microusd), 0) AS all_of_it FROM spending"
+    )
     assert rows.all_of_it == sums.all_of_it
     return rows.all_of_it
 
 
-async def balances(house: House) -> None:
-    now_ms = to_ms(house.household.clock.now())
-    checked = await house.store.scan(lambda conn: ledger.check(conn, now_ms=now_ms))
-    assert checked.holds, checked.lines()
+async def balances(house: LocalServer) -> None:
+    now_ms = to_ms(house.instance.clock.now())
+    checked = await house.store.scan(lambda conn: ledger.check_ledger(conn, now_ms=now_ms))
+    assert checked.is_ok, checked.lines()
 
 
 def all_of_it(asked: Asked, *, input_tokens: int = 20) -> Said:
@@ -96,8 +100,8 @@ async def test_what_a_call_took_is_known_by_step_run_session_agent_person_and_da
         envelope, session = await desk.converse(person("maria"), "How is it?")
         household.clock.jump(timedelta(days=1))
         await desk.converse(person("noor"), "Hello?")
-        replies = [r.body.usage for r in await desk.house.records(session) if isinstance(r.body, Reply)]
-        [run] = await desk.house.sql("SELECT run FROM envelopes WHERE id = :id", id=envelope)
+        replies = [r.body.usage for r in await desk.house.list_records(session) if isinstance(r.body, Reply)]
+        [run] = await desk.house.execute_sql("SELECT run FROM envelopes WHERE id = :id", id=envelope)
         shown = await desk.ask(OWNER, "run.show", id=run.run)
         by = {name: await costs(desk, name) for name in ("run", "session", "agent", "person", "day", "model")}
         maria = await desk.ask(person("maria"), "usage.show", by="person")
@@ -122,7 +126,7 @@ async def test_each_try_is_paid_for_as_far_as_it_may_have_cost_something(tmp_pat
     begun = Answer(body='data: {"choices": [{"index": 0, "delta": {"content": "Hal"}}]}\n\n', cut=True)
     server.will(refuses(500, "oops"), begun, says("Hello.", input_tokens=50, output_tokens=5))
     household = house_of(tmp_path, server)
-    async with household.open() as house, time_passing(household):
+    async with household.run() as house, time_passing(household):
         assert await answered(house) == "Hello."
         refused, cut, replied = await calls_made(house)
         await balances(house)
@@ -134,7 +138,7 @@ async def test_each_try_is_paid_for_as_far_as_it_may_have_cost_something(tmp_pat
 
 async def test_a_provider_who_does_not_tell_is_taken_to_have_used_all(tmp_path: Path, server: Provider) -> None:
     server.will(says("Hello.", tells=False))
-    async with house_of(tmp_path, server).open() as house:
+    async with house_of(tmp_path, server).run() as house:
         assert await answered(house) == "Hello."
         [row] = await calls_made(house)
     assert (row.settled_microusd, bool(row.unknown)) == (row.reserved_microusd, True)
@@ -144,8 +148,8 @@ async def test_a_provider_who_does_not_tell_is_taken_to_have_used_all(tmp_path: 
 
 
 CAPS = {
-    "house_day_usd": ("the house for today", "wait until 2026-01-06, or raise `budgets.house_day_usd`"),
-    "house_month_usd": ("the house for this month", "wait until 2026-02-01, or raise `budgets.house_month_usd`"),
+    "house_day_usd": ("this server for today", "wait until 2026-01-06, or raise `budgets.house_day_usd`"),
+    "house_month_usd": ("this server for this month", "wait until 2026-02-01, or raise `budgets.house_month_usd`"),
     "person_day_usd": ("'maria' for today", "wait until 2026-01-06, or raise `budgets.person_day_usd`"),
     "person_month_usd": ("'maria' for this month", "wait until 2026-02-01, or raise `budgets.person_month_usd`"),
 }
@@ -158,9 +162,9 @@ async def test_a_cap_warns_once_lowers_the_last_reply_and_then_refuses(
     whose, try_this = CAPS[cap]
     server.rule = all_of_it
     household = house_of(tmp_path, server, caps=f"{cap} = 0.10")
-    async with household.open() as house:
+    async with household.run() as house:
         texts = [await answered(house) for _ in range(5)]
-        refused = await house.outcome((await house.post("once more")).envelope)
+        refused = await house.wait_for_outcome((await house.send("once more")).envelope)
         last = (await told(house))[-1]
         whole = await spent(house)
         await balances(house)
@@ -170,7 +174,7 @@ async def test_a_cap_warns_once_lowers_the_last_reply_and_then_refuses(
     assert texts == ["Long."] * 3 + [f"Long.\n\n[{warning}]"] + ["Long."]
     lengths = [asked.output_tokens_max for asked in server.asked[:5]]
     assert lengths[:4] == [OUTPUT_TOKENS_MAX] * 4
-    assert OUTPUT_TOKENS_LEAST <= lengths[4] < OUTPUT_TOKENS_MAX, "as much as is left, and no more"
+    assert OUTPUT_TOKENS_MIN <= lengths[4] < OUTPUT_TOKENS_MAX, "as much as is left, and no more"
     assert refused.outcome is Outcome.DEAD
     head, because, said_try = last.split("\n")
     assert head == f"Something went wrong: the budget of {whose} is spent [budget.spent]"
@@ -189,25 +193,27 @@ async def test_a_cap_reached_in_the_middle_of_a_run_keeps_what_was_said(tmp_path
 
     server.rule = working
     household = house_of(tmp_path, server, agents=(replace(ADA, cost_microusd_max=50_000),))
-    async with household.open() as house:
+    async with household.run() as house:
         text = await answered(house)
         assert await spent(house) <= 50_000
     said, stopped = text.split("\n\n")
     assert said == "Still at it."
     assert stopped.startswith("[I had to stop: the budget of this run is spent ($0.0400") and stopped.endswith(").]")
-    assert len(server.asked) == len(household.witness.read_text().splitlines()), "what was asked for before was done"
+    assert len(server.asked) == len(household.witness_file.read_text().splitlines()), (
+        "what was asked for before was done"
+    )
 
 
 async def test_what_has_no_price_is_not_asked_where_a_cap_is_to_be_kept(tmp_path: Path, server: Provider) -> None:
     household = house_of(tmp_path, server, caps="house_day_usd = 1.0", priced="")
-    async with household.open() as house:
-        settled = await house.outcome((await house.post("hello")).envelope)
+    async with household.run() as house:
+        settled = await house.wait_for_outcome((await house.send("hello")).envelope)
         [text] = await told(house)
         assert await calls_made(house) == []
-    assert settled.because == "model.price-unknown: what mock/m1 costs is not known"
+    assert settled.because == "model.price_unknown: the price of mock/m1 is unknown"
     assert text.split("\n") == [
-        "Something went wrong: what mock/m1 costs is not known [model.price-unknown]",
-        "because: a cap applies here, and what has no price cannot be kept below it",
+        "Something went wrong: the price of mock/m1 is unknown [model.price_unknown]",
+        "because: a budget applies, and without a price the cost cannot be limited",
         'try: set `input_usd` and `output_usd` under [models.entries."mock/m1"] in retinue.toml, or 0 for both',
     ]
     assert server.asked == []
@@ -215,22 +221,22 @@ async def test_what_has_no_price_is_not_asked_where_a_cap_is_to_be_kept(tmp_path
 
 async def test_more_than_was_held_is_told_and_only_that_one_call_is_over(tmp_path: Path, server: Provider) -> None:
     server.always(says("Oh.", input_tokens=100_000, output_tokens=5))
-    async with house_of(tmp_path, server, caps="house_day_usd = 0.05").open() as house:
+    async with house_of(tmp_path, server, caps="house_day_usd = 0.05").run() as house:
         text = await answered(house)
-        await house.outcome((await house.post("and again")).envelope)
+        await house.wait_for_outcome((await house.send("and again")).envelope)
         [row] = await calls_made(house)
         refused = (await told(house))[-1]
         await balances(house)
-    assert text == "Oh.\n\n[200% of the budget of the house for today is spent: $0.100050 of $0.05]"
+    assert text == "Oh.\n\n[200% of the budget of this server for today is spent: $0.100050 of $0.05]"
     assert row.settled_microusd == 100_050 and row.released_microusd == row.reserved_microusd - 100_050 < 0
-    assert "the budget of the house for today is spent [budget.spent]" in refused
+    assert "the budget of this server for today is spent [budget.spent]" in refused
     assert len(server.asked) == 1
 
 
 # Crowds and crashes
 
 
-def crowd_of(root: Path, server: Provider, *, cap_usd: float, count: int = CROWD, **kw: Any) -> Household:
+def crowd_of(root: Path, server: Provider, *, cap_usd: float, count: int = CROWD, **kw: Any) -> LocalInstance:
     """As many conversations as people, all at once. Their names are of one length, so that each call may cost the
     same."""
     return house_of(
@@ -239,18 +245,18 @@ def crowd_of(root: Path, server: Provider, *, cap_usd: float, count: int = CROWD
         caps=f"house_day_usd = {cap_usd}",
         agents=(replace(ADA, concurrency=count, **kw),),
         people=[f"p{i:03}" for i in range(count)],
-        slots=Slots(main=count),
+        slots=SlotLimits(main=count),
     )
 
 
-async def all_settled(house: House) -> None:
+async def all_settled(house: LocalServer) -> None:
     def settled(conn: sa.Connection) -> bool:
         return conn.execute(sa.text("SELECT count(*) FROM envelopes WHERE status <> 'done'")).scalar_one() == 0
 
-    await house.eventually(settled, what="every envelope to settle")
+    await house.wait_for(settled, what="every envelope to settle")
 
 
-async def input_bound(house: House) -> int:
+async def input_bound(house: LocalServer) -> int:
     """What was held for the input of the first call: a token that is read costs one."""
     first = (await calls_made(house))[0]
     return first.reserved_microusd - OUTPUT_TOKENS_MAX * WRITTEN_MICROUSD
@@ -267,20 +273,20 @@ async def test_two_hundred_runs_at_once_do_not_pass_a_cap_though_each_uses_all_i
         return replace(all_of_it(asked, input_tokens=bounds[0]), held=go)
 
     household = crowd_of(tmp_path, server, cap_usd=cap / 1e6)
-    async with household.open() as house:
+    async with household.run() as house:
         server.rule = lambda asked: replace(all_of_it(asked), held=go)
-        first = await house.post("hello", sender="person:p000")
+        first = await house.send("hello", sender="person:p000")
         await until(lambda: len(server.asked) == 1, "the first is asked")
         bounds.append(await input_bound(house))
         server.rule = greedy
-        asked = [await house.post("hello", sender=f"person:p{i:03}") for i in range(1, CROWD)]
+        asked = [await house.send("hello", sender=f"person:p{i:03}") for i in range(1, CROWD)]
         each = bounds[0] + OUTPUT_TOKENS_MAX * WRITTEN_MICROUSD
         fitting = cap // each
         await until(lambda: len(server.asked) >= fitting, "as many are under way as fit")
         assert await spent(house) <= cap, "held before anything is spent"
         go.set()
         await all_settled(house)
-        outcomes = [(await house.outcome(receipt.envelope)).outcome for receipt in (first, *asked)]
+        outcomes = [(await house.wait_for_outcome(receipt.envelope)).outcome for receipt in (first, *asked)]
         whole = await spent(house)
         refusals = [text for i in range(CROWD) for text in await told(house, f"p{i:03}") if "[budget.spent]" in text]
         rows = await calls_made(house)
@@ -290,7 +296,7 @@ async def test_two_hundred_runs_at_once_do_not_pass_a_cap_though_each_uses_all_i
     assert answers + len(refusals) == CROWD, "and everyone who was refused read why"
     assert cap - each < whole <= cap
     assert not any(row.unknown or row.held_microusd for row in rows)
-    assert min(request.output_tokens_max for request in server.asked) >= OUTPUT_TOKENS_LEAST
+    assert min(request.output_tokens_max for request in server.asked) >= OUTPUT_TOKENS_MIN
 
 
 async def test_calls_cut_off_by_crashes_are_counted_and_never_pass_a_cap(tmp_path: Path, server: Provider) -> None:
@@ -298,21 +304,21 @@ async def test_calls_cut_off_by_crashes_are_counted_and_never_pass_a_cap(tmp_pat
     never = asyncio.Event()
     server.rule = lambda asked: replace(all_of_it(asked), held=never)
     household = crowd_of(tmp_path, server, cap_usd=cap / 1e6, count=count, attempts_max=10)
-    async with household.open() as house:
+    async with household.run() as house:
         for i in range(count):
-            await house.post("hello", sender=f"person:p{i:03}")
+            await house.send("hello", sender=f"person:p{i:03}")
         await until(lambda: len(server.asked) == count, "all are asked")
         each = (await calls_made(house))[0].reserved_microusd
         house.crash()
     for lost in range(count, cap // each - count + 1, count):
-        async with household.open() as house:
+        async with household.run() as house:
             await until(lambda lost=lost: len(server.asked) == lost + count, "all are asked again")
             assert await spent(house) == (lost + count) * each <= cap
             assert sum(bool(row.unknown) for row in await calls_made(house)) == lost
             house.crash()
     lost = len(server.asked)
     server.rule = all_of_it
-    async with household.open() as house:
+    async with household.run() as house:
         await all_settled(house)
         whole, rows = await spent(house), await calls_made(house)
         refusals = [text for i in range(count) for text in await told(house, f"p{i:03}") if "[budget.spent]" in text]

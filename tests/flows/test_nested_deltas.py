@@ -13,58 +13,58 @@ from flows.team_instance import let_in, letters, plays
 from flows.tools_instance import HandsHouse, Visit, hands_house
 from operations.operations_instance import person
 
-from retinue.api.event_feed import Event, Feed, Mask
-from retinue.domain.envelope import Kind
-from retinue.domain.event import Nested, NestedKind
+from retinue.api.event_feed import EventFeed, EventFilter, FeedMessage
+from retinue.domain.envelope import EnvelopeKind
+from retinue.domain.event import NestedActivity, NestedActivityKind
 from retinue.domain.ids import SessionId
 from retinue.domain.person import Role
 from retinue.domain.principal import Principal
 from retinue.domain.record import Reply
 from retinue.domain.trust import Trust
 from retinue.engine.event_broadcast import NESTED_CHARS_MAX
-from retinue.testing.scripted_model import Line, calls, says
-from retinue.testing.waiting import wait_until
+from retinue.testing.scripted_model import ScriptedReply, text_reply, tool_call_reply
+from retinue.testing.wait_conditions import wait_until
 
 
-def ask(**more: Any) -> Line:
-    return calls("agents_message", agentId="bo", content="Count the chairs.", **more)
+def ask(**more: Any) -> ScriptedReply:
+    return tool_call_reply("agents_message", agentId="bo", content="Count the chairs.", **more)
 
 
 @asynccontextmanager
 async def watching(
-    house: HandsHouse, who: Principal, session: SessionId | None, *, mask: Mask | None = None
-) -> AsyncGenerator[list[Event]]:
+    house: HandsHouse, who: Principal, session: SessionId | None, *, mask: EventFilter | None = None
+) -> AsyncGenerator[list[FeedMessage]]:
     """All that one is told meanwhile."""
-    feed = Feed(house.house.desk, who)
-    heard: list[Event] = list(await feed.open(None))
+    feed = EventFeed(house.house.services, who)
+    heard: list[FeedMessage] = list(await feed.open(None))
     if session is None:
-        feed.follow_all(mask or Mask())
+        feed.follow_all(mask or EventFilter())
     else:
-        feed.follow(session, mask or Mask())
+        feed.follow(session, mask or EventFilter())
 
     async def listen() -> None:
-        while not feed.closed:
-            heard.extend(await feed.next() or [])
+        while not feed.is_closed:
+            heard.extend(await feed.next_messages() or [])
 
     task = asyncio.create_task(listen())
     try:
         yield heard
-        last = Event("last", {})
-        feed.reply(last)  # told in its turn: after all that has happened
+        last = FeedMessage("last", {})
+        feed.queue_reply(last)  # told in its turn: after all that has happened
         await wait_until(lambda: last in heard, "all is told")
         heard.remove(last)
     finally:
-        feed.end()
+        feed.stop()
         await task
         feed.close()
 
 
-def nested(heard: list[Event]) -> list[Nested]:
+def nested(heard: list[FeedMessage]) -> list[NestedActivity]:
     return [event.data for event in heard if event.name == "nested"]
 
 
-def words(heard: list[Event]) -> str:
-    return "".join(piece.text for piece in nested(heard) if piece.kind is NestedKind.TEXT)
+def words(heard: list[FeedMessage]) -> str:
+    return "".join(piece.text for piece in nested(heard) if piece.kind is NestedActivityKind.TEXT)
 
 
 @pytest.mark.spec("A32")
@@ -74,7 +74,10 @@ async def test_whoever_watches_a_call_that_waits_sees_what_is_said_and_called_fo
         house.model.rule = plays(
             {
                 "Ask bo.": [ask(), "Bo says: three."],
-                "Count the chairs.": [calls("visit", page="shop"), says("Three chairs it is.", thinking="private")],
+                "Count the chairs.": [
+                    tool_call_reply("visit", page="shop"),
+                    text_reply("Three chairs it is.", thinking="private"),
+                ],
             }
         )
         async with watching(house, person("owner"), session) as heard:
@@ -86,7 +89,7 @@ async def test_whoever_watches_a_call_that_waits_sees_what_is_said_and_called_fo
         ]
         assert {(piece.session, piece.call, piece.agent) for piece in nested(heard)} == {(session, call, "bo")}
         assert words(heard) == "Three chairs it is."
-        assert [piece.text for piece in nested(heard) if piece.kind is NestedKind.CALL] == ["visit"]
+        assert [piece.text for piece in nested(heard) if piece.kind is NestedActivityKind.CALL] == ["visit"]
         told = str(nested(heard))
         assert "private" not in told, "what it thought stays with it"
         assert "secret shelf" not in told, "and what its tools read"
@@ -97,7 +100,7 @@ async def test_whoever_watches_a_call_that_waits_sees_what_is_said_and_called_fo
             if event.name == "news" and event.data["news"] == "step.closed" and "tool" in str(event.data.get("record"))
         )
         assert max(i for i, name in enumerate(names) if name == "nested") < closed, "while it waits, and no longer"
-        assert house.house.desk.live.nested() == []
+        assert house.house.services.event_broadcast.nested_runs() == []
 
 
 @pytest.mark.spec("A32")
@@ -105,11 +108,14 @@ async def test_one_who_comes_later_is_told_what_was_done_so_far(tmp_path: Path) 
     async with hands_house(tmp_path) as house:
         session = await house.turn("Hello.", "Hello.")
         looked = asyncio.Event()
-        slow = [calls("append_line", text="x"), says("Three.", once=looked.wait)]
+        slow = [tool_call_reply("append_line", text="x"), text_reply("Three.", once=looked.wait)]
         house.model.rule = plays({"Ask bo.": [ask(), "Three."], "Count the chairs.": slow})
         await house.post("Ask bo.")
-        await wait_until(lambda: any(within.calls for within in house.house.desk.live.nested()), "bo calls a tool")
-        feed = Feed(house.house.desk, person("owner"))
+        await wait_until(
+            lambda: any(within.calls for within in house.house.services.event_broadcast.nested_runs()),
+            "bo calls a tool",
+        )
+        feed = EventFeed(house.house.services, person("owner"))
         feed.follow(session)
         (hello,) = await feed.open(None)
         (within,) = hello.data["nested"]
@@ -125,12 +131,12 @@ async def test_whoever_follows_one_that_is_asked_without_waiting_sees_its_words_
         house.model.rule = plays(
             {
                 "Ask bo.": [ask(mode="async", notify="off"), "Asked."] * 2,
-                "Count the chairs.": ["One chair.", calls("visit", page="shop"), "Three chairs."],
-                "Ask yourself.": [calls("visit", page="shop"), "Three chairs."],
+                "Count the chairs.": ["One chair.", tool_call_reply("visit", page="shop"), "Three chairs."],
+                "Ask yourself.": [tool_call_reply("visit", page="shop"), "Three chairs."],
             }
         )
         await house.turn("Ask bo.")
-        [theirs] = {each.session for each in await letters(house, Kind.DELEGATION)}
+        [theirs] = {each.session for each in await letters(house, EnvelopeKind.DELEGATION)}
         assert theirs is not None
         async with watching(house, person("owner"), theirs) as heard:
             await house.turn("Ask bo.")
@@ -142,7 +148,7 @@ async def test_whoever_follows_one_that_is_asked_without_waiting_sees_its_words_
         assert _kinds(heard) == _kinds(usual)
 
 
-def _kinds(heard: list[Event]) -> list[str]:
+def _kinds(heard: list[FeedMessage]) -> list[str]:
     """What was told of runs and their steps, in order; mail is told of as it is sent and read."""
     found = [event.data["news"] for event in heard if event.name == "news"]
     return [kind for kind in found if kind.startswith(("run.", "step."))]
@@ -156,7 +162,7 @@ async def test_only_who_sees_the_conversation_is_told(tmp_path: Path) -> None:
         async with (
             watching(house, person("maria"), session) as hers,
             watching(house, person("noor"), None) as others,
-            watching(house, person("maria"), session, mask=Mask(events=frozenset({"news"}))) as masked,
+            watching(house, person("maria"), session, mask=EventFilter(events=frozenset({"news"}))) as masked,
         ):
             await house.turn("Ask bo.", sender="person:maria")
         assert words(hers) == "Three chairs."

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from flows.fake_provider import Answer, Asked, Said, calls_made, household_of, provider, refuses, says, section
 
-from retinue.testing.local_instance import House
+from retinue.testing.local_instance import LocalServer
 
 FITS_BYTES_MAX = 60_000
 LONG = "the garden needs water, and the cat is on the roof again\n" * 500  # about 28,000 bytes
@@ -18,8 +18,8 @@ VLLM = (
 )
 
 
-async def answered(house: House, text: str) -> str:
-    return await house.answer_to((await house.post(text)).envelope)
+async def answered(house: LocalServer, text: str) -> str:
+    return await house.wait_for_answer((await house.send(text)).envelope)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ async def test_an_overflow_in_the_words_of_an_own_server_is_compacted_and_answer
 
     async with provider() as server:
         server.rule = small_window
-        async with household_of(tmp_path, section("mock", server.url)).open() as house:
+        async with household_of(tmp_path, section("mock", server.url)).run() as house:
             for n in range(1, 5):
                 assert await answered(house, f"message {n}\n{LONG}") == "Noted."
             calls = await calls_made(house)

@@ -14,14 +14,14 @@ from retinue.domain.agent import Agent, PermissionLevel, SandboxRules, ToolRules
 from retinue.domain.errors import Invalid, NotAllowed
 from retinue.domain.sandbox import SandboxMode
 from retinue.domain.structs import replace
-from retinue.operations.agent.permanent_agents import TOOL
+from retinue.operations.agent.permanent_agents import TOOL_NAME
 from retinue.store.agents import agents
-from retinue.testing.scripted_model import calls
+from retinue.testing.scripted_model import tool_call_reply
 
 MAKER = replace(
     ADA,
     permission_level=PermissionLevel.PRIVILEGED,
-    tools=ToolRules(also_allow=(TOOL,), deny=("web_*",)),
+    tools=ToolRules(also_allow=(TOOL_NAME,), deny=("web_*",)),
     sandbox=SandboxRules(mode=SandboxMode.ALL),
     day_microusd_max=7_000_000,
     turns_max=9,
@@ -44,10 +44,10 @@ async def found(house: HandsHouse, name: str) -> Agent | None:
 async def test_a_person_is_asked_before_an_agent_takes_one_on_and_it_works_inside_its_workspace(
     house: HandsHouse,
 ) -> None:
-    await house.turn("Get help for the night.", calls(TOOL, **ASKED))
+    await house.turn("Get help for the night.", tool_call_reply(TOOL_NAME, **ASKED))
     assert await found(house, "night-clerk") is None
     [asked] = await house.asked()
-    assert [(call.tool, call.arguments["name"]) for call in asked.calls] == [(TOOL, "Night Clerk")]
+    assert [(call.tool, call.arguments["name"]) for call in asked.calls] == [(TOOL_NAME, "Night Clerk")]
 
     house.model.will_reply("Done.")
     await house.answer(asked)
@@ -55,16 +55,16 @@ async def test_a_person_is_asked_before_an_agent_takes_one_on_and_it_works_insid
     clerk = await found(house, "NIGHT-CLERK")
     assert clerk is not None
     place = house.home("ada").resolve() / "staff" / "night-clerk"
-    assert (clerk.name, clerk.called, clerk.instructions) == ("night-clerk", "Night Clerk", "Watch the door.")
+    assert (clerk.name, clerk.label, clerk.instructions) == ("night-clerk", "Night Clerk", "Watch the door.")
     assert Path(clerk.workspace) == place and place.is_dir()
     # It has its maker's bounds, and no more than the level of any other.
     assert (clerk.tools, clerk.sandbox, clerk.day_microusd_max) == (MAKER.tools, MAKER.sandbox, 7_000_000)
     assert clerk.permission_level is PermissionLevel.STANDARD
     session = await house.turn(
         "Note it.",
-        calls("write", path="log.txt", content="quiet"),
-        calls("exec", command="cat log.txt"),
-        calls("read", path="../../SOUL.md"),
+        tool_call_reply("write", path="log.txt", content="quiet"),
+        tool_call_reply("exec", command="cat log.txt"),
+        tool_call_reply("read", path="../../SOUL.md"),
         "Noted.",
         to="agent:night-clerk",
         sender="person:maria",
@@ -72,7 +72,7 @@ async def test_a_person_is_asked_before_an_agent_takes_one_on_and_it_works_insid
     assert (place / "log.txt").read_text() == "quiet"
     _, told, refused = [result.output for result in await house.results(session)]
     assert "quiet" in told
-    assert "withheld" in refused, "its maker's home is not its own"
+    assert "you cannot access '../../SOUL.md'" in refused, "its maker's directory is not its own"
 
 
 @pytest.mark.spec("D15")
@@ -103,7 +103,7 @@ async def test_it_is_changed_by_name_or_by_id_and_only_by_who_took_it_on(house: 
             await house.ask("agent.permanent", who=AS_ADA, **{**ASKED, "name": name})
     with pytest.raises(NotAllowed) as others:
         await house.ask("agent.permanent", who=AS_ADA, **{**ASKED, "name": "bo"})
-    assert others.value.code == "agent.not-yours"
+    assert others.value.code == "agent.created_by_other"
     with pytest.raises(NotAllowed):
         await house.ask("agent.permanent", who=principal("bo", PermissionLevel.PRIVILEGED), **ASKED)
     with pytest.raises(NotAllowed) as level:
@@ -111,7 +111,7 @@ async def test_it_is_changed_by_name_or_by_id_and_only_by_who_took_it_on(house: 
     assert level.value.code == "permission.denied"
     with pytest.raises(NotAllowed) as person:
         await house.ask("agent.permanent", who=OWNER, **ASKED)
-    assert person.value.code == "agent.not-an-agent"
+    assert person.value.code == "agent.caller_not_agent"
 
 
 @pytest.mark.spec("D15")
@@ -121,7 +121,7 @@ async def test_a_workspace_outside_is_refused_and_nothing_is_changed(house: Hand
     (house.home("ada") / "staff" / "out").symlink_to(house.home("bo"))
     with pytest.raises(Invalid) as refused:
         await house.ask("agent.permanent", who=AS_ADA, **ASKED, workspace_dir=folder)
-    assert refused.value.code == "agent.workspace-outside"
+    assert refused.value.code == "agent.workspace_outside"
     assert await found(house, "night-clerk") is None
 
 
@@ -134,8 +134,8 @@ async def test_a_workspace_that_its_maker_turns_into_a_link_is_one_no_more(house
 
     await house.turn(
         "Note it.",
-        calls("write", path="log.txt", content="x"),
-        calls("exec", command="touch b.txt"),
+        tool_call_reply("write", path="log.txt", content="x"),
+        tool_call_reply("exec", command="touch b.txt"),
         "Done.",
         to="agent:night-clerk",
         sender="person:maria",

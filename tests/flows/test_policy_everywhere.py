@@ -19,22 +19,22 @@ from flows.tools_instance import ADA, OWNER, HandsHouse, hands_house
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from retinue.config.tools import Lists, ToolSettings
+from retinue.config.tools import ToolListSettings, ToolSettings
 from retinue.domain.agent import Agent, ToolLists, ToolRules
-from retinue.domain.decision import Decision, Verdict
+from retinue.domain.decision import Decision, DecisionKind
 from retinue.domain.errors import NotAllowed, NotFound
-from retinue.domain.permission import WEB, Permission
+from retinue.domain.permission import WEB_PERMISSION, Permission
 from retinue.domain.session import OriginKind
 from retinue.domain.structs import replace
-from retinue.domain.tool import Effect, ToolSpec
-from retinue.operations.mcp.mcp_endpoint import Visitor
-from retinue.policy.tools.tools import Chain, Circumstances, Door, layers_for
+from retinue.domain.tool import ToolEffect, ToolSpec
+from retinue.operations.mcp.mcp_endpoint import McpEndpoint
+from retinue.policy.tools.tools import CallSource, ToolPolicyChain, ToolPolicyContext, build_layers
 from retinue.store.agents import agents
-from retinue.testing.scripted_model import calls, says
+from retinue.testing.scripted_model import text_reply, tool_call_reply
 from retinue.text.glob_match import matches_glob
-from retinue.tools.base import Scene, schema_of
+from retinue.tools.base import ToolContext, schema_of
 
-RANK = (Verdict.ALLOW, Verdict.ASK, Verdict.DENY)
+RANK = (DecisionKind.ALLOW, DecisionKind.ASK, DecisionKind.DENY)
 
 
 class Arguments(msgspec.Struct, forbid_unknown_fields=True):
@@ -47,31 +47,31 @@ class StandIn:
 
     spec: ToolSpec
     reaches: bool = False
-    wall: Verdict = Verdict.ALLOW
+    wall: DecisionKind = DecisionKind.ALLOW
     done: int = 0
     arguments: type[msgspec.Struct] = Arguments
 
-    def needs(self, arguments: Arguments, scene: Scene) -> Sequence[Permission]:
-        return (WEB,) if self.reaches else ()
+    def required_permissions(self, arguments: Arguments, context: ToolContext) -> Sequence[Permission]:
+        return (WEB_PERMISSION,) if self.reaches else ()
 
-    async def ready(self) -> None:
+    async def prepare_sandbox(self) -> None:
         return
 
-    def sandbox(self, arguments: Arguments, scene: Scene) -> Decision:
+    def decide_sandbox(self, arguments: Arguments, context: ToolContext) -> Decision:
         return Decision(self.wall, "the walls say so", "sandbox")
 
-    async def perform(self, arguments: Arguments, scene: Scene) -> str:
+    async def perform(self, arguments: Arguments, context: ToolContext) -> str:
         self.done += 1
         return "used"
 
 
 def stand_in(name: str, *capabilities: str, reaches: bool = False, **kw: Any) -> StandIn:
-    wall = kw.pop("wall", Verdict.ALLOW)
+    wall = kw.pop("wall", DecisionKind.ALLOW)
     spec = ToolSpec(
         name=name,
         description=name,
         parameters=schema_of(Arguments),
-        effects=frozenset({Effect.WRITES}),
+        effects=frozenset({ToolEffect.WRITES}),
         capabilities=frozenset(capabilities),
         **kw,
     )
@@ -82,13 +82,13 @@ def tools() -> list[StandIn]:
     return [
         stand_in("read", "files.read"),
         stand_in("write", "files.write"),
-        stand_in("exec", "terminal.exec", wall=Verdict.ASK),
-        stand_in("process", "terminal.exec", wall=Verdict.DENY),
+        stand_in("exec", "terminal.exec", wall=DecisionKind.ASK),
+        stand_in("process", "terminal.exec", wall=DecisionKind.DENY),
         stand_in("web_fetch", "web.read", reaches=True),
         stand_in("session_status"),
         stand_in("system_time"),
         stand_in("weather_now", source="plugin:weather"),
-        stand_in("named_only", by_name=True),
+        stand_in("named_only", must_be_named=True),
     ]
 
 
@@ -118,8 +118,10 @@ def lists(kind: Any, **more: Any) -> Any:
 rules_of_house = lists(
     ToolSettings,
     invoke_allow=seldom,
-    by_session=st.dictionaries(st.sampled_from(["terminal", "external", "subagent"]), lists(Lists), max_size=1),
-    by_sender=st.dictionaries(st.sampled_from(["person:owner", "person:*"]), lists(Lists), max_size=1),
+    by_session=st.dictionaries(
+        st.sampled_from(["terminal", "external", "subagent"]), lists(ToolListSettings), max_size=1
+    ),
+    by_sender=st.dictionaries(st.sampled_from(["person:owner", "person:*"]), lists(ToolListSettings), max_size=1),
 )
 rules_of_agent = lists(ToolRules)
 
@@ -150,7 +152,9 @@ class Doors:
     async def arrange(self, case: Case) -> Agent:
         agent = replace(ADA, tools=case.own)
         self.house.rules(replace(self.house.settings, tools=case.house))
-        await self.house.house.store.write(lambda conn: agents.put(conn, agent, source="test", at_ms=1), point="test")
+        await self.house.house.store.write(
+            lambda conn: agents.upsert(conn, agent, source="test", at_ms=1), point="test"
+        )
         for grant in self.grants:
             await self.house.ask("grant.revoke", id=grant)
         self.grants = [
@@ -159,81 +163,83 @@ class Doors:
         ]
         return agent
 
-    def expected(self, case: Case, agent: Agent, where: Circumstances) -> Verdict:
+    def expected(self, case: Case, agent: Agent, where: ToolPolicyContext) -> DecisionKind:
         """From the rules alone, and what each of the others would say."""
         tool = self.tools[case.tool]
-        assert self.house.house.desk.toolbox is not None
-        chain = Chain(layers_for(case.house, agent, where), self.house.house.desk.toolbox.specs)
-        verdict = chain.decide(tool.spec).verdict
-        if verdict is Verdict.DENY:
+        assert self.house.house.services.toolbox is not None
+        chain = ToolPolicyChain(build_layers(case.house, agent, where), self.house.house.services.toolbox.specs)
+        verdict = chain.decide(tool.spec).kind
+        if verdict is DecisionKind.DENY:
             return verdict
         # What is granted for good counts where a person has opened the session.
-        held = case.granted if where.origin.foreground else ()
-        if verdict is Verdict.ASK and any(
+        held = case.granted if where.origin.is_foreground else ()
+        if verdict is DecisionKind.ASK and any(
             matches_glob(each.partition(":")[2], case.tool) for each in held if ":" in each
         ):
-            verdict = Verdict.ALLOW
-        reach = Verdict.ASK if tool.reaches and "web" not in held else Verdict.ALLOW
+            verdict = DecisionKind.ALLOW
+        reach = DecisionKind.ASK if tool.reaches and "web" not in held else DecisionKind.ALLOW
         return max(verdict, reach, tool.wall, key=RANK.index)
 
     # What really comes of it, by each door
 
-    async def by_model(self, case: Case) -> Verdict:
+    async def by_model(self, case: Case) -> DecisionKind:
         tool = self.tools[case.tool]
         before = tool.done
-        self.house.model.rule = lambda prompt: says("ok")
-        session = await self.house.turn("Go.", calls(case.tool, what="x"), origin="person:owner")
+        self.house.model.rule = lambda prompt: text_reply("ok")
+        session = await self.house.turn("Go.", tool_call_reply(case.tool, what="x"), origin="person:owner")
         asked = await self.house.asked()
         if asked:
             assert tool.done == before
             await self.house.answer(asked[0], allow=False)
             assert tool.done == before
-            return Verdict.ASK
+            return DecisionKind.ASK
         (*_, result) = await self.house.results(session)
         assert result.tool == case.tool
         if tool.done == before + 1:
             assert not result.failed
-            return Verdict.ALLOW
+            return DecisionKind.ALLOW
         assert tool.done == before and result.failed and result.output.startswith("Not allowed: ")
-        return Verdict.DENY
+        return DecisionKind.DENY
 
-    async def by_invoke(self, case: Case) -> Verdict:
+    async def by_invoke(self, case: Case) -> DecisionKind:
         return await self._directly(
             case, self.house.ask("tool.invoke", agent="ada", tool=case.tool, args={"what": "x"})
         )
 
-    async def by_mcp(self, case: Case) -> Verdict:
-        visitor = Visitor(desk=self.house.house.desk, caller=OWNER, agent="ada")
-        verdict = await self._directly(case, visitor.call(case.tool, {"what": "x"}))
-        assert (case.tool in {each.name for each in await visitor.offered()}) is await self._may_ask(case, Door.MCP)
+    async def by_mcp(self, case: Case) -> DecisionKind:
+        visitor = McpEndpoint(services=self.house.house.services, caller=OWNER, agent="ada")
+        verdict = await self._directly(case, visitor.call_tool(case.tool, {"what": "x"}))
+        assert (case.tool in {each.name for each in await visitor.list_tools()}) is await self._may_ask(
+            case, CallSource.MCP
+        )
         return verdict
 
-    async def _may_ask(self, case: Case, door: Door) -> bool:
+    async def _may_ask(self, case: Case, door: CallSource) -> bool:
         """What the rules alone do not deny is offered, whatever the walls will say of one call."""
         agent = replace(ADA, tools=case.own)
-        where = Circumstances(origin=OriginKind.EXTERNAL, sender=OWNER.address, door=door)
-        assert self.house.house.desk.toolbox is not None
-        chain = Chain(layers_for(case.house, agent, where), self.house.house.desk.toolbox.specs)
-        return not chain.decide(self.tools[case.tool].spec).denied
+        where = ToolPolicyContext(origin=OriginKind.EXTERNAL, sender=OWNER.address, call_source=door)
+        assert self.house.house.services.toolbox is not None
+        chain = ToolPolicyChain(build_layers(case.house, agent, where), self.house.house.services.toolbox.specs)
+        return not chain.decide(self.tools[case.tool].spec).is_denied
 
-    async def _directly(self, case: Case, call: Any) -> Verdict:
+    async def _directly(self, case: Case, call: Any) -> DecisionKind:
         tool = self.tools[case.tool]
         before = tool.done
         try:
             await call
         except NotFound as error:
-            assert error.code == "tool.not-found" and tool.done == before
-            return Verdict.DENY
+            assert error.code == "tool.not_found" and tool.done == before
+            return DecisionKind.DENY
         except NotAllowed as error:
-            assert error.code == "tool.asks" and tool.done == before
-            return Verdict.ASK
+            assert error.code == "tool.needs_approval" and tool.done == before
+            return DecisionKind.ASK
         assert tool.done == before + 1
-        return Verdict.ALLOW
+        return DecisionKind.ALLOW
 
-    async def explained(self, case: Case, door: Door) -> Verdict:
+    async def explained(self, case: Case, door: CallSource) -> DecisionKind:
         found = await self.house.ask("policy.explain", agent="ada", tool=case.tool, args={"what": "x"}, door=door.value)
-        verdict = Verdict(found["verdict"])
-        if verdict is not Verdict.ALLOW:
+        verdict = DecisionKind(found["verdict"])
+        if verdict is not DecisionKind.ALLOW:
             assert found["because"] and found["key"], "whoever is refused reads which setting to change"
             assert any(finding["verdict"] == verdict for finding in found["findings"])
         return verdict
@@ -241,17 +247,23 @@ class Doors:
 
 async def check(doors: Doors, case: Case) -> None:
     agent = await doors.arrange(case)
-    for door, really in ((Door.MODEL, doors.by_model), (Door.INVOKE, doors.by_invoke), (Door.MCP, doors.by_mcp)):
-        origin = OriginKind.TERMINAL if door is Door.MODEL else OriginKind.EXTERNAL
-        where = Circumstances(origin=origin, sender=OWNER.address, door=door, model="scripted" * (door is Door.MODEL))
+    for door, really in (
+        (CallSource.MODEL, doors.by_model),
+        (CallSource.INVOKE, doors.by_invoke),
+        (CallSource.MCP, doors.by_mcp),
+    ):
+        origin = OriginKind.TERMINAL if door is CallSource.MODEL else OriginKind.EXTERNAL
+        where = ToolPolicyContext(
+            origin=origin, sender=OWNER.address, call_source=door, model="scripted" * (door is CallSource.MODEL)
+        )
         expected = doors.expected(case, agent, where)
         assert await doors.explained(case, door) is expected, door
         assert await really(case) is expected, door
     offered = {spec.name for spec in doors.house.model.prompts[-1].tools}
-    where = Circumstances(origin=OriginKind.TERMINAL, sender=OWNER.address, model="scripted")
-    assert doors.house.house.desk.toolbox is not None
-    chain = Chain(layers_for(case.house, agent, where), doors.house.house.desk.toolbox.specs)
-    assert offered & set(NAMES) == {name for name, tool in doors.tools.items() if not chain.decide(tool.spec).denied}
+    where = ToolPolicyContext(origin=OriginKind.TERMINAL, sender=OWNER.address, model="scripted")
+    assert doors.house.house.services.toolbox is not None
+    chain = ToolPolicyChain(build_layers(case.house, agent, where), doors.house.house.services.toolbox.specs)
+    assert offered & set(NAMES) == {name for name, tool in doors.tools.items() if not chain.decide(tool.spec).is_denied}
 
 
 @pytest.mark.timeout(300)  # a run and its question for each example, however busy the machine is
@@ -266,10 +278,18 @@ def test_no_door_answers_other_than_the_rules_and_explain_says_so_beforehand(tmp
             @settings(max_examples=25, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
             @given(cases)
             @example(
-                Case(house=ToolSettings(by_session={"terminal": Lists(deny=("read",))}), own=ToolRules(), tool="read")
+                Case(
+                    house=ToolSettings(by_session={"terminal": ToolListSettings(deny=("read",))}),
+                    own=ToolRules(),
+                    tool="read",
+                )
             )
             @example(
-                Case(house=ToolSettings(by_session={"external": Lists(ask=("read",))}), own=ToolRules(), tool="read")
+                Case(
+                    house=ToolSettings(by_session={"external": ToolListSettings(ask=("read",))}),
+                    own=ToolRules(),
+                    tool="read",
+                )
             )
             def every(case: Case) -> None:
                 runner.run(check(doors, case))

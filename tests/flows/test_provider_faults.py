@@ -30,8 +30,8 @@ from flows.fake_provider import (
 
 from retinue.domain.envelope import Outcome
 from retinue.domain.record import Reply
-from retinue.testing.local_instance import House, Household
-from retinue.testing.waiting import WAIT_LIMIT_S
+from retinue.testing.local_instance import LocalInstance, LocalServer
+from retinue.testing.wait_conditions import WAIT_LIMIT_S
 
 PATIENCE_S = 0.3  # with a server that hangs, until it does what it never will
 LONG_PATIENCE_S = 600.0  # with any other: on a busy machine an answer may take its time
@@ -53,11 +53,11 @@ async def opened(
     format_: str = "openai-chat",
     first_byte_s: float = LONG_PATIENCE_S,
     silence_s: float = LONG_PATIENCE_S,
-) -> AsyncGenerator[tuple[Household, House]]:
+) -> AsyncGenerator[tuple[LocalInstance, LocalServer]]:
     """A house that asks this server."""
     toml = section("mock", server.url, format_=format_)
     household = household_of(root, toml, first_byte_s=first_byte_s, silence_s=silence_s)
-    async with household.open() as house:
+    async with household.run() as house:
         if not passing:
             yield household, house
             return
@@ -91,16 +91,16 @@ def _again(failure: str, times: int) -> list[tuple[str, str]]:
 
 MALFORMED = {
     "code": "model.malformed",
-    "sentence": "mock answered with something that is no reply",
-    "because": "it sent something that is no JSON",
+    "sentence": "mock sent an invalid reply",
+    "because": "it is not JSON",
     "try_this": "check the provider's `url` and `format`",
     "failures": _again("malformed", 1),
     "unknown": True,
 }
 REFUSED_KEY = {
     "code": "model.auth",
-    "sentence": "mock does not take the key",
-    "try_this": "`retinue credential list` says where",
+    "sentence": "mock rejected the API key",
+    "try_this": "(see retinue credential list)",
     "failures": [("auth", "give-up")],
 }
 
@@ -114,56 +114,56 @@ FAULTS = {
     "403": Fault(
         answer=refuses(403, "This project has no access to the model."),
         code="model.permission",
-        sentence="mock does not allow this key to ask",
+        sentence="mock does not allow this request with this API key",
         because="it says: This project has no access to the model.",
-        try_this="look at the key's rights with the provider, or choose another model",
+        try_this="check the key's permissions at the provider, or choose another model",
         failures=[("permission", "give-up")],
     ),
     "404": Fault(
         answer=refuses(404, "The model `m1` does not exist", type_="model_not_found"),
-        code="model.not-found",
-        sentence="mock does not have this model",
+        code="model.not_offered",
+        sentence="mock does not offer this model",
         because="it says: The model `m1` does not exist",
-        try_this="`retinue models` shows what there is",
+        try_this="list the models: retinue models",
         failures=[("not_found", "give-up")],
     ),
     "429 without a time": Fault(
         answer=refuses(429, "Rate limit reached"),
-        code="model.rate-limit",
-        sentence="mock was asked too often",
-        because="it says: Rate limit reached; mock/m1 is free again at 2026-01-05T09:0",
-        try_this="wait a little; a second key or a fallback model helps",
+        code="model.rate_limit",
+        sentence="the rate limit of mock is reached",
+        because="it says: Rate limit reached; mock/m1 is available again at 2026-01-05T09:0",
+        try_this="wait, then send the message again; if this happens often, add a second key or a fallback model",
         failures=_again("rate_limit", 1),
     ),
     "429 with a time nobody waits for": Fault(
         answer=refuses(429, "Rate limit reached", headers={"retry-after": "7200"}),
-        code="model.rate-limit",
-        sentence="mock was asked too often",
-        because="mock/m1 is free again at 2026-01-05T11:0",
-        try_this="wait a little",
+        code="model.rate_limit",
+        sentence="the rate limit of mock is reached",
+        because="mock/m1 is available again at 2026-01-05T11:0",
+        try_this="wait, then send the message again",
         failures=[("rate_limit", "give-up")],
     ),
     "500 with a page for a browser": Fault(
         answer=Answer(status=500, body="<!doctype html><html><body><h1>Internal</h1></body></html>"),
         code="model.server",
-        sentence="mock failed at its end",
+        sentence="the server of mock failed",
         because="it answered 500 without a reason",
-        try_this="ask again; the provider's status page may know more",
+        try_this="send the message again; if it keeps failing, see the provider's status page",
         failures=_again("server", 2),
     ),
     "529": Fault(
         answer=refuses(529, "Overloaded", type_="overloaded_error"),
         code="model.overloaded",
-        sentence="mock has more to do than it can",
-        because="it says: Overloaded; mock/m1 is free again at",
-        try_this="wait a little, or name a fallback model",
+        sentence="mock is overloaded",
+        because="it says: Overloaded; mock/m1 is available again at",
+        try_this="wait, then send the message again, or set a fallback model",
         failures=_again("overloaded", 2),
     ),
     "hangs before its reply": Fault(
         answer=Answer(hangs_before=True),
         code="model.timeout",
-        sentence="mock did not begin to reply in time",
-        because=f"nothing came from it for {PATIENCE_S} seconds",
+        sentence="mock did not reply in time",
+        because=f"it sent nothing for {PATIENCE_S} seconds",
         try_this="raise `silence_s` or `first_byte_s` under `[models]`",
         failures=[("timeout", "give-up")],
         unknown=True,
@@ -171,8 +171,8 @@ FAULTS = {
     "hangs within its reply": Fault(
         answer=Answer(body=BEGUN, hangs_after=True),
         code="model.timeout",
-        sentence="mock fell silent in the middle of its reply",
-        because=f"nothing came from it for {PATIENCE_S} seconds",
+        sentence="mock stopped in the middle of its reply",
+        because=f"it sent nothing for {PATIENCE_S} seconds",
         try_this="raise `silence_s` or `first_byte_s` under `[models]`",
         failures=[("timeout", "give-up")],
         unknown=True,
@@ -191,9 +191,9 @@ FAULTS = {
     "200 with an error about money": Fault(
         answer=Answer(body=json.dumps({"error": {"message": "You exceeded it.", "type": "insufficient_quota"}})),
         code="model.quota",
-        sentence="there is nothing left to spend at mock",
-        because="it says: You exceeded it.; mock/m1 is free again at 2026-01-05T14:0",
-        try_this="top it up or raise its limit with the provider, or name a fallback model",
+        sentence="the account at mock has no credit left",
+        because="it says: You exceeded it.; mock/m1 is available again at 2026-01-05T14:0",
+        try_this="add credit or raise the limit at the provider, or set a fallback model",
         failures=[("quota", "give-up")],
         unknown=True,
     ),
@@ -202,25 +202,25 @@ FAULTS = {
             body=BEGUN + f'data: {{"error": {{"message": "went wrong, {KEY}", "type": "server_error"}}}}\n\n'
         ),
         code="model.server",
-        sentence="mock failed at its end",
+        sentence="the server of mock failed",
         because="it says: went wrong, ***",
-        try_this="ask again",
+        try_this="send the message again",
         failures=_again("server", 2),
         unknown=True,
     ),
     "cut in the middle": Fault(
         answer=Answer(body=BEGUN, cut=True),
         code="model.connection",
-        sentence="the connection to mock broke off",
-        because="the other side ended the connection",
-        try_this="ask again",
+        sentence="the connection to mock failed",
+        because="the other side closed the connection",
+        try_this="send the message again",
         failures=_again("connection", 2),
         unknown=True,
     ),
     "a request it does not take": Fault(
         answer=refuses(400, "temperature must be between 0 and 2", type_="invalid_request_error"),
-        code="model.bad-request",
-        sentence="mock did not understand what it was sent",
+        code="model.bad_request",
+        sentence="mock rejected the request as invalid",
         because="it says: temperature must be between 0 and 2",
         try_this="check the model's `params`",
         failures=[("bad_request", "give-up")],
@@ -228,8 +228,8 @@ FAULTS = {
     "moved": Fault(
         answer=Answer(status=302, headers={"location": "http://elsewhere.example/v1"}),
         code="model.moved",
-        sentence="mock says that it has moved",
-        because="it answered 302 and points to elsewhere.example",
+        sentence="mock redirects to another address",
+        because="it answered 302 with a redirect to elsewhere.example",
         try_this="set the `url` of the provider mock",
         failures=[("not_found", "give-up")],
     ),
@@ -253,8 +253,8 @@ async def test_a_fault_is_told_in_words_and_written_down(
             _,
             house,
         ):
-            asked = await house.post("hello")
-            settled = await house.outcome(asked.envelope)
+            asked = await house.send("hello")
+            settled = await house.wait_for_outcome(asked.envelope)
             rows = await calls_made(house)
             [text] = await told(house)
     assert settled.outcome is Outcome.DEAD
@@ -276,9 +276,9 @@ async def test_a_key_that_looks_like_none_is_not_told_either(tmp_path: Path, cap
     async with provider(refuses(401, "no such key: tulip.tree"), refuses(401, "x-door is not open-sesame")) as server:
         toml = section("mock", server.url, more='headers = { x-door = { env = "DOOR" } }')
         household = household_of(tmp_path, toml, environment={"MOCK_KEY": "tulip.tree", "DOOR": "open-sesame"})
-        async with household.open() as house, time_passing(household):
+        async with household.run() as house, time_passing(household):
             for _ in range(2):
-                await house.outcome((await house.post("hello")).envelope)
+                await house.wait_for_outcome((await house.send("hello")).envelope)
             texts = await told(house)
     assert "because: it says: no such key: ***" in texts[0]
     assert "because: it says: x-door is not ***" in texts[1]
@@ -303,11 +303,11 @@ PASSING = {
 @pytest.mark.parametrize("name", PASSING)
 async def test_what_passes_is_waited_out_and_nobody_notices(tmp_path: Path, name: str) -> None:
     async with provider(PASSING[name], says("Good morning.")) as server, opened(tmp_path, server) as (_, house):
-        asked = await house.post("hello")
-        assert await house.answer_to(asked.envelope) == "Good morning."
+        asked = await house.send("hello")
+        assert await house.wait_for_answer(asked.envelope) == "Good morning."
         rows = await calls_made(house)
         assert await told(house) == ["Good morning."], "no word of it, and nothing twice"
-        kept = [record.body for record in await house.records(asked.session) if isinstance(record.body, Reply)]
+        kept = [record.body for record in await house.list_records(asked.session) if isinstance(record.body, Reply)]
     assert [reply.text for reply in kept] == ["Good morning."]
     assert [(row.attempt, row.next_move) for row in rows] == [(1, "again"), (2, None)]
     assert rows[1].failure is None
@@ -315,11 +315,11 @@ async def test_what_passes_is_waited_out_and_nobody_notices(tmp_path: Path, name
 
 async def test_an_empty_answer_is_no_answer_it_is_asked_for_once_more_and_then_said(tmp_path: Path) -> None:
     async with provider(Said(), Said(text=" \n")) as server, opened(tmp_path, server) as (_, house):
-        settled = await house.outcome((await house.post("hello")).envelope)
+        settled = await house.wait_for_outcome((await house.send("hello")).envelope)
         [text] = await told(house)
         rows = await calls_made(house)
     assert settled.outcome is Outcome.DEAD
-    assert text.startswith("Something went wrong: mock/m1 gave an empty answer [model.empty]")
+    assert text.startswith("Something went wrong: the reply of mock/m1 is empty [model.empty]")
     assert [(row.failure, row.next_move) for row in rows] == _again("malformed", 1)
 
 
@@ -338,14 +338,14 @@ async def test_who_is_told_when_to_come_back_comes_then_and_not_before(
 ) -> None:
     refusal = refuses(429, **{"message": "Rate limit reached", **TOLD_TO_WAIT[how]})
     async with provider(refusal, says("At last.")) as server, opened(tmp_path, server, passing=False) as (home, house):
-        asked = await house.post("hello")
+        asked = await house.send("hello")
         await until(lambda: "model failed" in caplog.messages, "it was refused")
-        await until(lambda: any(7 <= seconds <= 7 * 1.25 for seconds in home.clock.wakes_in()), "it waits")
+        await until(lambda: any(7 <= seconds <= 7 * 1.25 for seconds in home.clock.remaining_sleeps()), "it waits")
         await home.clock.advance(6.8)
-        assert any(0 < seconds <= 7 * 1.25 - 6.8 for seconds in home.clock.wakes_in()), "it still waits"
+        assert any(0 < seconds <= 7 * 1.25 - 6.8 for seconds in home.clock.remaining_sleeps()), "it still waits"
         assert len(server.asked) == 1
         await home.clock.advance(7 * 1.25 - 6.8)  # some come a little later than they were told, and not all at once
-        assert await house.answer_to(asked.envelope) == "At last."
+        assert await house.wait_for_answer(asked.envelope) == "At last."
     assert len(server.asked) == 2
 
 
@@ -367,12 +367,12 @@ async def test_what_is_too_much_even_when_told_in_short_ends_in_a_fresh_context_
     async with provider() as server:
         server.always(answer)
         async with opened(tmp_path, server) as (_, house):
-            asked = await house.post("hello")
-            text = await house.answer_to(asked.envelope)
+            asked = await house.send("hello")
+            text = await house.wait_for_answer(asked.envelope)
             rows = await calls_made(house)
             server.always(says("Here again."))
-            assert await house.answer_to((await house.post("and now?")).envelope) == "Here again."
-    assert text.startswith("This conversation no longer fits into what the model can have in mind")
+            assert await house.wait_for_answer((await house.send("and now?")).envelope) == "Here again."
+    assert text.startswith("This conversation no longer fits into the model's context window")
     assert "Please send your last message again" in text
     assert {(row.failure, row.next_move) for row in rows} == {(failure, "compaction")}
     assert "hello" not in server.asked[-1].raw.decode()
@@ -388,7 +388,7 @@ async def test_a_reply_under_the_wrong_type_is_read_all_the_same(tmp_path: Path,
     answers = [Answer(body=stream, headers={"content-type": type_})]
     answers += [Answer(body=json.dumps(whole), headers={"content-type": "text/event-stream"})]
     async with provider(*answers) as server, opened(tmp_path, server) as (_, house):
-        texts = [await house.answer_to((await house.post("hello")).envelope) for _ in range(2)]
+        texts = [await house.wait_for_answer((await house.send("hello")).envelope) for _ in range(2)]
     assert texts == ["Hal", "Whole."]
 
 
@@ -408,7 +408,7 @@ def self_signed(tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
 
 async def unreached(root: Path, server: Provider) -> tuple[str, list[Any]]:
     async with opened(root, server) as (_, house):
-        settled = await house.outcome((await house.post("hello")).envelope)
+        settled = await house.wait_for_outcome((await house.send("hello")).envelope)
         assert settled.outcome is Outcome.DEAD
         [text] = await told(house)
         return text, await calls_made(house)
@@ -421,9 +421,9 @@ async def test_a_server_that_nobody_vouches_for_gets_no_key(
         text, rows = await unreached(tmp_path, server)
     assert server.asked == []
     head, because, try_this = text.split("\n")
-    assert head == "Something went wrong: mock could not be reached [model.connection]"
-    assert because == "because: its certificate cannot be trusted: self-signed certificate"
-    assert try_this == "try: check its `url`, the clock of this machine and its list of authorities"
+    assert head == "Something went wrong: the connection to mock failed [model.connection]"
+    assert because == "because: its certificate is not valid: self-signed certificate"
+    assert try_this == "try: check its `url`, and the clock and the CA certificates of this machine"
     assert [(row.failure, row.next_move, bool(row.unknown)) for row in rows] == [
         *[("connection", "again", False)] * 2,
         ("connection", "give-up", False),
@@ -438,9 +438,9 @@ async def test_a_server_without_tls_behind_an_address_with_it_is_told_apart(
         server.scheme = "https"
         text, rows = await unreached(tmp_path, server)
     head, because, try_this = text.split("\n")
-    assert head == "Something went wrong: mock could not be reached [model.connection]"
-    assert because == "because: no secure connection could be agreed on"
-    assert try_this == "try: check that its `url` begins as it should"
+    assert head == "Something went wrong: the connection to mock failed [model.connection]"
+    assert because == "because: the TLS handshake failed"
+    assert try_this == "try: check whether its `url` must begin with http:// or https://"
     assert {row.failure for row in rows} == {"connection"}
     assert searched(tmp_path, caplog, KEY) == []
 
@@ -450,8 +450,8 @@ async def test_nobody_who_listens_is_told_as_that(tmp_path: Path, caplog: pytest
         pass
     text, rows = await unreached(tmp_path, server)
     assert text.split("\n") == [
-        "Something went wrong: mock could not be reached [model.connection]",
-        "because: nobody listens there",
+        "Something went wrong: the connection to mock failed [model.connection]",
+        "because: the connection was refused",
         "try: check its `url`, and whether it is running",
     ]
     assert [(row.failure, row.next_move) for row in rows] == _again("connection", 2)

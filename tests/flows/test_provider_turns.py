@@ -20,12 +20,12 @@ from retinue.domain.record import Reply
 from retinue.domain.structs import replace
 from retinue.domain.tool import ToolSpec
 from retinue.engine.embedded_engine import EmbeddedEngine
-from retinue.runners.attachment_reader import FileMedia
-from retinue.runners.loop import REPEATS_MAX, Loop
-from retinue.runners.model_call import Asker
-from retinue.store.envelopes.attachment_files import Files
-from retinue.testing.local_instance import House, Household
-from retinue.tools.base import Scene, schema_of
+from retinue.runners.attachment_reader import StoredAttachmentReader
+from retinue.runners.loop import REPEATS_MAX, ToolLoop
+from retinue.runners.model_call import ModelCaller
+from retinue.store.envelopes.attachment_files import AttachmentFiles
+from retinue.testing.local_instance import LocalInstance, LocalServer
+from retinue.tools.base import ToolContext, schema_of
 from retinue.tools.toolbox import Toolbox
 
 FORMATS = ("openai-chat", "anthropic")
@@ -38,12 +38,12 @@ async def server() -> AsyncGenerator[Provider]:
         yield made
 
 
-def house_of(root: Path, server: Provider, *, format_: str = "openai-chat", more: str = "", **kw: Any) -> Household:
+def house_of(root: Path, server: Provider, *, format_: str = "openai-chat", more: str = "", **kw: Any) -> LocalInstance:
     return household_of(root, section("mock", server.url, format_=format_) + more, **kw)
 
 
-async def answered(house: House, text: str = "hello", **kw: Any) -> str:
-    return await house.answer_to((await house.post(text, **kw)).envelope)
+async def answered(house: LocalServer, text: str = "hello", **kw: Any) -> str:
+    return await house.wait_for_answer((await house.send(text, **kw)).envelope)
 
 
 class NoArguments(msgspec.Struct, forbid_unknown_fields=True):
@@ -59,7 +59,7 @@ class Breaks:
         default_factory=lambda: ToolSpec(name="breaks", description="Breaks.", parameters=schema_of(NoArguments))
     )
 
-    async def perform(self, arguments: NoArguments, scene: Scene) -> str:
+    async def perform(self, arguments: NoArguments, context: ToolContext) -> str:
         raise ZeroDivisionError("by nothing")
 
 
@@ -74,16 +74,18 @@ async def test_mishaps_of_calls_are_results_that_the_model_reads(
     wrong = [("fly", {}), ("append_line", {"text": 7}), ("append_line", '{"text": "no end'), ("breaks", {})]
     server.will(calls(*wrong), says("I see."))
     household = house_of(tmp_path, server, format_=format_, tools=[Breaks()])
-    async with household.open() as house:
+    async with household.run() as house:
         assert await answered(house) == "I see."
     results = server.asked[-1].results
     assert len(results) == len(wrong), "each call has its own"
-    [unknown] = [result for result in results if result.startswith("There is no tool 'fly'. Tools here: ")]
-    [misfit] = [result for result in results if "do not fit 'append_line': Expected `str`, got `int`" in result]
-    [broken] = [result for result in results if result == "'breaks' broke: ZeroDivisionError: by nothing"]
+    [unknown] = [result for result in results if result.startswith("No tool named 'fly'. Your tools are: ")]
+    [misfit] = [
+        result for result in results if "Invalid arguments for 'append_line': Expected `str`, got `int`" in result
+    ]
+    [broken] = [result for result in results if result == "'breaks' failed: ZeroDivisionError: by nothing"]
     [cut] = [result for result in results if result not in (unknown, misfit, broken)]
     assert "append_line" in unknown and "arguments" in cut
-    assert not household.witness.exists()
+    assert not household.witness_file.exists()
     if format_ == "anthropic":
         blocks = [block for message in server.asked[-1].body["messages"] for block in message["content"]]
         assert [block["is_error"] for block in blocks if block.get("type") == "tool_result"] == [True] * 4
@@ -95,9 +97,9 @@ async def test_calls_made_at_once_are_all_performed_and_read_in_their_order(
 ) -> None:
     server.will(calls(*(("append_line", {"text": word}) for word in "abc"), text="Three lines."), says("Written."))
     household = house_of(tmp_path, server, format_=format_)
-    async with household.open() as house:
+    async with household.run() as house:
         assert await answered(house) == "Written."
-    assert [line.split()[1] for line in household.witness.read_text().splitlines()] == ["a", "b", "c"]
+    assert [line.split()[1] for line in household.witness_file.read_text().splitlines()] == ["a", "b", "c"]
     assert server.asked[-1].results == ["appended"] * 3
     assert len(server.asked) == 2
 
@@ -112,10 +114,10 @@ async def test_after_a_restart_a_model_is_sent_the_very_same_bytes(tmp_path: Pat
     )
     household = house_of(tmp_path, server)
     texts = ["hello", f"look: data:image/png;base64,{picture}", "\ttabs </and> tags \u2028", *"abcdefgh" * 10]
-    async with household.open() as house:
+    async with household.run() as house:
         for text in texts:
             await answered(house, text)
-    async with household.open() as house:
+    async with household.run() as house:
         await answered(house, "and now?")
     before, after = (asked.raw.partition(b'"messages":')[2] for asked in server.asked[-2:])
     assert len(json.loads(before.removesuffix(b"}"))) > 2 * len(texts)
@@ -130,26 +132,26 @@ async def test_a_limit_that_cuts_off_calls_is_told(tmp_path: Path, server: Provi
     numbers = iter(range(100))
     server.rule = lambda asked: calls(("append_line", {"text": str(next(numbers))}), text="Still at it.")
     household = house_of(tmp_path, server, agents=(replace(ADA, turns_max=3),))
-    async with household.open() as house:
+    async with household.run() as house:
         text = await answered(house)
     assert text == "Still at it.\n\n[I stopped after 3 turns, which is this agent's limit (turns_max).]"
     assert len(server.asked) == 3
-    assert len(household.witness.read_text().splitlines()) == 3
+    assert len(household.witness_file.read_text().splitlines()) == 3
 
 
 @pytest.mark.spec("D16", "A23")
 async def test_a_limit_reached_with_the_answer_is_not_told(tmp_path: Path, server: Provider) -> None:
     server.will(calls(("append_line", {"text": "a"})), calls(("append_line", {"text": "b"})), says("All done."))
-    async with house_of(tmp_path, server, agents=(replace(ADA, turns_max=3),)).open() as house:
+    async with house_of(tmp_path, server, agents=(replace(ADA, turns_max=3),)).run() as house:
         assert await answered(house) == "All done."
 
 
 async def test_the_same_calls_again_and_again_end_in_words(tmp_path: Path, server: Provider) -> None:
     server.always(calls(("append_line", {"text": "again"})))
     household = house_of(tmp_path, server)
-    async with household.open() as house:
+    async with household.run() as house:
         text = await answered(house)
-    words = f"I stopped because I made the same calls {REPEATS_MAX} times, and nothing came of it that was new"
+    words = f"I stopped because I made the same calls {REPEATS_MAX} times with the same results"
     assert text == f"[{words}.]"
     assert len(server.asked) == REPEATS_MAX
 
@@ -160,15 +162,15 @@ async def test_the_same_calls_again_and_again_end_in_words(tmp_path: Path, serve
 @pytest.mark.parametrize(("format_", "stop"), [("openai-chat", "content_filter"), ("anthropic", "refusal")])
 async def test_a_refusal_is_told_as_one(tmp_path: Path, server: Provider, format_: str, stop: str) -> None:
     server.always(Said(stop=stop))
-    async with house_of(tmp_path, server, format_=format_).open() as house:
-        settled = await house.outcome((await house.post("hello")).envelope)
+    async with house_of(tmp_path, server, format_=format_).run() as house:
+        settled = await house.wait_for_outcome((await house.send("hello")).envelope)
         [text] = await told(house)
         rows = await calls_made(house)
     assert settled.outcome is Outcome.DEAD
     assert text.split("\n") == [
-        "Something went wrong: mock/m1 would not answer this [model.content-filter]",
-        "because: the model, or a filter of its provider, refused it",
-        "try: put it in other words, or give the agent another model",
+        "Something went wrong: mock/m1 refused to answer [model.refused]",
+        "because: the model, or a content filter of its provider, refused it",
+        "try: rephrase the message, or give the agent another model",
     ]
     assert [(row.failure, row.next_move) for row in rows] == [("content_filter", "give-up")]
 
@@ -179,11 +181,11 @@ async def test_a_reply_that_pauses_goes_on_with_its_own_words_and_is_one_answer(
     server.will(
         says("It opens ", stop="pause_turn"), Said(thinking="Hm.", stop="pause_turn"), says("at seven."), says("Yes.")
     )
-    async with house_of(tmp_path, server, format_="anthropic").open() as house:
-        asked = await house.post("When does the bakery open?")
-        assert await house.answer_to(asked.envelope) == "It opens at seven."
+    async with house_of(tmp_path, server, format_="anthropic").run() as house:
+        asked = await house.send("When does the bakery open?")
+        assert await house.wait_for_answer(asked.envelope) == "It opens at seven."
         assert await answered(house, "Really?") == "Yes."
-        replies = [record.body for record in await house.records(asked.session) if isinstance(record.body, Reply)]
+        replies = [record.body for record in await house.list_records(asked.session) if isinstance(record.body, Reply)]
     assert [reply.text for reply in replies] == ["It opens ", "", "at seven.", "Yes."]
     last = server.asked[1].body["messages"][-1]
     assert last["role"] == "assistant" and "It opens" in str(last["content"])
@@ -195,9 +197,9 @@ async def test_a_silent_token_is_silence_only_where_it_is_the_whole_reply(
     tmp_path: Path, server: Provider, token: str
 ) -> None:
     server.will(says(token), says(f"They said {token.strip()}."), says("Hm."))
-    async with house_of(tmp_path, server).open() as house:
-        silent = await house.post("just so you know")
-        settled = await house.outcome(silent.envelope)
+    async with house_of(tmp_path, server).run() as house:
+        silent = await house.send("just so you know")
+        settled = await house.wait_for_outcome(silent.envelope)
         assert (settled.outcome, settled.answer) == (Outcome.ANSWERED, None)
         assert await answered(house, "and?") == f"They said {token.strip()}."
         await answered(house, "so?")
@@ -208,18 +210,18 @@ async def test_a_silent_token_is_silence_only_where_it_is_the_whole_reply(
 
 async def test_a_reply_that_ran_out_of_room_is_said_to_be_cut_off(tmp_path: Path, server: Provider) -> None:
     server.will(says("Once upon a", stop="length"))
-    async with house_of(tmp_path, server).open() as house:
-        assert await answered(house) == "Once upon a\n\n[cut off here: the reply had reached its greatest length]"
+    async with house_of(tmp_path, server).run() as house:
+        assert await answered(house) == "Once upon a\n\n[cut off here: the reply reached its maximum length]"
 
 
 async def test_thinking_that_leaves_no_room_for_an_answer_is_told(tmp_path: Path, server: Provider) -> None:
     server.always(Said(thinking="Hmm. " * 50, stop="length"))
     household = house_of(tmp_path, server)
-    async with household.open() as house, time_passing(household):
-        await house.outcome((await house.post("hello")).envelope)
+    async with household.run() as house, time_passing(household):
+        await house.wait_for_outcome((await house.send("hello")).envelope)
         [text] = await told(house)
-    assert text.startswith("Something went wrong: mock/m1 came to no answer [model.no-room]")
-    assert "because: it used all the tokens of its reply for thinking" in text
+    assert text.startswith("Something went wrong: mock/m1 did not get to an answer [model.only_thinking]")
+    assert "because: it used all output tokens for thinking" in text
 
 
 # Pictures
@@ -228,14 +230,14 @@ CAT = b"\x89PNG\r\n\x1a\n of a cat"
 AS_DATA_URL = f"data:image/png;base64,{base64.b64encode(CAT).decode()}"
 
 
-def with_eyes(household: Household, files: Files) -> Household:
+def with_eyes(household: LocalInstance, files: AttachmentFiles) -> LocalInstance:
     """A loop that can look at attachments, in the place of the one without files."""
 
     def engine(store: Any, clock: Any, ids: Any, runners: Any, **kw: Any) -> EmbeddedEngine:
-        asker = Asker(household.thinking.minds, clock, household.zone, media=FileMedia(files))
-        return EmbeddedEngine(store, clock, ids, {"loop": Loop(asker, Toolbox([]))}, **kw)
+        asker = ModelCaller(household.loop_parts.models, clock, household.zone, media=StoredAttachmentReader(files))
+        return EmbeddedEngine(store, clock, ids, {"loop": ToolLoop(asker, Toolbox([]))}, **kw)
 
-    household.engine = engine
+    household.create_engine = engine
     return household
 
 
@@ -251,10 +253,10 @@ def pictures(asked: Asked) -> list[str]:
 
 async def test_a_picture_is_shown_to_a_model_that_sees(tmp_path: Path, server: Provider) -> None:
     server.always(says("A cat."))
-    files = Files(tmp_path / "files")
-    cat = files.keep([CAT], name="cat.png", media_type="image/png")
+    files = AttachmentFiles(tmp_path / "files")
+    cat = files.store([CAT], name="cat.png", media_type="image/png")
     household = house_of(tmp_path, server, more='[models.entries."mock/m1"]\nvision = true\n')
-    async with with_eyes(household, files).open() as house:
+    async with with_eyes(household, files).run() as house:
         assert await answered(house, "Who is this?", attachments=(cat,)) == "A cat."
     assert pictures(server.asked[0]) == [AS_DATA_URL]
 
@@ -264,10 +266,10 @@ async def test_a_picture_that_the_model_cannot_see_goes_to_the_one_for_pictures(
     tmp_path: Path, server: Provider
 ) -> None:
     server.always(says("A cat."))
-    files = Files(tmp_path / "files")
-    cat = files.keep([CAT], name="cat.png", media_type="image/png")
+    files = AttachmentFiles(tmp_path / "files")
+    cat = files.store([CAT], name="cat.png", media_type="image/png")
     more = '[models.image]\nprimary = "mock/eyes"\n[models.entries."mock/eyes"]\nvision = true\nparams = { seed = 7 }\n'
-    async with with_eyes(house_of(tmp_path, server, more=more), files).open() as house:
+    async with with_eyes(house_of(tmp_path, server, more=more), files).run() as house:
         assert await answered(house, "Who is this?", attachments=(cat,)) == "A cat."
         assert await answered(house, "And its name?") == "A cat."
     assert [asked.model for asked in server.asked] == ["eyes", "m1"]

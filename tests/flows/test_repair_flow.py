@@ -14,7 +14,7 @@ from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
 from retinue.store.agents import agents
 from retinue.store.ledger import ledger
-from retinue.testing.local_instance import House
+from retinue.testing.local_instance import LocalServer
 
 PRICED = '[models.entries."{ref}"]\ninput_usd = 1\noutput_usd = 10\n'
 UNVERIFIED = (
@@ -27,14 +27,14 @@ BOUND = (
 )
 
 
-async def answered(house: House, text: str) -> str:
-    return await house.answer_to((await house.post(text)).envelope)
+async def answered(house: LocalServer, text: str) -> str:
+    return await house.wait_for_answer((await house.send(text)).envelope)
 
 
-async def balances(house: House) -> None:
-    now_ms = to_ms(house.household.clock.now())
-    checked = await house.store.scan(lambda conn: ledger.check(conn, now_ms=now_ms))
-    assert checked.holds, checked.lines()
+async def balances(house: LocalServer) -> None:
+    now_ms = to_ms(house.instance.clock.now())
+    checked = await house.store.scan(lambda conn: ledger.check_ledger(conn, now_ms=now_ms))
+    assert checked.is_ok, checked.lines()
 
 
 def stream(*events: dict[str, Any]) -> Answer:
@@ -63,11 +63,11 @@ async def test_the_first_message_with_the_key_of_an_unverified_organization_is_a
         server.rule = unverified
         toml = section("mock", server.url, format_="openai-responses") + PRICED.format(ref=ref)
         ada = Agent(name="ada", model=ref, instructions="Be brief.")
-        async with household_of(tmp_path, toml, agents=(ada,)).open() as house:
+        async with household_of(tmp_path, toml, agents=(ada,)).run() as house:
             assert await answered(house, "Is it open?") == "Yes."
             assert await answered(house, "Still?") == "Yes."
             rows = await calls_made(house)
-            rests = await house.sql("SELECT * FROM cooldowns")
+            rests = await house.execute_sql("SELECT * FROM cooldowns")
             await balances(house)
     assert len(server.asked) == 3, "the second message leaves the summary out at once"
     assert [(row.failure, row.next_move, row.attempt) for row in rows] == [(None, None, 1)] * 2
@@ -137,12 +137,12 @@ async def test_a_conversation_whose_beginning_has_changed_goes_on_with_claude(tm
         server.rule = thinking
         toml = section("mock", server.url, format_="anthropic") + PRICED.format(ref=ref)
         ada = Agent(name="ada", model=ref, instructions="Be brief.", effort="medium")
-        async with household_of(tmp_path, toml, agents=(ada,)).open() as house:
+        async with household_of(tmp_path, toml, agents=(ada,)).run() as house:
             for n in range(3):
                 assert await answered(house, f"message {n}") == "Noted."
             assert (thinking.refused, sealed(server)) == (0, [0, 1, 2]), "thoughts go back as they came"
             changed = replace(ada, instructions="Be very brief.")
-            await house.store.write(lambda conn: agents.put(conn, changed, source="test", at_ms=1), point="test")
+            await house.store.write(lambda conn: agents.upsert(conn, changed, source="test", at_ms=1), point="test")
             call = {"type": "tool_use", "id": "toolu_1", "name": "append_line", "input": {"text": "snow"}}
             thinking.replies.append([call])
             assert await answered(house, "Write it down.") == "Noted."
@@ -162,7 +162,7 @@ async def test_a_compacted_conversation_goes_on_with_claude_and_keeps_its_newer_
         server.rule = thinking
         toml = section("mock", server.url, format_="anthropic") + PRICED.format(ref=ref)
         ada = Agent(name="ada", model=ref, instructions="Be brief.", effort="medium")
-        async with household_of(tmp_path, toml, agents=(ada,)).open() as house:
+        async with household_of(tmp_path, toml, agents=(ada,)).run() as house:
             for n in range(7):
                 long = "the cat is on the roof again\n" * 900 if n < 4 else ""
                 assert await answered(house, f"message {n}\n{long}") == "Noted."

@@ -9,30 +9,30 @@ from models.settings_catalog import catalog_of
 
 from retinue.domain.agent import Agent
 from retinue.domain.envelope import Outcome
-from retinue.operations.doctor_registry import Health, Scene
-from retinue.operations.server.doctor_checks import retired_models, staff_facts
-from retinue.testing.local_instance import House, Household
+from retinue.operations.doctor_registry import DoctorContext, DoctorHealth
+from retinue.operations.server.doctor_checks import check_retired_models, gather_agent_facts
+from retinue.testing.local_instance import LocalInstance, LocalServer
 
 GONE = refuses(404, "models/gemini-2.5-pro is not found for API version v1beta.", type_="NOT_FOUND")
 
 
-def house_of(root: Path, server: Provider, *models: str) -> Household:
+def house_of(root: Path, server: Provider, *models: str) -> LocalInstance:
     toml = section("google", server.url, format_="google") + section("deepseek", server.url)
     first, *others = models
     ada = Agent(name="ada", model=first, fallbacks=tuple(others), instructions="Be brief.")
     return household_of(root, toml, agents=(ada,))
 
 
-async def failed(house: House) -> str:
-    receipt = await house.post("hello")
-    assert (await house.outcome(receipt.envelope)).outcome is Outcome.DEAD
+async def failed(house: LocalServer) -> str:
+    receipt = await house.send("hello")
+    assert (await house.wait_for_outcome(receipt.envelope)).outcome is Outcome.DEAD
     return (await told(house))[-1]
 
 
 async def test_a_retired_model_fails_with_the_name_of_its_replacement(tmp_path: Path) -> None:
     async with provider() as server:
         server.always(GONE)
-        async with house_of(tmp_path, server, "google/gemini-2.5-pro").open() as house:
+        async with house_of(tmp_path, server, "google/gemini-2.5-pro").run() as house:
             said = await failed(house)
     head, because, try_this = said.split("\n")
     assert head == "Something went wrong: google no longer offers gemini-2.5-pro [model.retired]"
@@ -43,7 +43,7 @@ async def test_a_retired_model_fails_with_the_name_of_its_replacement(tmp_path: 
 async def test_where_every_model_of_a_chain_is_gone_each_replacement_is_named(tmp_path: Path) -> None:
     async with provider() as server:
         server.always(GONE)
-        async with house_of(tmp_path, server, "google/gemini-2.5-pro", "deepseek/deepseek-chat").open() as house:
+        async with house_of(tmp_path, server, "google/gemini-2.5-pro", "deepseek/deepseek-chat").run() as house:
             said = await failed(house)
     assert "google/gemini-2.5-pro: google no longer offers gemini-2.5-pro, use google/gemini-3.8-flash" in said
     assert "deepseek/deepseek-chat: deepseek no longer offers deepseek-chat, use deepseek/deepseek-flash" in said
@@ -52,18 +52,20 @@ async def test_where_every_model_of_a_chain_is_gone_each_replacement_is_named(tm
 async def test_an_answer_of_a_fallback_says_which_model_is_gone_and_what_to_use(tmp_path: Path) -> None:
     async with provider() as server:
         server.rule = lambda asked: says("Yes.") if asked.path.endswith("/chat/completions") else GONE
-        async with house_of(tmp_path, server, "google/gemini-2.5-pro", "deepseek/deepseek-flash").open() as house:
-            answer = await house.answer_to((await house.post("hello")).envelope)
+        async with house_of(tmp_path, server, "google/gemini-2.5-pro", "deepseek/deepseek-flash").run() as house:
+            answer = await house.wait_for_answer((await house.send("hello")).envelope)
     assert answer.startswith("Yes.")
     assert "google no longer offers gemini-2.5-pro, use google/gemini-3.8-flash" in answer
 
 
 async def test_the_doctor_warns_of_an_agent_whose_model_ends(tmp_path: Path) -> None:
-    async with provider() as server, house_of(tmp_path, server, "google/gemini-2.5-pro").open() as house:
+    async with provider() as server, house_of(tmp_path, server, "google/gemini-2.5-pro").run() as house:
         catalog = catalog_of(tmp_path)
-        now = house.household.clock.now()
-        facts = await staff_facts(Scene(home=tmp_path, environment={}, now=now, store=house.store, catalog=catalog))
+        now = house.instance.clock.now()
+        facts = await gather_agent_facts(
+            DoctorContext(data_dir=tmp_path, environment={}, now=now, store=house.store, catalog=catalog)
+        )
     assert facts is not None
-    [found] = retired_models(facts)
-    assert found.health is Health.WARNING
+    [found] = check_retired_models(facts)
+    assert found.health is DoctorHealth.WARNING
     assert "google/gemini-2.5-pro" in found.because and "use google/gemini-3.8-flash" in found.because

@@ -19,10 +19,10 @@ from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.operation_tools import tool_name
-from retinue.policy.access.permissions import reaches
+from retinue.policy.access.permissions import is_at_least
 from retinue.policy.tools.approvals import may_decide
 from retinue.policy.tools.tool_groups import OWNER_DECIDES
-from retinue.testing.scripted_model import calls
+from retinue.testing.scripted_model import tool_call_reply
 
 
 @pytest.fixture(autouse=True)
@@ -51,11 +51,13 @@ async def test_a_change_of_settings_by_an_agent_is_always_put_to_the_owner(tmp_p
     async with hands_house(tmp_path) as house:
         await house.ask("grant.add", agent="ada", permission="tool:gateway", because="it helps")
         hash_ = (await house.ask("config.show"))["hash"]
-        patch = calls("gateway", action="config_patch", parameters={"changes": LOOSER[section], "expected_hash": hash_})
+        patch = tool_call_reply(
+            "gateway", action="config_patch", parameters={"changes": LOOSER[section], "expected_hash": hash_}
+        )
         await house.turn("Good morning, what is on today?", patch)
         [approval] = await house.asked()
         path = next(iter(LOOSER[section]))
-        assert approval.because.startswith(f"it changes the settings: {path}.") and approval.would_grant == ()
+        assert approval.because.startswith(f"it changes the settings: {path}.") and approval.grant_permissions == ()
         assert not (tmp_path / "retinue.toml").exists()
 
 
@@ -63,7 +65,9 @@ async def test_the_owners_yes_changes_the_settings_and_a_no_does_not(tmp_path: P
     async with hands_house(tmp_path) as house:
         hash_ = (await house.ask("config.show"))["hash"]
         changes = {"house": {"drain_s": 3}}
-        patch = calls("gateway", action="config_patch", parameters={"changes": changes, "expected_hash": hash_})
+        patch = tool_call_reply(
+            "gateway", action="config_patch", parameters={"changes": changes, "expected_hash": hash_}
+        )
         await house.turn("Set it.", patch)
         house.model.will_reply("It stays.")
         await house.answer((await house.asked())[0], allow=False)
@@ -76,10 +80,10 @@ async def test_the_owners_yes_changes_the_settings_and_a_no_does_not(tmp_path: P
 
 async def test_reading_the_settings_again_is_asked_about_and_looking_at_them_is_not(tmp_path: Path) -> None:
     async with hands_house(tmp_path) as house:
-        looks = [calls("gateway", action=action) for action in ("status", "config_show", "config_check")]
+        looks = [tool_call_reply("gateway", action=action) for action in ("status", "config_show", "config_check")]
         await house.turn("Look.", *looks, "Seen.")
         assert await house.asked() == []
-        await house.turn("Reload.", calls("gateway", action="config_reload"))
+        await house.turn("Reload.", tool_call_reply("gateway", action="config_reload"))
         assert [tool for tool, _ in await house.asked_for()] == ["gateway"]
 
 
@@ -92,7 +96,7 @@ async def test_what_decides_over_agents_and_settings_is_asked_about_as_a_tool_to
     }
     staff = (replace(ADA, tools=ToolRules(also_allow=(tool,))), BO)
     async with hands_house(tmp_path, staff=staff) as house:
-        await house.turn("Do it.", calls(tool, **arguments.get(tool, {})))
+        await house.turn("Do it.", tool_call_reply(tool, **arguments.get(tool, {})))
         assert [name for name, _ in await house.asked_for()] == [tool]
 
 
@@ -102,20 +106,20 @@ async def test_a_question_about_settings_is_the_owners_alone(tmp_path: Path) -> 
     boss = replace(ADA, permission_level=PermissionLevel.BOSS, tools=ToolRules(also_allow=("config_reload",)))
     async with hands_house(tmp_path, staff=(boss, BO), config=config) as house:
         await let_in(house, mia=Role.MEMBER)
-        await house.turn("Do it.", calls("config_reload"), sender="person:mia")
+        await house.turn("Do it.", tool_call_reply("config_reload"), sender="person:mia")
         [approval] = await house.asked()
-        assert (approval.asked_of, approval.escalate_at) == ((address.person("owner"),), None)
-        mia = Principal(address=address.person("mia"), level=PermissionLevel.STANDARD, trust=Trust.PERSON)
+        assert (approval.recipients, approval.escalate_at) == ((address.person_address("owner"),), None)
+        mia = Principal(address=address.person_address("mia"), level=PermissionLevel.STANDARD, trust=Trust.PERSON)
         with pytest.raises((NotAllowed, NotFound)):
             await house.ask("approval.answer", who=mia, id=approval.id, allow=True)
-        decision = may_decide(mia, replace(approval, asked_of=(mia.address,)), GrantScope.ONCE)
-        assert decision.denied and "only the owner decides" in decision.because
+        decision = may_decide(mia, replace(approval, recipients=(mia.address,)), GrantScope.ONCE)
+        assert decision.is_denied and "only the owner may answer" in decision.because
 
 
 def test_every_operation_that_is_always_asked_about_is_the_owners_to_decide() -> None:
     asked = {
         tool_name(each)
         for each in OPERATIONS.values()
-        if each.effect and reaches(each.permission, PermissionLevel.PRIVILEGED)
+        if each.has_effect and is_at_least(each.permission, PermissionLevel.PRIVILEGED)
     }
     assert asked | {"gateway"} == OWNER_DECIDES

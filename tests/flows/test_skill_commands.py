@@ -13,7 +13,7 @@ from retinue.domain.envelope import Outcome
 from retinue.domain.record import UserTurn
 from retinue.domain.tool import ToolResult
 from retinue.domain.trust import Trust
-from retinue.models.base import Prompt
+from retinue.models.base import ModelPrompt
 from retinue.store.envelopes import envelopes
 
 CONFIG = '[skills]\ntrusted = ["house"]\n'
@@ -35,13 +35,13 @@ async def say(house: HandsHouse, text: str, **kw: object) -> str:
     """Say it, and read what came back."""
     receipt = await house.post(text, **kw)  # pyright: ignore[reportArgumentType]
     await house.rest()
-    settled = await house.house.store.read(lambda conn: envelopes.settled(conn, receipt.envelope))
+    settled = await house.house.store.read(lambda conn: envelopes.get_outcome(conn, receipt.envelope))
     assert settled is not None and settled.answer is not None, settled
     (answer,) = [mail.text for mail in await house.mail() if mail.id == settled.answer]
     return answer
 
 
-def _words(prompt: Prompt) -> str:
+def _words(prompt: ModelPrompt) -> str:
     """The newest mail in it."""
     body = prompt.records[-1].body
     assert isinstance(body, UserTurn)
@@ -92,7 +92,7 @@ async def test_policy_decides_a_call_by_command_like_any_other(house: HandsHouse
     assert [(call.tool, call.arguments) for call in asked.calls] == [("append_line", {"text": "buy milk"})]
     assert house.lines == []
     await house.answer(asked)
-    settled = await house.house.store.read(lambda conn: envelopes.settled(conn, receipt.envelope))
+    settled = await house.house.store.read(lambda conn: envelopes.get_outcome(conn, receipt.envelope))
     assert settled is not None and settled.outcome is Outcome.ANSWERED
     assert house.lines == ["buy milk"] and house.model.prompts == []
     audited = await house.ask("audit.list", session=receipt.session)
@@ -100,7 +100,7 @@ async def test_policy_decides_a_call_by_command_like_any_other(house: HandsHouse
 
 
 async def test_a_skill_whose_tool_is_not_there_says_so(house: HandsHouse) -> None:
-    assert "There is no tool 'no_such_tool'" in await say(house, "/odd now")
+    assert "No tool named 'no_such_tool'" in await say(house, "/odd now")
     assert house.model.prompts == []
 
 
@@ -119,5 +119,5 @@ async def test_skills_are_listed_where_help_is_and_near_misses_are_named(house: 
     told = await say(house, "/help")
     assert "/weather [WORDS]" in told and "skill: Looks it up." in told and "/by_hand [WORDS]" in told
     assert "Did you mean /weather?" in await say(house, "/wether")
-    assert "There is no skill 'wether' to call for here. Did you mean weather?" in await say(house, "/skill wether")
+    assert "No skill named 'wether' that can be called here. Did you mean weather?" in await say(house, "/skill wether")
     assert "/skill note: Writes it down." in await say(house, "/skill")

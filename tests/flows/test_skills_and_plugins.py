@@ -20,17 +20,17 @@ from flows.tools_instance import ADA, HandsHouse, hands_house
 from retinue.domain.agent import ToolRules
 from retinue.domain.structs import replace
 from retinue.domain.tool import ToolResult
-from retinue.testing.scripted_model import Line, calls
+from retinue.testing.scripted_model import ScriptedReply, tool_call_reply
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plugin" / "src"
 DIARY = "[plugins.diary]\n"
 HEAD = """
 from retinue.config.models import ProviderSettings
 from retinue.domain.agent import ToolRules
-from retinue.plugins import Host, Manifest, Plugin
+from retinue.plugins import Plugin, PluginHost, PluginManifest
 """
 TAIL = """
-PLUGIN = Plugin(manifest=Manifest(id={id!r}, version="1", description="For tests."), load=load)
+PLUGIN = Plugin(manifest=PluginManifest(id={id!r}, version="1", description="For tests."), load=load)
 """
 Install = Callable[..., Path]
 
@@ -91,7 +91,7 @@ async def test_a_skill_in_an_agents_home_is_told_of_once_it_was_read_and_again_a
         assert "How bread is baked." not in seen[-1].instructions
 
         await approve_skill(house, "baking")
-        await house.turn("Bake.", calls("read", path=str(folder / "SKILL.md")), "Baked.")
+        await house.turn("Bake.", tool_call_reply("read", path=str(folder / "SKILL.md")), "Baked.")
         assert "How bread is baked." in seen[-1].instructions and str(folder / "SKILL.md") in seen[-1].instructions
         assert "Knead it." in (await house.results(session))[-1].output
         await house.turn("And you?", "No bread here.", to="agent:bo")
@@ -125,9 +125,9 @@ async def test_what_is_set_for_a_skill_is_there_for_its_commands_with_walls_and_
     """
     async with hands_house(home, config=config) as house:
         write_skill(house.home() / "skills", "baking")
-        run_env = calls("exec", command="/usr/bin/env")
+        run_env = tool_call_reply("exec", command="/usr/bin/env")
 
-        async def result_of(line: Line, conversation: str) -> ToolResult:
+        async def result_of(line: ScriptedReply, conversation: str) -> ToolResult:
             session = await house.turn("Go.", line, "Gone.", origin=f"person:owner/{conversation}")
             [result] = await house.results(session)
             return result
@@ -136,7 +136,7 @@ async def test_what_is_set_for_a_skill_is_there_for_its_commands_with_walls_and_
         await approve_skill(house, "baking")
         result = await result_of(run_env, "after")
         assert not result.failed and "OVEN=hot" in result.output
-        ruling = calls("exec", command="/usr/bin/env", env={"PYTHONPATH": "/tmp/x"})
+        ruling = tool_call_reply("exec", command="/usr/bin/env", env={"PYTHONPATH": "/tmp/x"})
         assert (await result_of(ruling, "ruling")).failed is (kind == "off"), "what is loaded is no call's to say"
 
 
@@ -150,7 +150,7 @@ async def test_the_tool_of_a_plugin_is_called_under_the_same_rules_as_any_other(
         replace(ADA, name="bo", tools=ToolRules(deny=("diary_write",))),
         replace(ADA, name="cy", tools=ToolRules(policy="diary-only")),
     )
-    write = calls("diary_write", line="It rained.")
+    write = tool_call_reply("diary_write", line="It rained.")
     diary = home / "plugins" / "diary" / "diary" / "diary.txt"
     async with hands_house(home, config=DIARY, staff=staff) as house:
         assert (await guest(house, "diary"))["state"] == "loaded"
@@ -188,9 +188,9 @@ async def test_a_plugin_that_raises_or_cannot_be_imported_never_stops_the_house(
 
 
 ABACUS = """
-    from retinue.testing.scripted_model import ScriptedModel, says
+    from retinue.testing.scripted_model import ScriptedModel, text_reply
     def load(host, settings):
-        host.register.model(ScriptedModel(host.clock, name="abacus", rule=lambda prompt: says("Seven beads.")))
+        host.register.model(ScriptedModel(host.clock, name="abacus", rule=lambda prompt: text_reply("Seven beads.")))
 """
 
 
@@ -205,9 +205,9 @@ async def test_a_model_of_a_plugin_answers_a_turn_and_is_gone_with_it(home: Path
 
 
 SOLD = """
-    from retinue.config import Secret
+    from retinue.config import SecretReference
     def load(host, settings):
-        made = ProviderSettings(url={url!r}, format="openai-chat", key=Secret(env="GUEST_MONEY"))
+        made = ProviderSettings(url={url!r}, format="openai-chat", key=SecretReference(env="GUEST_MONEY"))
         host.register.provider({name!r}, made)
 """
 
@@ -223,7 +223,7 @@ async def test_who_sells_models_by_a_plugin_is_asked_with_its_key_which_is_maske
             await house.turn("What is new?")
             assert [mail.text for mail in await house.mail("person:owner")] == ["From the fair."]
             assert fair.asked[0].key == "the-key-of-a-guest-1"
-            assert "the-key-of-a-guest-1" not in house.house.desk.mask("my key is the-key-of-a-guest-1")
+            assert "the-key-of-a-guest-1" not in house.house.services.redact("my key is the-key-of-a-guest-1")
             await house.ask("plugin.disable", name="fair")
             await house.turn("And now?")
             assert len(fair.asked) == 1
@@ -247,7 +247,7 @@ def test_the_operations_of_a_plugin_are_commands_while_it_is_loaded(
     house.open()
     try:
         unknown = house.retinue("diary", "read")
-        assert unknown.returncode == 2 and "[usage.unknown-command]" in unknown.stderr
+        assert unknown.returncode == 2 and "[usage.unknown_command]" in unknown.stderr
         house.json("plugin", "enable", "diary")
         (house.home / "plugins" / "diary" / "diary" / "diary.txt").write_text("one\ntwo\nthree\n")
         assert house.json("diary", "read", "--last", "2") == {"lines": ["two", "three"]}
@@ -261,4 +261,4 @@ def test_the_operations_of_a_plugin_are_commands_while_it_is_loaded(
     finally:
         house.close()
     closed = house.retinue("diary", "read")
-    assert closed.returncode == 2 and "[usage.unknown-command]" in closed.stderr
+    assert closed.returncode == 2 and "[usage.unknown_command]" in closed.stderr

@@ -11,22 +11,22 @@ from flows.team_instance import let_in, letters, outcome, plays, said_to, sums_h
 from flows.tools_instance import ADA, BO, HandsHouse, hands_house
 
 from retinue.domain.agent import Agent, DelegationRules
-from retinue.domain.envelope import Kind, Outcome
-from retinue.domain.event import News, NewsKind
+from retinue.domain.envelope import EnvelopeKind, Outcome
+from retinue.domain.event import EventKind, StoredEvent
 from retinue.domain.person import Role
 from retinue.domain.structs import replace
 from retinue.store.core import events
 from retinue.store.runs import runs
-from retinue.testing.scripted_model import Line, calls
+from retinue.testing.scripted_model import ScriptedReply, tool_call_reply
 
 
-def switch(to: str = "bo", message: str = "They want to talk about chairs.") -> Line:
-    return calls("agents_switch", agentId=to, message=message)
+def switch(to: str = "bo", message: str = "They want to talk about chairs.") -> ScriptedReply:
+    return tool_call_reply("agents_switch", agentId=to, message=message)
 
 
-async def switches(house: HandsHouse) -> list[News]:
-    found: list[News] = await house.house.store.scan(partial(events.after, cursor=0, limit=10_000))
-    return [piece for piece in found if piece.kind is NewsKind.SESSION_SWITCHED]
+async def switches(house: HandsHouse) -> list[StoredEvent]:
+    found: list[StoredEvent] = await house.house.store.scan(partial(events.list_after, cursor=0, limit=10_000))
+    return [piece for piece in found if piece.kind is EventKind.SESSION_SWITCHED]
 
 
 @pytest.mark.spec("A81")
@@ -44,13 +44,13 @@ async def test_there_with_a_first_message_and_back_with_what_was_decided(tmp_pat
             }
         )
         here = await house.turn("Switch to bo and discuss chairs.")
-        (word,) = await letters(house, Kind.SYSTEM)
+        (word,) = await letters(house, EnvelopeKind.SYSTEM)
         assert (str(word.sender), word.session) == (f"agent:ada/{here}", latest), "the most recent one"
         assert latest != older
         assert "Which chairs?" in await said_to(house)
         await house.turn("The red ones.", to=f"agent:bo/{latest}")
         await house.turn("Back to ada, please.", to=f"agent:bo/{latest}")
-        back = (await letters(house, Kind.SYSTEM))[-1]
+        back = (await letters(house, EnvelopeKind.SYSTEM))[-1]
         assert (back.session, back.text) == (here, "We decided on red chairs.")
         assert "Red chairs it is." in await said_to(house)
         went = [(piece.session, piece.body["to"], piece.body["by"]) for piece in await switches(house)]
@@ -66,7 +66,7 @@ async def test_one_who_has_not_talked_to_the_person_yet_gets_a_session_with_them
         owners = await house.turn("Hello, bo.", "Hello.", to="agent:bo")
         house.model.rule = plays({"Switch": [switch(), "Bo has it."], "about chairs": ["Which chairs, maria?"]})
         await house.turn("Switch to bo.", sender="person:maria")
-        (word,) = await letters(house, Kind.SYSTEM)
+        (word,) = await letters(house, EnvelopeKind.SYSTEM)
         assert word.session != owners, "nobody else's"
         assert (await said_to(house, "person:maria"))[-1] == "Which chairs, maria?"
         run = await house.house.store.scan(lambda conn: runs.get(conn, word.run or ""))
@@ -90,14 +90,14 @@ async def test_it_takes_a_person_and_goes_only_to_those_the_agent_sees(tmp_path:
         assert [result.failed for result in await house.results(session)] == [True, True, True]
         house.model.rule = plays(
             {
-                "Ask bo": [calls("agents_message", agentId="bo", content="Take them along."), "Bo cannot."],
+                "Ask bo": [tool_call_reply("agents_message", agentId="bo", content="Take them along."), "Bo cannot."],
                 "Take them along.": [switch("ada"), "I cannot."],
             }
         )
         await house.turn("Ask bo.", origin="person:owner/ask")
-        (letter,) = await letters(house, Kind.DELEGATION)
+        (letter,) = await letters(house, EnvelopeKind.DELEGATION)
         (result,) = await house.results(letter.session or "")
         assert result.failed
-        assert "nobody sits here" in result.output
+        assert "there is no person to switch" in result.output
         assert await switches(house) == []
-        assert await letters(house, Kind.SYSTEM) == []
+        assert await letters(house, EnvelopeKind.SYSTEM) == []

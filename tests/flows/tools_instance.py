@@ -13,35 +13,35 @@ from typing import Any
 import msgspec
 from operations.operations_instance import person
 
-from retinue.app.server import House, default_parts, open_house
-from retinue.config import Configuration, Settings, load
-from retinue.config.tools import OutsideLists
+from retinue.app.server import RunningServer, default_parts, open_server
+from retinue.config import Configuration, Settings, load_configuration
+from retinue.config.tools import OutsideSenderToolSettings
 from retinue.connectors.base import Connector
 from retinue.domain import address
 from retinue.domain.agent import Agent
 from retinue.domain.approval import Approval
-from retinue.domain.envelope import Draft, Envelope, Receipt
+from retinue.domain.envelope import Envelope, EnvelopeDraft, Receipt
 from retinue.domain.ids import EnvelopeId, SessionId
 from retinue.domain.principal import Principal
 from retinue.domain.record import Record
 from retinue.domain.session import Origin, OriginKind
 from retinue.domain.structs import replace
-from retinue.domain.tool import Effect, ToolResult, ToolSpec
+from retinue.domain.tool import ToolEffect, ToolResult, ToolSpec
 from retinue.domain.trust import Trust
-from retinue.operations.base import perform
+from retinue.operations.base import perform_operation
 from retinue.operations.catalog import OPERATIONS
 from retinue.store.core.tables import approvals as approvals_table
 from retinue.store.core.tables import envelopes as envelopes_table
 from retinue.store.envelopes import envelopes
 from retinue.store.runs import approvals
 from retinue.store.sessions import records
-from retinue.testing.empty_store import place_empty_store
-from retinue.testing.failure_context import explained
-from retinue.testing.scripted_model import Line, ScriptedModel
+from retinue.testing.empty_store import create_empty_store
+from retinue.testing.failure_context import describe_on_failure
+from retinue.testing.scripted_model import ScriptedModel, ScriptedReply
 from retinue.testing.server_description import ServerSource
-from retinue.testing.tools import AppendLine
-from retinue.testing.waiting import wait_until
-from retinue.tools.base import Output, Scene, Tool, ToolFailed, schema_of
+from retinue.testing.tools import AppendLineTool
+from retinue.testing.wait_conditions import wait_until
+from retinue.tools.base import Tool, ToolContext, ToolFailed, ToolOutput, schema_of
 
 OWNER = person("owner")
 ADA = Agent(name="ada", model="scripted")
@@ -65,20 +65,20 @@ class Visit:
             name="visit",
             description="Look at a page.",
             parameters=schema_of(VisitArguments),
-            effects=frozenset({Effect.READS_PRIVATE, Effect.READS_UNTRUSTED}),
+            effects=frozenset({ToolEffect.READS_PRIVATE, ToolEffect.READS_UNTRUSTED}),
             source="plugin:pages",
         )
     )
 
-    async def perform(self, arguments: VisitArguments, scene: Scene) -> Output:
+    async def perform(self, arguments: VisitArguments, context: ToolContext) -> ToolOutput:
         if self.fails:
             raise ToolFailed(self.fails)
-        return Output(text=self.says, trust=self.trust)
+        return ToolOutput(text=self.says, trust=self.trust)
 
 
 @dataclass(slots=True)
 class HandsHouse:
-    house: House
+    house: RunningServer
     root: Path
     model: ScriptedModel
     configuration: Configuration
@@ -101,21 +101,21 @@ class HandsHouse:
         **kw: Any,
     ) -> Receipt:
         self._numbers += 1
-        id_ = EnvelopeId(self.house.desk.ids.new())
-        draft = Draft(
+        id_ = EnvelopeId(self.house.services.ids.new())
+        draft = EnvelopeDraft(
             id=id_,
-            sender=address.parse(sender),
-            recipient=address.parse(to),
+            sender=address.parse_address(sender),
+            recipient=address.parse_address(to),
             text=text,
             source=sender,
-            key=id_,
+            idempotency_key=id_,
             origin=Origin(OriginKind.TERMINAL, origin) if origin else at,
             trust=trust or (Trust.OWNER if sender == "person:owner" else Trust.PERSON),
             **kw,
         )
-        return await self.house.desk.post.post(draft)
+        return await self.house.services.intake.accept(draft)
 
-    async def turn(self, text: str, *lines: str | Line, **kw: Any) -> SessionId:
+    async def turn(self, text: str, *lines: str | ScriptedReply, **kw: Any) -> SessionId:
         """Someone speaks, the model goes by its script, and the house comes to rest. Gives the session."""
         assert not self.model.script, "the script was not played to its end"
         self.model.will_reply(*lines)
@@ -130,7 +130,7 @@ class HandsHouse:
 
         def rests() -> bool:
             nonlocal still
-            still = 0 if self.house.engine.active or self.house.outbox.active else still + 1
+            still = 0 if self.house.engine.active_lanes or self.house.outbox.active_count else still + 1
             return still >= 3  # whoever has just ended may have woken another
 
         await wait_until(rests, "the house comes to rest")
@@ -159,7 +159,7 @@ class HandsHouse:
 
     async def ask(self, operation: str, *, who: Principal = OWNER, once: str = "", **parameters: Any) -> Any:
         body = json.dumps(parameters).encode()
-        return json.loads(await perform(self.house.desk, who, OPERATIONS[operation], body, key=once))
+        return json.loads(await perform_operation(self.house.services, who, OPERATIONS[operation], body, key=once))
 
     async def answer(self, approval: Approval, *, allow: bool = True, **kw: Any) -> None:
         await self.ask("approval.answer", id=approval.id, allow=allow, **kw)
@@ -170,11 +170,13 @@ class HandsHouse:
         self.rules(replace(self.settings, tools=replace(self.settings.tools, **tools)))
 
     def rules(self, settings: Settings) -> None:
-        self.house.desk.keeper().current = replace(self.house.desk.keeper().current, settings=settings)
+        self.house.services.require_config_holder().current = replace(
+            self.house.services.require_config_holder().current, settings=settings
+        )
 
     @property
     def settings(self) -> Settings:
-        return self.house.desk.keeper().current.settings
+        return self.house.services.require_config_holder().current.settings
 
     def crash(self) -> None:
         """Stop as `kill -9` would: nothing more is written."""
@@ -191,7 +193,7 @@ class HandsHouse:
         return [line.partition(" ")[2] for line in text.splitlines()]
 
     async def records(self, session: str) -> list[Record]:
-        found, damaged = await self.house.store.scan(partial(records.read, session=session, first=1, last=2**60))
+        found, damaged = await self.house.store.scan(partial(records.read_range, session=session, first=1, last=2**60))
         assert not damaged
         return found
 
@@ -204,7 +206,7 @@ class HandsHouse:
         def read(conn: Any) -> list[Approval]:
             ids = [row.id for row in conn.execute(approvals_table.select()) if row.state == "open"]
             found = (approvals.get(conn, id_) for id_ in ids)
-            return sorted((each for each in found if each is not None), key=lambda each: each.asked_at)
+            return sorted((each for each in found if each is not None), key=lambda each: each.requested_at)
 
         return await self.house.store.scan(read)
 
@@ -216,7 +218,7 @@ class HandsHouse:
 
         def read(conn: Any) -> list[Envelope]:
             statement = envelopes_table.select().order_by(envelopes_table.c.seq)
-            found = [envelopes.envelope_of(row) for row in conn.execute(statement)]
+            found = [envelopes.envelope_from_row(row) for row in conn.execute(statement)]
             return [mail for mail in found if not recipient or str(mail.recipient) == recipient]
 
         return await self.house.store.scan(read)
@@ -244,10 +246,10 @@ async def hands_house(
     root.mkdir(parents=True, exist_ok=True)
     if config:
         (root / "retinue.toml").write_text(config)
-    configuration = load({"RETINUE_HOME": str(root)})
+    configuration = load_configuration({"RETINUE_HOME": str(root)})
     if outside_profile is not None:
         settings = configuration.settings
-        rules = replace(settings.tools, outside_senders=OutsideLists(profile=outside_profile))
+        rules = replace(settings.tools, outside_senders=OutsideSenderToolSettings(profile=outside_profile))
         configuration = replace(configuration, settings=replace(settings, tools=rules))
     base = default_parts()
     model = model or ScriptedModel(base.clock)
@@ -256,15 +258,15 @@ async def hands_house(
     parts = replace(
         base,
         models=models,
-        staff=staff,
-        tools=[AppendLine(witness), *tools],
+        first_agents=staff,
+        tools=[AppendLineTool(witness), *tools],
         connectors=connectors,
         configuration=configuration,
     )
-    place_empty_store(root / "house.db")
-    async with open_house(configuration.settings, parts) as house:
+    create_empty_store(root / "house.db")
+    async with open_server(configuration.settings, parts) as house:
         made = HandsHouse(house, root, model, configuration, witness, {each.name: each for each in models})
-        with explained(ServerSource(database=root / "house.db")):
+        with describe_on_failure(ServerSource(database=root / "house.db")):
             yield made
             if not made.crashed:
                 await made.rest()

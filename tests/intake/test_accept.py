@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import string
 import subprocess
 import sys
@@ -23,38 +24,46 @@ from stores import POSTGRES, SQLITE, Place, place_of, settle_in, turn_the_clock_
 
 from retinue.domain import address
 from retinue.domain.agent import Agent
-from retinue.domain.attachment import Attachment, safe_name
+from retinue.domain.attachment import Attachment, safe_file_name
 from retinue.domain.envelope import (
     ATTACHMENTS_MAX,
-    KEY_LENGTH_MAX,
-    TEXT_BYTES_MAX,
-    Context,
-    Draft,
+    ENVELOPE_TEXT_BYTES_MAX,
+    IDEMPOTENCY_KEY_LENGTH_MAX,
     Envelope,
-    Kind,
+    EnvelopeContext,
+    EnvelopeDraft,
+    EnvelopeKind,
+    EnvelopeStatus,
     Outcome,
     Receipt,
-    Status,
 )
 from retinue.domain.errors import Conflict, Invalid, NotFound, StoreError, TooLarge
 from retinue.domain.ids import EnvelopeId, SessionId
 from retinue.domain.person import Person, Role
 from retinue.domain.session import LaneKind, Origin, OriginKind, Overflow, QueueMode, QueueOverride, QueuePolicy
 from retinue.domain.times import to_ms
-from retinue.intake.accept import ClockWake, Inbox, LaneWake, RoomWake, Wake, check, enter
+from retinue.intake.accept import (
+    ChannelWake,
+    EnvelopeIntake,
+    LaneWake,
+    TimerWake,
+    Wake,
+    accept_in_transaction,
+    check_draft,
+)
 from retinue.runners import turn_input
 from retinue.store.agents import agents
 from retinue.store.channels import deliveries
 from retinue.store.core import events
 from retinue.store.core import tables as t
 from retinue.store.core.connection import Store
-from retinue.store.core.transaction import Page
+from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelopes
 from retinue.store.people import people
 from retinue.store.sessions import sessions
 from retinue.testing.fake_clock import FakeClock
-from retinue.testing.local_instance import CountedIds, Household
-from retinue.testing.scripted_model import says
+from retinue.testing.local_instance import LocalInstance, SequentialIds
+from retinue.testing.scripted_model import text_reply
 
 KEPT = Attachment(hash="0f" * 32, name="notes.txt", media_type="text/plain", size_bytes=12)
 
@@ -76,29 +85,29 @@ class Desk:
 
     store: Store
     clock: FakeClock = field(default_factory=FakeClock)
-    ids: CountedIds = field(default_factory=CountedIds)
+    ids: SequentialIds = field(default_factory=SequentialIds)
     wakes: list[Wake] = field(default_factory=list[Wake])
 
     async def post(self, text: str = "hello", **kw: Any) -> Receipt:
-        return await Inbox(self.store, self.clock, self.wakes.append).post(self.draft(text, **kw))
+        return await EnvelopeIntake(self.store, self.clock, self.wakes.append).accept(self.draft(text, **kw))
 
-    def draft(self, text: str = "hello", **kw: Any) -> Draft:
+    def draft(self, text: str = "hello", **kw: Any) -> EnvelopeDraft:
         id_ = EnvelopeId(self.ids.new())
-        sender = address.parse(kw.pop("sender", "person:maria"))
-        recipient = address.parse(kw.pop("recipient", "agent:ada"))
-        return Draft(
+        sender = address.parse_address(kw.pop("sender", "person:maria"))
+        recipient = address.parse_address(kw.pop("recipient", "agent:ada"))
+        return EnvelopeDraft(
             id=id_,
             sender=sender,
             recipient=recipient,
             text=text,
             source=kw.pop("source", "test"),
-            key=kw.pop("key", id_),
+            idempotency_key=kw.pop("key", id_),
             **kw,
         )
 
     async def kept(self) -> list[Envelope]:
         statement = sa.select(t.envelopes).order_by(t.envelopes.c.seq)
-        return await self.store.scan(lambda conn: [envelopes.envelope_of(row) for row in conn.execute(statement)])
+        return await self.store.scan(lambda conn: [envelopes.envelope_from_row(row) for row in conn.execute(statement)])
 
     async def get(self, receipt: Receipt) -> Envelope:
         found = await self.store.read(lambda conn: envelopes.get(conn, receipt.envelope))
@@ -106,7 +115,7 @@ class Desk:
         return found
 
     async def outcome(self, id_: str) -> tuple[Outcome, str] | None:
-        settled = await self.store.read(lambda conn: envelopes.settled(conn, id_))
+        settled = await self.store.read(lambda conn: envelopes.get_outcome(conn, id_))
         return (settled.outcome, settled.because) if settled else None
 
     async def untouched(self) -> bool:
@@ -141,7 +150,7 @@ async def test_the_same_key_with_the_same_words_is_the_same_envelope(place: Plac
 
 OTHERWISE: list[dict[str, Any]] = [
     {"text": "goodbye"},
-    {"kind": Kind.SYSTEM},
+    {"kind": EnvelopeKind.SYSTEM},
     {"attachments": (KEPT,)},
     {"sender": "person:owner"},
     {"recipient": "agent:bob"},
@@ -192,7 +201,7 @@ async def test_of_twenty_at_once_with_one_key_and_other_words_one_is_kept(place:
 
 async def test_two_processes_with_one_key_at_once_keep_one_envelope(place: Place) -> None:
     async with desk_at(place) as desk, place.open() as other:
-        there = Desk(other, ids=CountedIds(7))
+        there = Desk(other, ids=SequentialIds(7))
         posts = [who.post("hello", key=f"k{n}") for n in range(20) for who in (desk, there)]
         receipts = await asyncio.gather(*posts)
 
@@ -212,9 +221,9 @@ async def test_sent_again_after_it_ended_the_receipt_says_how(place: Place) -> N
 
 
 NOBODY = {
-    "agent:nobody": "agent.not-found",
-    "person:nobody": "person.not-found",
-    "agent:ada/deadbeef": "session.not-found",
+    "agent:nobody": "agent.not_found",
+    "person:nobody": "person.not_found",
+    "agent:ada/deadbeef": "session.not_found",
 }
 
 
@@ -225,7 +234,7 @@ async def test_a_letter_to_nobody_is_refused_at_once_and_nothing_is_stored(place
             with pytest.raises(NotFound) as refused:
                 await desk.post(recipient=recipient)
             assert refused.value.code == code
-            assert refused.value.because and refused.value.try_this
+            assert re.split("[:/]", recipient)[-1] in refused.value.sentence and refused.value.try_this
             assert await desk.untouched()
         assert desk.wakes == []
 
@@ -244,7 +253,7 @@ async def test_where_nobody_reads_nothing_is_accepted(on_disk: Place, recipient:
     async with desk_at(on_disk) as desk:
         with pytest.raises(Invalid) as refused:
             await desk.post(recipient=recipient)
-        assert refused.value.code == "address.no-reader"
+        assert refused.value.code == "address.cannot_receive"
         assert await desk.untouched()
 
 
@@ -265,7 +274,7 @@ async def test_names_match_in_any_case_and_are_stored_as_they_were_given(place: 
 async def test_two_agents_or_people_whose_names_differ_only_in_case_cannot_be(place: Place) -> None:
     async with desk_at(place) as desk:
         changed = await desk.store.write(
-            lambda conn: agents.put(conn, Agent(name="ADA"), source="test", at_ms=2), point="test"
+            lambda conn: agents.upsert(conn, Agent(name="ADA"), source="test", at_ms=2), point="test"
         )
         assert (changed.name, changed.version) == ("ada", 2)
         with pytest.raises(StoreError):
@@ -315,7 +324,7 @@ MALFORMED = [
 @pytest.mark.parametrize("text", MALFORMED, ids=ascii)
 def test_a_malformed_address_is_refused_as_an_invalid_parameter(text: str) -> None:
     with pytest.raises(Invalid) as refused:
-        address.parse(text)
+        address.parse_address(text)
     assert refused.value.code in ("address.invalid", "name.invalid", "id.invalid")
     assert refused.value.because and refused.value.try_this
     str(refused.value).encode()  # and the refusal itself can be sent to anyone
@@ -337,7 +346,7 @@ ADDRESSES = st.one_of(
 @pytest.mark.spec("H7")
 @given(ADDRESSES)
 def test_a_well_formed_address_is_written_as_it_was_read(text: str) -> None:
-    assert str(address.parse(text)) == text
+    assert str(address.parse_address(text)) == text
 
 
 @pytest.mark.spec("H7")
@@ -351,12 +360,12 @@ def test_a_well_formed_address_is_written_as_it_was_read(text: str) -> None:
 )
 def test_any_text_is_an_address_that_reads_back_the_same_or_is_refused(text: str) -> None:
     try:
-        found = address.parse(text)
+        found = address.parse_address(text)
     except Invalid as refused:
         assert refused.code in ("address.invalid", "name.invalid", "id.invalid")
         return
-    assert address.parse(str(found)) == found
-    assert str(address.parse(str(found))) == str(found)
+    assert address.parse_address(str(found)) == found
+    assert str(address.parse_address(str(found))) == str(found)
     assert set(found.name) <= set(string.ascii_letters + string.digits + "-")
     assert str(found).isprintable() or found.rest
 
@@ -370,9 +379,9 @@ async def test_a_letter_for_later_waits_and_one_for_earlier_is_due_now(place: Pl
     async with desk_at(place) as desk:
         now = desk.clock.now()
         later = await desk.post("later", recipient=recipient, deliver_at=now + timedelta(hours=1))
-        assert desk.wakes == [ClockWake()]
+        assert desk.wakes == [TimerWake()]
         waiting = await desk.get(later)
-        assert (waiting.status, waiting.due_at) == (Status.PENDING, now + timedelta(hours=1))
+        assert (waiting.status, waiting.due_at) == (EnvelopeStatus.PENDING, now + timedelta(hours=1))
         assert later.outcome is None
 
         desk.wakes.clear()
@@ -383,7 +392,7 @@ async def test_a_letter_for_later_waits_and_one_for_earlier_is_due_now(place: Pl
         if recipient == "person:maria":
             assert earlier.outcome is Outcome.DELIVERED
         else:
-            assert isinstance(desk.wakes[0], LaneWake | RoomWake)
+            assert isinstance(desk.wakes[0], LaneWake | ChannelWake)
 
 
 async def test_people_are_no_rooms_however_late_their_mail(place: Place) -> None:
@@ -394,10 +403,12 @@ async def test_people_are_no_rooms_however_late_their_mail(place: Place) -> None
             await desk.post(recipient=recipient, deliver_at=soon)
         at_ms = to_ms(soon)
 
-        assert await desk.store.read(lambda conn: envelopes.due_rooms(conn, at_ms, limit=9)) == ["channel:quiet:1"]
-        rooms = await desk.store.read(lambda conn: deliveries.due_rooms(conn, at_ms, after="", limit=9))
+        assert await desk.store.read(lambda conn: envelopes.list_due_channels(conn, at_ms, limit=9)) == [
+            "channel:quiet:1"
+        ]
+        rooms = await desk.store.read(lambda conn: deliveries.list_due_channels(conn, at_ms, after="", limit=9))
         assert rooms == ["channel:quiet:1"]
-        people_due = await desk.store.read(lambda conn: envelopes.due_for_people(conn, at_ms, limit=9))
+        people_due = await desk.store.read(lambda conn: envelopes.list_due_for_people(conn, at_ms, limit=9))
         assert [str(e.recipient) for e in people_due] == ["person:maria"]
 
 
@@ -405,23 +416,23 @@ async def test_people_are_no_rooms_however_late_their_mail(place: Place) -> None
 async def test_in_a_house_a_letter_for_later_is_read_in_its_time_and_one_for_earlier_now(
     place: Place, tmp_path: Path
 ) -> None:
-    household = Household(tmp_path, url=place.url)
-    async with household.open() as house:
+    household = LocalInstance(tmp_path, url=place.url)
+    async with household.run() as house:
         now = household.clock.now()
-        household.model.rule = lambda prompt: says("read")
-        later = await house.post("later", deliver_at=now + timedelta(days=2))
-        reminder = await house.post("reminder", deliver_at=now + timedelta(days=1), recipient="person:maria")
-        earlier = await house.post("earlier", deliver_at=now - timedelta(days=400))
-        assert await house.answer_to(earlier.envelope) == "read"
-        assert (await house.envelope(later.envelope)).status is Status.PENDING
-        assert "reminder" not in {letter.text for letter in await house.mail_for("maria") if letter.settled_at}
+        household.model.rule = lambda prompt: text_reply("read")
+        later = await house.send("later", deliver_at=now + timedelta(days=2))
+        reminder = await house.send("reminder", deliver_at=now + timedelta(days=1), recipient="person:maria")
+        earlier = await house.send("earlier", deliver_at=now - timedelta(days=400))
+        assert await house.wait_for_answer(earlier.envelope) == "read"
+        assert (await house.get_envelope(later.envelope)).status is EnvelopeStatus.PENDING
+        assert "reminder" not in {letter.text for letter in await house.list_envelopes_to("maria") if letter.settled_at}
 
         ended = await turn_the_clock_until_settled(house, reminder.envelope, later.envelope, step_s=3600)
 
         assert [settled.outcome for settled in ended] == [Outcome.DELIVERED, Outcome.ANSWERED]
         assert ended[0].at >= now + timedelta(days=1)
         assert ended[1].at >= now + timedelta(days=2)
-        inbox = await house.sql("SELECT person FROM inbox WHERE envelope = :id", id=reminder.envelope)
+        inbox = await house.execute_sql("SELECT person FROM inbox WHERE envelope = :id", id=reminder.envelope)
         assert [row.person for row in inbox] == ["maria"]
 
 
@@ -436,7 +447,7 @@ async def test_what_waits_is_worked_by_due_time_and_then_in_the_order_it_came(pl
         assert session is not None
         at_ms = 4 * 10**12
 
-        due = await desk.store.read(lambda conn: envelopes.due(conn, session, at_ms, limit=10))
+        due = await desk.store.read(lambda conn: envelopes.list_due(conn, session, at_ms, limit=10))
 
         assert [e.text for e in due] == ["first", "second", "third", "fourth", "fifth"]
 
@@ -454,7 +465,7 @@ async def test_when_the_clock_is_set_back_the_time_of_acceptance_and_the_order_a
         assert [e.seq for e in found] == [1, 2, 3, 4, 5]
         session = receipts[0].session
         assert session is not None
-        due = await desk.store.read(lambda conn: envelopes.due(conn, session, 4 * 10**12, limit=10))
+        due = await desk.store.read(lambda conn: envelopes.list_due(conn, session, 4 * 10**12, limit=10))
         assert [e.text for e in due] == [e.text for e in found]
 
 
@@ -478,7 +489,7 @@ async def test_a_letter_that_could_never_be_read_in_time_is_refused(place: Place
 # What it may carry
 
 
-@pytest.mark.parametrize("key", ["", "k" * (KEY_LENGTH_MAX + 1), "a\x00b", "\ud800"], ids=ascii)
+@pytest.mark.parametrize("key", ["", "k" * (IDEMPOTENCY_KEY_LENGTH_MAX + 1), "a\x00b", "\ud800"], ids=ascii)
 async def test_a_key_has_its_bounds(on_disk: Place, key: str) -> None:
     async with desk_at(on_disk) as desk:
         with pytest.raises(Invalid) as refused:
@@ -493,7 +504,9 @@ async def test_the_longest_labels_fit_every_index(place: Place) -> None:
         room = "\U00020000" * 250
         origin = Origin(OriginKind.CHAT, f"channel:x:{room}")
         for n, source in enumerate(("s" * 1024, "\U00020000" * 256)):
-            receipt = await desk.post(source=source, key="\U00020000" * KEY_LENGTH_MAX, origin=origin, text=str(n))
+            receipt = await desk.post(
+                source=source, key="\U00020000" * IDEMPOTENCY_KEY_LENGTH_MAX, origin=origin, text=str(n)
+            )
             assert (await desk.get(receipt)).source == source
         await desk.post(recipient="channel:" + "x" * 64 + ":" + "\U00020000" * 512)
         wrongs: list[dict[str, Any]] = [
@@ -510,10 +523,10 @@ async def test_the_longest_labels_fit_every_index(place: Place) -> None:
 async def test_what_a_door_says_must_be_text(place: Place) -> None:
     async with desk_at(place) as desk:
         with pytest.raises(Invalid) as refused:
-            await desk.post(context=Context(sender_name="\ud83d"))
+            await desk.post(context=EnvelopeContext(sender_name="\ud83d"))
         assert refused.value.code == "text.unstorable"
-        receipt = await desk.post(context=Context(sender_name="Zoë \u202e", chat_title="'; --", from_boss=True))
-        assert (await desk.get(receipt)).context == Context(
+        receipt = await desk.post(context=EnvelopeContext(sender_name="Zoë \u202e", chat_title="'; --", from_boss=True))
+        assert (await desk.get(receipt)).context == EnvelopeContext(
             sender_name="Zoë \u202e", chat_title="'; --", from_boss=True
         )
 
@@ -524,7 +537,7 @@ async def test_so_many_attachments_and_no_more(place: Place) -> None:
         assert (await desk.get(receipt)).attachments == (KEPT,) * ATTACHMENTS_MAX
         with pytest.raises(TooLarge) as refused:
             await desk.post(attachments=(KEPT,) * (ATTACHMENTS_MAX + 1))
-        assert refused.value.code == "attachments.too-many"
+        assert refused.value.code == "attachments.too_many"
 
 
 HOSTILE_NAMES = [
@@ -547,15 +560,15 @@ HOSTILE_NAMES = [
 ]
 
 
-def attaching(**changes: Any) -> Draft:
+def attaching(**changes: Any) -> EnvelopeDraft:
     kept: dict[str, Any] = {"hash": KEPT.hash, "name": KEPT.name, "media_type": "text/plain", "size_bytes": 1}
-    return Draft(
+    return EnvelopeDraft(
         id=EnvelopeId("0" * 32),
-        sender=address.person("maria"),
-        recipient=address.agent("ada"),
+        sender=address.person_address("maria"),
+        recipient=address.agent_address("ada"),
         text="look",
         source="test",
-        key="k",
+        idempotency_key="k",
         attachments=(Attachment(**(kept | changes)),),
     )
 
@@ -563,18 +576,18 @@ def attaching(**changes: Any) -> Draft:
 @pytest.mark.parametrize("name", HOSTILE_NAMES, ids=ascii)
 def test_an_attachment_with_a_name_to_aim_with_is_refused(name: str) -> None:
     with pytest.raises(Invalid) as refused:
-        check(attaching(name=name))
+        check_draft(attaching(name=name))
     assert refused.value.code == "attachment.invalid"
     str(refused.value).encode()
 
 
 @given(st.text(max_size=300))
 def test_the_safe_name_of_anything_is_safe_and_stays_as_it_is(name: str) -> None:
-    safe = safe_name(name)
-    assert safe == safe_name(safe)
+    safe = safe_file_name(name)
+    assert safe == safe_file_name(safe)
     assert 0 < len(safe) <= 120
     assert not set(safe) & set("/\\\x00\n") and not safe.startswith(".")
-    check(attaching(name=safe))
+    check_draft(attaching(name=safe))
 
 
 @pytest.mark.parametrize(
@@ -582,19 +595,19 @@ def test_the_safe_name_of_anything_is_safe_and_stays_as_it_is(name: str) -> None
 )
 def test_an_attachment_that_was_never_handed_in_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(Invalid) as refused:
-        check(attaching(**wrong))
+        check_draft(attaching(**wrong))
     assert refused.value.code == "attachment.invalid"
 
 
 async def test_a_text_of_ten_megabytes_is_refused_and_the_longest_is_kept(place: Place) -> None:
     async with desk_at(place) as desk:
-        for text in ("x" * 10_000_000, "x" * (TEXT_BYTES_MAX + 1), "ü" * (TEXT_BYTES_MAX // 2 + 1)):
+        for text in ("x" * 10_000_000, "x" * (ENVELOPE_TEXT_BYTES_MAX + 1), "ü" * (ENVELOPE_TEXT_BYTES_MAX // 2 + 1)):
             with pytest.raises(TooLarge) as refused:
                 await desk.post(text)
-            assert refused.value.code == "text.too-large"
-            assert f"{TEXT_BYTES_MAX:,}" in refused.value.because and "attachment" in refused.value.try_this
+            assert refused.value.code == "text.too_large"
+            assert f"{ENVELOPE_TEXT_BYTES_MAX:,}" in refused.value.because and "attachment" in refused.value.try_this
         assert await desk.untouched()
-        longest = "ü" * (TEXT_BYTES_MAX // 2)
+        longest = "ü" * (ENVELOPE_TEXT_BYTES_MAX // 2)
         assert (await desk.get(await desk.post(longest))).text == longest
 
 
@@ -611,10 +624,10 @@ async def test_what_is_no_text_is_refused_in_words(on_disk: Place, text: str) ->
 async def test_text_that_runs_backwards_is_kept_as_it_is_and_shown_with_its_turns_spelled_out(place: Place) -> None:
     trick = "pay \u202e000,1\u202c euro \u2066hidden\u2069"
     async with desk_at(place) as desk:
-        receipt = await desk.post(trick, context=Context(sender_name="Ma\u202eria"))
+        receipt = await desk.post(trick, context=EnvelopeContext(sender_name="Ma\u202eria"))
         found = await desk.get(receipt)
         assert found.text == trick
-        shown = turn_input.render([found], now=desk.clock.now(), zone=ZoneInfo("UTC"))
+        shown = turn_input.render_turn([found], now=desk.clock.now(), zone=ZoneInfo("UTC"))
         assert not any(sign in shown for sign in "\u202e\u202c\u2066\u2069")
         assert "000,1" in shown
 
@@ -625,11 +638,11 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from stores import settle_in
 from retinue.domain import address
-from retinue.domain.envelope import Draft
+from retinue.domain.envelope import EnvelopeDraft
 from retinue.domain.errors import TooLarge
 from retinue.domain.ids import EnvelopeId
 from retinue.domain.times import to_ms
-from retinue.intake.accept import Inbox
+from retinue.intake.accept import EnvelopeIntake
 from retinue.store.open_store import open_store
 from retinue.testing.fake_clock import FakeClock
 
@@ -639,18 +652,19 @@ def peak_mb() -> float:
 async def main() -> None:
     store = await open_store(Path(sys.argv[1]))
     await store.write(settle_in("ada"), point="setup")
-    inbox = Inbox(store, FakeClock(), lambda wake: None)
+    inbox = EnvelopeIntake(store, FakeClock(), lambda wake: None)
     refused = kept = 0
     async def client(n: int) -> None:
         nonlocal refused, kept
         for m in range(4):
             text = chr(0x4e00 + n) * 3_500_000 if m % 2 else "small"  # 10 MB of UTF-8
-            draft = Draft(
-                id=EnvelopeId(f"{n:016x}{m:016x}"), sender=address.person("maria"), recipient=address.agent("ada"),
-                text=text, source="test", key=f"{n}/{m}", silent=True,
+            draft = EnvelopeDraft(
+                id=EnvelopeId(f"{n:016x}{m:016x}"),
+                sender=address.person_address("maria"), recipient=address.agent_address("ada"),
+                text=text, source="test", idempotency_key=f"{n}/{m}", silent=True,
             )
             try:
-                await inbox.post(draft)
+                await inbox.accept(draft)
                 kept += 1
             except TooLarge:
                 refused += 1
@@ -687,12 +701,14 @@ def crowded(overflow: Overflow, cap: int = 2) -> dict[str, Any]:
 
 async def waiting(desk: Desk, session: SessionId | None) -> list[str]:
     assert session is not None
-    due = await desk.store.read(lambda conn: envelopes.due(conn, session, 4 * 10**12, limit=50))
+    due = await desk.store.read(lambda conn: envelopes.list_due(conn, session, 4 * 10**12, limit=50))
     return [e.text for e in due if not e.silent]
 
 
 async def notices(desk: Desk, person: str = "maria") -> list[str]:
-    return [e.text for e in await desk.kept() if str(e.recipient) == f"person:{person}" and e.kind is Kind.NOTICE]
+    return [
+        e.text for e in await desk.kept() if str(e.recipient) == f"person:{person}" and e.kind is EnvelopeKind.NOTICE
+    ]
 
 
 @pytest.mark.spec("C24")
@@ -706,8 +722,8 @@ async def test_refuse_keeps_what_waits_and_tells_the_sender_of_what_came_late(pl
         assert await desk.outcome(late.envelope) == (Outcome.REFUSED, late.because)
         assert await waiting(desk, late.session) == ["number 0", "number 1"]
         assert all(receipt.outcome is None for receipt in kept)
-        assert await notices(desk) == [f"Not taken: {late.because}."]
-        told = [e for e in await desk.kept() if e.kind is Kind.NOTICE]
+        assert await notices(desk) == [f"Not accepted: {late.because}."]
+        told = [e for e in await desk.kept() if e.kind is EnvelopeKind.NOTICE]
         assert told[0].reply_to == late.envelope
 
 
@@ -720,7 +736,7 @@ async def test_oldest_makes_room_for_what_is_new(place: Place) -> None:
         assert await waiting(desk, receipts[0].session) == ["number 3", "number 4"]
         ended = [await desk.outcome(receipt.envelope) for receipt in receipts]
         assert ended[3:] == [None, None]
-        assert all(end == (Outcome.REFUSED, "queue full: newer mail took its place") for end in ended[:3])
+        assert all(end == (Outcome.REFUSED, "queue full: dropped for a newer message") for end in ended[:3])
         assert len(await notices(desk)) == 3
 
 
@@ -732,9 +748,9 @@ async def test_summarize_leaves_the_agent_a_line_of_what_gave_way(place: Place) 
 
         assert await waiting(desk, receipts[0].session) == ["number 0", "number 1"]
         (line,) = [e for e in await desk.kept() if e.silent]
-        assert line.text.startswith("Left out while you were busy, from person:maria: first words xxx")
+        assert line.text.startswith("Dropped while you were busy, from person:maria: first words xxx")
         assert len(line.text) < 250 and line.text.endswith("…")
-        assert (line.kind, line.session) == (Kind.SYSTEM, receipts[0].session)
+        assert (line.kind, line.session) == (EnvelopeKind.SYSTEM, receipts[0].session)
         assert len(await notices(desk)) == 1
 
 
@@ -750,10 +766,10 @@ async def test_answers_and_notices_are_neither_counted_nor_made_to_give_way(plac
     async with desk_at(place, "ada", "bob", **crowded(Overflow.OLDEST)) as desk:
         session = (await desk.post("number 0")).session
         assert session is not None
-        await desk.post("an answer", recipient=f"agent:ada/{session}", sender="agent:bob", kind=Kind.ANSWER)
-        await desk.post("a notice", recipient=f"agent:ada/{session}", sender="agent:bob", kind=Kind.NOTICE)
+        await desk.post("an answer", recipient=f"agent:ada/{session}", sender="agent:bob", kind=EnvelopeKind.ANSWER)
+        await desk.post("a notice", recipient=f"agent:ada/{session}", sender="agent:bob", kind=EnvelopeKind.NOTICE)
         await desk.post("for later", deliver_at=desk.clock.now() + timedelta(days=1))
-        await desk.post("silent", silent=True, kind=Kind.SYSTEM)
+        await desk.post("silent", silent=True, kind=EnvelopeKind.SYSTEM)
         await desk.post("number 1")
         assert await notices(desk) == []
         await desk.post("number 2")
@@ -793,8 +809,8 @@ async def test_inside_the_house_a_letter_to_nobody_is_kept_and_ends_refused(plac
         drafts = [desk.draft(recipient=to) for to in ("agent:nobody", "person:nobody", "agent:ada/deadbeef")]
 
         def body(conn: sa.Connection) -> list[Outcome | None]:
-            page = Page(conn, 1)
-            outcomes = [enter(page, draft).receipt.outcome for draft in drafts]
+            page = Transaction(conn, 1)
+            outcomes = [accept_in_transaction(page, draft).receipt.outcome for draft in drafts]
             page.close()
             return outcomes
 
@@ -810,9 +826,9 @@ async def test_inside_the_house_a_letter_to_nobody_is_kept_and_ends_refused(plac
 async def test_a_receipt_says_how_far_the_news_had_come_and_the_news_tells_of_the_letter(place: Place) -> None:
     async with desk_at(place) as desk:
         receipt = await desk.post("hello")
-        told = await desk.store.read(lambda conn: events.after(conn, 0, limit=10))
+        told = await desk.store.read(lambda conn: events.list_after(conn, 0, limit=10))
         assert [piece.kind.value for piece in told] == ["session.started", "envelope.accepted"]
-        assert told[-1].seq == receipt.news_seq
+        assert told[-1].seq == receipt.event_seq
         assert told[-1].body["text"] == "hello"
         assert desk.wakes == [LaneWake(receipt.session, "ada", LaneKind.MAIN)]  # type: ignore[arg-type]
 

@@ -4,7 +4,7 @@ import pytest
 
 from retinue.domain import address
 from retinue.domain.session import Origin, OriginKind
-from retinue.intake.routing import answer_address
+from retinue.intake.routing import get_answer_address
 
 
 @pytest.mark.parametrize(
@@ -19,4 +19,4 @@ from retinue.intake.routing import answer_address
     ],
 )
 def test_what_a_schedule_set_going_is_told_to_whoever_the_session_belongs_to(origin: Origin, heard_by: str) -> None:
-    assert str(answer_address(address.parse("schedule:0123456789ab"), origin=origin)) == heard_by
+    assert str(get_answer_address(address.parse_address("schedule:0123456789ab"), origin=origin)) == heard_by

@@ -16,33 +16,33 @@ from connectors.telegram_instance import until
 from connectors.webhook_instance import hook_house, webhook
 
 from retinue.app.clock_and_ids import RealClock
-from retinue.config.access import DoorSettings
+from retinue.config.access import AccessSettings
 from retinue.config.connectors import ConnectorSettings
-from retinue.connectors.base import Heard, Incoming, Quoted
+from retinue.connectors.base import InboundKind, InboundMessage, QuotedMessage
 from retinue.connectors.telegram import TelegramSettings
 from retinue.connectors.webhook.settings import WebhookSettings
 from retinue.domain import address
 from retinue.domain.access import Activation, DmPolicy, GroupPolicy
-from retinue.domain.envelope import Draft, Outcome, Settled
+from retinue.domain.envelope import EnvelopeDraft, Outcome, SettledOutcome
 from retinue.domain.ids import EnvelopeId
 from retinue.domain.structs import replace
-from retinue.intake.accept import Inbox
-from retinue.intake.access_control import Doorkeeper, Keeper
+from retinue.intake.accept import EnvelopeIntake
+from retinue.intake.access_control import AccessControl, PolicyAccessControl
 from retinue.intake.log_throttle import LINES_PER_MINUTE
 from retinue.intake.unknown_senders import REFUSALS_MAX
-from retinue.outbox.outbound_access import Reach
+from retinue.outbox.outbound_access import OutboundAccess
 from retinue.store.core.connection import Store
-from retinue.testing.fake_telegram import person
-from retinue.testing.local_instance import House, Household
-from retinue.testing.scripted_model import says
+from retinue.testing.fake_telegram import build_user
+from retinue.testing.local_instance import LocalInstance, LocalServer
+from retinue.testing.scripted_model import text_reply
 from retinue.testing.telegram_server import TOKEN, TelegramServer
 
 FLOOD = 10_000
 PHRASES_MAX = 5  # different things that a log says of one flood
 GROWTH_BYTES_MAX = 4_000_000
 
-EVE = person(666, "Eve", username="eve")
-OWNER = person(42, "Noor", username="noor")
+EVE = build_user(666, "Eve", username="eve")
+OWNER = build_user(42, "Noor", username="noor")
 
 
 # --- at Telegram's door ---
@@ -51,7 +51,7 @@ OWNER = person(42, "Noor", username="noor")
 @pytest.fixture
 async def telegram() -> AsyncGenerator[TelegramServer]:
     async with TelegramServer() as server:
-        server.rooms[666] = replace(server.rooms[42], id=666, messages={})
+        server.chats[666] = replace(server.chats[42], id=666, messages={})
         yield server
 
 
@@ -60,28 +60,28 @@ class Bot:
 
     def __init__(self, root: Path, telegram: TelegramServer) -> None:
         self.telegram = telegram
-        self.door = DoorSettings(dm=DmPolicy.ALLOWLIST, catch_up_hours=0)
+        self.door = AccessSettings(dm=DmPolicy.ALLOWLIST, catch_up_hours=0)
         own = TelegramSettings(token_env="BOT", api_base=telegram.url, poll_s=5, timeout_s=60.0)
-        self.household = Household(
+        self.household = LocalInstance(
             root,
             clock=RealClock(),
             environment={"BOT": TOKEN},
-            lines={"family": ConnectorSettings(kind="telegram", own=own)},
-            keeper=self._stand,
+            connector_settings={"family": ConnectorSettings(kind="telegram", own=own)},
+            create_access_control=self._stand,
         )
-        self.household.model.rule = lambda _prompt: says("ok")
-        self.keeper: Doorkeeper | None = None
+        self.household.model.rule = lambda _prompt: text_reply("ok")
+        self.keeper: PolicyAccessControl | None = None
 
-    def _stand(self, store: Store, inbox: Inbox) -> Keeper:
+    def _stand(self, store: Store, inbox: EnvelopeIntake) -> AccessControl:
         household = self.household
-        self.keeper = Doorkeeper(
+        self.keeper = PolicyAccessControl(
             store,
             household.clock,
             household.ids,
             lambda _: self.door,
             lambda _: "telegram",
             post=inbox,
-            default=lambda: "ada",
+            get_default_agent=lambda: "ada",
         )
         return self.keeper
 
@@ -91,7 +91,7 @@ class Bot:
         await until(lambda: sum(refusal.count for refusal in keeper.refusals()) >= count)
 
     async def until_answered(self, room: int, count: int) -> None:
-        await until(lambda: len(self.telegram.ours(room)) >= count)
+        await until(lambda: len(self.telegram.list_bot_messages(room)) >= count)
 
 
 @pytest.fixture
@@ -99,31 +99,37 @@ def bot(tmp_path: Path, telegram: TelegramServer) -> Bot:
     return Bot(tmp_path, telegram)
 
 
-async def from_outside(house: House) -> int:
-    return (await house.sql("SELECT count(*) AS n FROM envelopes WHERE source LIKE 'connector:%'"))[0].n
+async def from_outside(house: LocalServer) -> int:
+    return (await house.execute_sql("SELECT count(*) AS n FROM envelopes WHERE source LIKE 'connector:%'"))[0].n
 
 
 @pytest.mark.spec("C16", "D56.inbound")
 async def test_a_stranger_who_takes_the_owners_names_and_quotes_the_owner_is_nobody(bot: Bot) -> None:
     telegram = bot.telegram
-    async with bot.household.open() as house:
+    async with bot.household.run() as house:
         await link(house, "owner", id_="42", service="telegram")
-        theirs = telegram.says("What is on today?", by=OWNER)
+        theirs = telegram.person_sends("What is on today?", sender=OWNER)
         await bot.until_answered(42, 1)
 
-        forged = person(666, "Noor", username="noor")
-        telegram.says("It is me, from another telephone.", room=666, by=forged)
-        telegram.says("Forwarded.", room=666, by=EVE, forward_origin={"type": "user", "sender_user": OWNER, "date": 1})
-        telegram.says("As I said.", room=666, by=EVE, reply_to_message=telegram.rooms[42].messages[theirs])
-        telegram.says("/new", room=666, by=EVE)
+        forged = build_user(666, "Noor", username="noor")
+        telegram.person_sends("It is me, from another telephone.", chat_id=666, sender=forged)
+        telegram.person_sends(
+            "Forwarded.", chat_id=666, sender=EVE, forward_origin={"type": "user", "sender_user": OWNER, "date": 1}
+        )
+        telegram.person_sends(
+            "As I said.", chat_id=666, sender=EVE, reply_to_message=telegram.chats[42].messages[theirs]
+        )
+        telegram.person_sends("/new", chat_id=666, sender=EVE)
         await bot.until_refused(4)
-        telegram.says("And tomorrow?", by=person(42, "Somebody Else", username="changed"))
+        telegram.person_sends("And tomorrow?", sender=build_user(42, "Somebody Else", username="changed"))
         await bot.until_answered(42, 2)
-        await house.quiet()
+        await house.wait_until_idle()
 
-        assert telegram.ours(666) == []
+        assert telegram.list_bot_messages(666) == []
         assert await from_outside(house) == 2, "both of the owner's, whatever they are called"
-        told = [letter.text for letter in await house.mail_for("owner") if "not known here" in letter.text]
+        told = [
+            letter.text for letter in await house.list_envelopes_to("owner") if "An unknown sender wrote" in letter.text
+        ]
         assert len(told) == 1 and "id 666" in told[0]
 
 
@@ -132,45 +138,47 @@ async def test_a_button_that_somebody_elses_message_bears_decides_nothing_for_a_
     telegram = bot.telegram
     bot.door = replace(bot.door, group_policy=GroupPolicy.OPEN, activation=Activation.ALWAYS)
     telegram.add_group(-100)
-    async with bot.household.open() as house:
+    async with bot.household.run() as house:
         await link(house, "owner", id_="42", service="telegram")
-        telegram.says("Hello.", room=-100, by=OWNER)
+        telegram.person_sends("Hello.", chat_id=-100, sender=OWNER)
         await bot.until_answered(-100, 1)
         before = await rows(house)
-        [ours] = telegram.ours(-100)
+        [ours] = telegram.list_bot_messages(-100)
         pressed = [
-            telegram.presses(ours["message_id"], data, room=-100, by=EVE)
+            telegram.person_presses(ours["message_id"], data, chat_id=-100, sender=EVE)
             for data in ("a:0123456789abcdef:once", "a:0123456789abcdef:always", "/allow", "x" * 64, "1")
         ]
         await until(lambda: all(telegram.press_answers[each] for each in pressed))
 
         assert len({telegram.press_answers[each] for each in pressed}) == 1, "whoever may not learns nothing from it"
         assert await rows(house) == before
-        assert (await house.sql("SELECT count(*) AS n FROM approvals"))[0].n == 0
+        assert (await house.execute_sql("SELECT count(*) AS n FROM approvals"))[0].n == 0
 
 
 @pytest.mark.spec("D56.outbound")
 async def test_an_agent_writes_to_those_in_private_whom_the_bot_would_hear_and_to_nobody_else(bot: Bot) -> None:
     bot.door = replace(bot.door, allow_from=("42",))
-    bot.household.why_not = Reach(lambda _: bot.door, lambda _: "telegram", lambda: "ada").of_envelope
-    async with bot.household.open() as house:
+    bot.household.get_refusal = OutboundAccess(
+        lambda _: bot.door, lambda _: "telegram", lambda: "ada"
+    ).get_envelope_refusal
+    async with bot.household.run() as house:
 
-        async def write(room: int) -> Settled:
+        async def write(room: int) -> SettledOutcome:
             id_ = EnvelopeId(bot.household.ids.new())
-            draft = Draft(
+            draft = EnvelopeDraft(
                 id=id_,
-                sender=address.agent("ada"),
-                recipient=address.parse(f"channel:family:{room}"),
+                sender=address.agent_address("ada"),
+                recipient=address.parse_address(f"channel:family:{room}"),
                 text="hello",
                 source="run",
-                key=id_,
+                idempotency_key=id_,
             )
-            return await house.outcome((await house.inbox.post(draft)).envelope)
+            return await house.wait_for_outcome((await house.intake.accept(draft)).envelope)
 
         assert (await write(42)).outcome is Outcome.DELIVERED
         refused = await write(666)
         assert refused.outcome is Outcome.DEAD and refused.because
-        assert (len(bot.telegram.ours(42)), bot.telegram.ours(666)) == (1, [])
+        assert (len(bot.telegram.list_bot_messages(42)), bot.telegram.list_bot_messages(666)) == (1, [])
 
 
 # --- floods: ten thousand messages within a minute of the house's clock ---
@@ -198,23 +206,25 @@ def lines() -> Any:
     log.setLevel(level)
 
 
-def one(number: int) -> Incoming:
+def one(number: int) -> InboundMessage:
     return said("spam", by="8", id_=str(number))
 
 
-def many(number: int) -> Incoming:
+def many(number: int) -> InboundMessage:
     return said("spam", by=f"s{number % (2 * REFUSALS_MAX)}", id_=str(number))
 
 
-def in_a_group(number: int) -> Incoming:
+def in_a_group(number: int) -> InboundMessage:
     return said("spam", by=f"s{number}", room="-1", id_=str(number), mentioned=True)
 
 
-def pressing(number: int) -> Incoming:
-    return said("a:1:once", by=f"s{number}", id_=str(number), kind=Heard.PRESS, quoted=Quoted(message_id="1"))
+def pressing(number: int) -> InboundMessage:
+    return said(
+        "a:1:once", by=f"s{number}", id_=str(number), kind=InboundKind.PRESS, quoted=QuotedMessage(message_id="1")
+    )
 
 
-FLOODS: dict[str, tuple[dict[str, Any], Callable[[int], Incoming], int]] = {
+FLOODS: dict[str, tuple[dict[str, Any], Callable[[int], InboundMessage], int]] = {
     "one stranger at a closed door": ({}, one, 1),
     "many strangers at a closed door": ({"dm": DmPolicy.ALLOWLIST}, many, 1),
     "many strangers where codes are given": ({"dm": DmPolicy.PAIRING, "pairing_max": 3}, many, 3),
@@ -232,25 +242,25 @@ async def test_ten_thousand_messages_a_minute_are_bounded_in_rows_memory_and_log
 ) -> None:
     settings, incoming, told = FLOODS[flood]
     street = Street.at(tmp_path, **settings)
-    async with street.household.open() as house:
+    async with street.household.run() as house:
         for number in range(FLOOD // 10):  # what is remembered of anyone is remembered by now
-            await house.doorway.accept("quiet", incoming(number))
-        await house.quiet()
+            await house.connector_intake.accept("quiet", incoming(number))
+        await house.wait_until_idle()
         before = await rows(house)
         lines.said.clear()
         tracemalloc.start()
         try:
             for number in range(FLOOD // 10, FLOOD):
-                assert await house.doorway.accept("quiet", incoming(number)) is None
+                assert await house.connector_intake.accept("quiet", incoming(number)) is None
             grown, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-        await house.quiet()
+        await house.wait_until_idle()
 
         assert await rows(house) == before
         assert grown < GROWTH_BYTES_MAX
         assert len(lines.said) <= PHRASES_MAX and max(lines.said.values(), default=0) <= LINES_PER_MINUTE, lines.said
-        assert len(await house.mail_for("owner")) == told
+        assert len(await house.list_envelopes_to("owner")) == told
         assert street.keeper is not None and len(street.keeper.refusals()) <= REFUSALS_MAX
 
 
@@ -259,12 +269,12 @@ async def test_what_a_log_leaves_out_is_counted_in_the_next_line(
 ) -> None:
     caplog.set_level(logging.INFO, logger="retinue.mailroom")
     street = Street.at(tmp_path)
-    async with street.household.open() as house:
+    async with street.household.run() as house:
         for number in range(LINES_PER_MINUTE + 7):
-            await house.doorway.accept("quiet", said("spam", by=f"s{number}"))
+            await house.connector_intake.accept("quiet", said("spam", by=f"s{number}"))
         await street.household.clock.advance(60)
-        await house.doorway.accept("quiet", said("spam", by="another"))
-    refused = [record for record in caplog.records if record.message == "message refused at the door"]
+        await house.connector_intake.accept("quiet", said("spam", by="another"))
+    refused = [record for record in caplog.records if record.message == "message refused"]
     assert len(refused) == LINES_PER_MINUTE + 1
     assert getattr(refused[-1], "left_out", 0) == 7
 

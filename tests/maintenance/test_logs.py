@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from retinue.app.clock_and_ids import new_token
 from retinue.app.instance_files import owner_token
-from retinue.app.logs import MASK, LogLine, log_file, masked, set_level, set_up_logs
-from retinue.config.settings import LogLevel, Logs
+from retinue.app.logs import REDACTED, LogFormatter, log_file_path, redact, set_level, set_up_logs
+from retinue.config.settings import LogLevel, LogSettings
 
 OURS = "Zk3_q9vXw2-LmN8bT5rYc1Hs7DfGj4KpQ0aUeRiVoBx"
 PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEAx\nq7Zc8s\n-----END RSA PRIVATE KEY-----"
@@ -66,7 +66,7 @@ LEAKS = (
 PLAIN = (
     "run finished input_tokens=1200 tokens_max=100000 turns=3",
     "envelope 538453d7 from person:maria ended answered",
-    "mail kept without beginning a run",
+    "envelope accepted without starting a run",
     "the key 'abc' was already used for another envelope",
     "request refused code=key.reused path=/api/token/list",
     "2026-01-05T10:00:00+01:00 took 12 ms",
@@ -88,31 +88,31 @@ def logging_as_before() -> Iterator[None]:
 @pytest.mark.parametrize(("text", "secret"), LEAKS)
 def test_what_looks_like_a_secret_is_masked(text: str, secret: str) -> None:
     assert secret in text
-    assert secret not in masked(text)
-    assert MASK in masked(text)
+    assert secret not in redact(text)
+    assert REDACTED in redact(text)
 
 
 @pytest.mark.parametrize("text", PLAIN)
 def test_what_is_no_secret_stays_readable(text: str) -> None:
-    assert masked(text) == text
+    assert redact(text) == text
 
 
 @pytest.mark.parametrize("around", ["{}", "x {}", "'{}'", "({})", "a={} b", "{}.", "/{}/", "{}\n"])
 def test_our_own_secrets_are_masked_wherever_they_stand(around: str) -> None:
     for secret in (new_token() for _ in range(200)):
-        assert secret not in masked(around.format(secret))
+        assert secret not in redact(around.format(secret))
 
 
 @given(st.text(max_size=400))
 def test_no_text_stops_the_mask(text: str) -> None:
-    masked(text + " password=" + text)
+    redact(text + " password=" + text)
 
 
 @pytest.mark.spec("D72")
 def test_secrets_are_masked_in_messages_fields_and_exceptions_and_the_owners_file_is_the_owners(tmp_path: Path) -> None:
     secret = owner_token(tmp_path, new_token)
     terminal = io.StringIO()
-    set_up_logs(terminal, home=tmp_path)
+    set_up_logs(terminal, data_dir=tmp_path)
     log = logging.getLogger("test")
     log.info("signed in with %s", secret)
     log.info("signed in", extra={"token": "plain words", "because": f"header was Bearer {secret}"})
@@ -123,31 +123,31 @@ def test_secrets_are_masked_in_messages_fields_and_exceptions_and_the_owners_fil
             raise RuntimeError(f"{secret=}") from error
     except RuntimeError:
         log.exception("sign-in failed", stack_info=True)
-    for text in (terminal.getvalue(), log_file(tmp_path).read_text()):
+    for text in (terminal.getvalue(), log_file_path(tmp_path).read_text()):
         assert secret not in text
         assert "plain words" not in text
         assert text.count("signed in") == 2
         assert "ValueError: no such token" in text
-    for path in (tmp_path / "owner-token", log_file(tmp_path)):
+    for path in (tmp_path / "owner-token", log_file_path(tmp_path)):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert stat.S_IMODE(log_file(tmp_path).parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE(log_file_path(tmp_path).parent.stat().st_mode) == 0o700
 
 
 def test_logs_are_put_away_at_each_start_and_only_so_many_are_kept(tmp_path: Path) -> None:
     for start in range(5):
-        set_up_logs(None, home=tmp_path, logs=Logs(files_kept=2))
+        set_up_logs(None, data_dir=tmp_path, logs=LogSettings(files_kept=2))
         logging.getLogger("test").info("start %d", start)
-    names = sorted(path.name for path in log_file(tmp_path).parent.iterdir())
+    names = sorted(path.name for path in log_file_path(tmp_path).parent.iterdir())
     assert names == ["retinue.log", "retinue.log.1", "retinue.log.2"]
-    assert "start 4" in log_file(tmp_path).read_text()
+    assert "start 4" in log_file_path(tmp_path).read_text()
     assert "start 3" in (tmp_path / "logs" / "retinue.log.1").read_text()
 
 
 def test_a_log_that_grows_large_is_put_away(tmp_path: Path) -> None:
-    set_up_logs(None, home=tmp_path, logs=Logs(bytes_max=64 * 1024, files_kept=1))
+    set_up_logs(None, data_dir=tmp_path, logs=LogSettings(bytes_max=64 * 1024, files_kept=1))
     for number in range(3000):
         logging.getLogger("test").info("something happened", extra={"number": number})
-    files = sorted(log_file(tmp_path).parent.iterdir())
+    files = sorted(log_file_path(tmp_path).parent.iterdir())
     assert [path.name for path in files] == ["retinue.log", "retinue.log.1"]
     assert all(path.stat().st_size <= 64 * 1024 for path in files)
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in files)
@@ -155,16 +155,16 @@ def test_a_log_that_grows_large_is_put_away(tmp_path: Path) -> None:
 
 def test_with_none_kept_there_is_one_file(tmp_path: Path) -> None:
     for _ in range(2):
-        set_up_logs(None, home=tmp_path, logs=Logs(bytes_max=64 * 1024, files_kept=0))
+        set_up_logs(None, data_dir=tmp_path, logs=LogSettings(bytes_max=64 * 1024, files_kept=0))
         for number in range(2000):
             logging.getLogger("test").info("something happened", extra={"number": number})
-    [file] = log_file(tmp_path).parent.iterdir()
+    [file] = log_file_path(tmp_path).parent.iterdir()
     assert file.stat().st_size <= 64 * 1024
 
 
 def test_the_least_level_is_a_setting_and_changes_at_once(tmp_path: Path) -> None:
     terminal = io.StringIO()
-    set_up_logs(terminal, home=tmp_path, logs=Logs(level=LogLevel.WARNING))
+    set_up_logs(terminal, data_dir=tmp_path, logs=LogSettings(level=LogLevel.WARNING))
     log = logging.getLogger("test")
     log.info("quiet")
     set_level("debug")
@@ -174,7 +174,7 @@ def test_the_least_level_is_a_setting_and_changes_at_once(tmp_path: Path) -> Non
 
 
 def test_without_a_file_nothing_is_written_to_the_home(tmp_path: Path) -> None:
-    set_up_logs(io.StringIO(), home=tmp_path, logs=Logs(file=False))
+    set_up_logs(io.StringIO(), data_dir=tmp_path, logs=LogSettings(file=False))
     logging.getLogger("test").info("hello")
     assert list(tmp_path.iterdir()) == []
 
@@ -190,7 +190,7 @@ def test_a_line_that_cannot_be_made_is_replaced_and_the_house_goes_on(capsys: py
     log = logging.getLogger("test")
     log.info("got %d", "no number")
     log.info("got", extra={"value": Unspeakable()})
-    assert terminal.getvalue().count("log line could not be made") == 2
+    assert terminal.getvalue().count("log line not formatted") == 2
     terminal.close()
     log.info("password=hunter2")  # nowhere to write it
     assert capsys.readouterr().err == ""
@@ -199,15 +199,15 @@ def test_a_line_that_cannot_be_made_is_replaced_and_the_house_goes_on(capsys: py
 def test_a_house_without_room_for_its_log_says_so_on_the_terminal(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("in the way")
     terminal = io.StringIO()
-    set_up_logs(terminal, home=tmp_path)
-    assert "log file cannot be used" in terminal.getvalue()
+    set_up_logs(terminal, data_dir=tmp_path)
+    assert "log file not writable" in terminal.getvalue()
 
 
 def test_the_log_is_not_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "elsewhere").write_text("")
-    log_file(tmp_path).symlink_to(tmp_path / "elsewhere")
-    set_up_logs(io.StringIO(), home=tmp_path)
+    log_file_path(tmp_path).symlink_to(tmp_path / "elsewhere")
+    set_up_logs(io.StringIO(), data_dir=tmp_path)
     logging.getLogger("test").info("hello")
     assert (tmp_path / "elsewhere").read_text() == ""
 
@@ -219,14 +219,14 @@ def test_nobodys_words_can_forge_a_line_or_command_a_terminal() -> None:
         raise ValueError("first\n2026-01-01 info forged\x1b[31m")
     except ValueError as error:
         record.exc_info = (ValueError, error, error.__traceback__)
-    first, *rest = LogLine().format(record).split("\n")
+    first, *rest = LogFormatter().format(record).split("\n")
     assert "\\n2026 info forged" in first
     assert "\x1b" not in "".join([first, *rest])
     assert all(line.startswith("    ") for line in rest)
 
 
 def test_an_overlong_text_is_cut_before_it_is_looked_at() -> None:
-    text = masked("x" * 100_000 + " password=hunter2")
+    text = redact("x" * 100_000 + " password=hunter2")
     assert len(text) < 40_000
     assert "more characters" in text
 

@@ -17,11 +17,20 @@ from typing import Any
 from retinue.config.models import WireFormat
 from retinue.domain.ids import SessionId
 from retinue.domain.model import ModelFacts, ModelFailed, ModelRef
-from retinue.domain.record import PieceKind, Record, Stop, Usage, UserTurn, kind_of
+from retinue.domain.record import Record, ReplyPieceKind, StopReason, Usage, UserTurn, body_kind
 from retinue.domain.times import to_ms
-from retinue.models.base import Asks, Ended, Model, Prompt, Seals, Text, Thinking, WireCache
-from retinue.models.formats.wire_formats import wire_of
-from retinue.models.provider_http import HttpModel, Link, Target
+from retinue.models.base import (
+    EncodedContextCache,
+    EndChunk,
+    Model,
+    ModelPrompt,
+    SignatureChunk,
+    TextChunk,
+    ThinkingChunk,
+    ToolCallChunk,
+)
+from retinue.models.formats.wire_formats import make_provider_format
+from retinue.models.provider_http import HttpModel, ModelTarget, ProviderConnections
 from retinue.testing.fake_clock import START
 
 CUTS_MAX = 60
@@ -162,8 +171,8 @@ async def provider(*answers: Answer, seed: int = 0) -> AsyncGenerator[Provider]:
 
 
 @asynccontextmanager
-async def linked() -> AsyncGenerator[Link]:
-    link = Link()
+async def linked() -> AsyncGenerator[ProviderConnections]:
+    link = ProviderConnections()
     try:
         yield link
     finally:
@@ -175,28 +184,28 @@ def facts_of(provider_name: str = "openai", model: str = "some-model", **known: 
 
 
 def model_at(
-    link: Link, url: str, format_: WireFormat | str, *, facts: ModelFacts | None = None, **how: Any
+    link: ProviderConnections, url: str, format_: WireFormat | str, *, facts: ModelFacts | None = None, **how: Any
 ) -> HttpModel:
     """A model of one format behind this address. `how` is what else a `Target` knows."""
-    wire = wire_of(WireFormat(format_), WireCache())
-    return HttpModel(link, wire, Target(facts=facts or facts_of(), url=url, **how))
+    wire = make_provider_format(WireFormat(format_), EncodedContextCache())
+    return HttpModel(link, wire, ModelTarget(facts=facts or facts_of(), url=url, **how))
 
 
 def records_of(*bodies: Any, session: SessionId = SESSION) -> list[Record]:
     return [
-        Record(session=session, seq=seq, kind=kind_of(body), body=body, at_ms=to_ms(START))
+        Record(session=session, seq=seq, kind=body_kind(body), body=body, at_ms=to_ms(START))
         for seq, body in enumerate(bodies, start=1)
     ]
 
 
-def prompt_of(*bodies: Any, **more: Any) -> Prompt:
+def prompt_of(*bodies: Any, **more: Any) -> ModelPrompt:
     """A prompt over these bodies of records; over one plain question where there are none."""
     records = records_of(*(bodies or (UserTurn(text="Is the bakery open today?"),)))
     given: dict[str, Any] = {"session": SESSION, "instructions": "Be brief.", "records": records, "tools": ()}
-    return Prompt(**{**given, **more})
+    return ModelPrompt(**{**given, **more})
 
 
-async def hear(model: Model, prompt: Prompt | None = None, key: str = KEY) -> dict[str, Any]:
+async def hear(model: Model, prompt: ModelPrompt | None = None, key: str = KEY) -> dict[str, Any]:
     """What a model says, in the shape of the recordings' `expected`."""
     heard = Heard()
     try:
@@ -217,18 +226,18 @@ async def _closing(chunks: AsyncIterator[Any]) -> AsyncIterator[Any]:
 
 
 _FINISH = {
-    Stop.END: "stop",
-    Stop.CALLS: "tool_call",
-    Stop.LENGTH: "length",
-    Stop.FILTERED: "content_filter",
-    Stop.PAUSED: "pause",
-    Stop.CUT_OFF: "cut_off",
+    StopReason.END: "stop",
+    StopReason.CALLS: "tool_call",
+    StopReason.LENGTH: "length",
+    StopReason.FILTERED: "content_filter",
+    StopReason.PAUSED: "pause",
+    StopReason.CUT_OFF: "cut_off",
 }
 _ON = {
-    PieceKind.TEXT: "text",
-    PieceKind.THINKING: "thinking",
-    PieceKind.CALL: "tool_call",
-    PieceKind.SERVER: "server_tool_call",
+    ReplyPieceKind.TEXT: "text",
+    ReplyPieceKind.THINKING: "thinking",
+    ReplyPieceKind.CALL: "tool_call",
+    ReplyPieceKind.SERVER: "server_tool_call",
 }
 
 
@@ -242,25 +251,25 @@ class Heard:
         self._served: list[dict[str, Any]] = []
         self._seals: list[dict[str, str]] = []
         self._order: list[str] = []
-        self._ended: Ended | None = None
+        self._ended: EndChunk | None = None
 
     def add(self, chunk: Any) -> None:
         assert self._ended is None, f"{chunk!r} came after the end"
         match chunk:
-            case Text(text):
+            case TextChunk(text):
                 assert text, "a chunk without words"
                 self._text.append(text)
                 self._kind("text")
-            case Thinking(text):
+            case ThinkingChunk(text):
                 assert text, "a chunk without words"
                 self._thinking.append(text)
                 self._kind("thinking")
-            case Asks(call):
+            case ToolCallChunk(call):
                 self._calls.append({"id": call.id, "name": call.tool, "arguments": call.arguments})
                 self._order.append("tool_call")
-            case Seals(kind, seal):
+            case SignatureChunk(kind, seal):
                 self._seal(kind, seal)
-            case Ended():
+            case EndChunk():
                 self._ended = chunk
             case _:
                 raise AssertionError(f"{chunk!r} is no chunk")
@@ -283,15 +292,15 @@ class Heard:
         if not self._order or self._order[-1] != kind:
             self._order.append(kind)
 
-    def _seal(self, kind: PieceKind, seal: str) -> None:
+    def _seal(self, kind: ReplyPieceKind, seal: str) -> None:
         assert seal, "an empty seal"
         self._seals.append({"on": _ON[kind], "value": seal})
         match kind:
-            case PieceKind.SERVER:
+            case ReplyPieceKind.SERVER:
                 self._server(json.loads(seal))
-            case PieceKind.THINKING:
+            case ReplyPieceKind.THINKING:
                 self._kind("thinking")
-            case PieceKind.TEXT | PieceKind.CALL:
+            case ReplyPieceKind.TEXT | ReplyPieceKind.CALL:
                 pass
 
     def _server(self, block: dict[str, Any]) -> None:

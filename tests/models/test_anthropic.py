@@ -14,12 +14,12 @@ from models.replay import KEY, SESSION, Answer, Then, facts_of, hear, linked, mo
 from retinue.config.models import WireFormat
 from retinue.domain.attachment import Attachment
 from retinue.domain.model import ModelFailed
-from retinue.domain.record import Mark, Note, Piece, PieceKind, Reply, Stop, Summary, UserTurn
+from retinue.domain.record import ContextStart, Note, Reply, ReplyPiece, ReplyPieceKind, StopReason, Summary, UserTurn
 from retinue.domain.structs import replace
 from retinue.domain.tool import Call, ToolResult, ToolSpec
-from retinue.models.base import Prompt, WireCache
-from retinue.models.formats.anthropic import AnthropicWire
-from retinue.models.provider_http import Target
+from retinue.models.base import EncodedContextCache, ModelPrompt
+from retinue.models.formats.anthropic import AnthropicFormat
+from retinue.models.provider_http import ModelTarget
 
 FORMAT = WireFormat.ANTHROPIC
 LOOK = ToolSpec(
@@ -32,13 +32,13 @@ SIGNED = Reply(
     thinking="North first.",
     calls=(Call(id="r-1-1", tool="look", arguments={"at": "north"}), Call(id="r-1-2", tool="look")),
     pieces=(
-        Piece(kind=PieceKind.THINKING, length=12, seal="SIG"),
-        Piece(kind=PieceKind.TEXT, length=8),
-        Piece(kind=PieceKind.CALL, length=1),
-        Piece(kind=PieceKind.CALL, length=1),
+        ReplyPiece(kind=ReplyPieceKind.THINKING, length=12, seal="SIG"),
+        ReplyPiece(kind=ReplyPieceKind.TEXT, length=8),
+        ReplyPiece(kind=ReplyPieceKind.CALL, length=1),
+        ReplyPiece(kind=ReplyPieceKind.CALL, length=1),
     ),
     provider="anthropic",
-    stop=Stop.CALLS,
+    stop=StopReason.CALLS,
 )
 RESULTS = (
     ToolResult(call="r-1-1", tool="look", output="snow"),
@@ -74,10 +74,12 @@ async def heard(body: str | bytes, **more: Any) -> dict[str, Any]:
         return await hear(model_at(link, server.url, FORMAT, facts=facts_of("anthropic")))
 
 
-def request_of(*bodies: Any, key: str = KEY, target: Any = None, cache: WireCache | None = None, **more: Any) -> Any:
+def request_of(
+    *bodies: Any, key: str = KEY, target: Any = None, cache: EncodedContextCache | None = None, **more: Any
+) -> Any:
     facts = facts_of("anthropic", "claude-nine", vision=True)
-    at = Target(facts=facts, url="http://127.0.0.1:1/v1", **(target or {}))
-    return AnthropicWire(cache or WireCache()).request(prompt_of(*bodies, **more), at, key)
+    at = ModelTarget(facts=facts, url="http://127.0.0.1:1/v1", **(target or {}))
+    return AnthropicFormat(cache or EncodedContextCache()).build_request(prompt_of(*bodies, **more), at, key)
 
 
 def body_of(*bodies: Any, **more: Any) -> Any:
@@ -314,7 +316,7 @@ def test_results_come_first_in_the_message_after_their_calls() -> None:
 
 @pytest.mark.spec("C46")
 def test_empty_words_are_not_sent() -> None:
-    body = body_of(UserTurn(text="Hi"), Reply(text=" \n"), Mark(text=""), UserTurn(text="Are you there?"))
+    body = body_of(UserTurn(text="Hi"), Reply(text=" \n"), ContextStart(text=""), UserTurn(text="Are you there?"))
     assert roles_and_blocks(body) == [("user", ["text", "text"])]
 
 
@@ -325,7 +327,10 @@ def test_thinking_without_a_signature_of_this_provider_is_left_out() -> None:
         text="Yes.",
         thinking="Hm.",
         provider="openai",
-        pieces=(Piece(kind=PieceKind.THINKING, length=3, seal="ENC"), Piece(kind=PieceKind.TEXT, length=4)),
+        pieces=(
+            ReplyPiece(kind=ReplyPieceKind.THINKING, length=3, seal="ENC"),
+            ReplyPiece(kind=ReplyPieceKind.TEXT, length=4),
+        ),
     )
     body = body_of(UserTurn(text="1"), bare, UserTurn(text="2"), foreign, UserTurn(text="3"))
     assert "Hm." not in json.dumps(body) and "ENC" not in json.dumps(body)
@@ -336,9 +341,9 @@ def test_encrypted_thoughts_and_thoughts_without_words_go_back_as_they_came() ->
         text="Yes.",
         provider="anthropic",
         pieces=(
-            Piece(kind=PieceKind.THINKING, seal="redacted:SECRET"),
-            Piece(kind=PieceKind.THINKING, seal="SIG"),
-            Piece(kind=PieceKind.TEXT, length=4),
+            ReplyPiece(kind=ReplyPieceKind.THINKING, seal="redacted:SECRET"),
+            ReplyPiece(kind=ReplyPieceKind.THINKING, seal="SIG"),
+            ReplyPiece(kind=ReplyPieceKind.TEXT, length=4),
         ),
     )
     redacted, silent, _ = body_of(UserTurn(text="?"), reply, UserTurn(text="!"))["messages"][1]["content"]
@@ -359,16 +364,16 @@ def test_ids_that_are_not_taken_are_rewritten_for_call_and_result_alike() -> Non
 @pytest.mark.spec("C46")
 def test_the_user_has_the_first_word_and_the_last() -> None:
     assert [role for role, _ in roles_and_blocks(body_of(Reply(text="Hello?")))] == ["user", "assistant", "user"]
-    assert roles_and_blocks(body_of(Mark(text=""))) == [("user", ["text"])]
+    assert roles_and_blocks(body_of(ContextStart(text=""))) == [("user", ["text"])]
 
 
 def paused(*, ended: bool) -> Reply:
     use = json.dumps({"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {}})
     result = json.dumps({"type": "web_search_tool_result", "tool_use_id": "s1", "content": []})
-    pieces = [Piece(kind=PieceKind.TEXT, length=9), Piece(kind=PieceKind.SERVER, seal=use)]
+    pieces = [ReplyPiece(kind=ReplyPieceKind.TEXT, length=9), ReplyPiece(kind=ReplyPieceKind.SERVER, seal=use)]
     if ended:
-        pieces.append(Piece(kind=PieceKind.SERVER, seal=result))
-    return Reply(text="Searching", provider="anthropic", stop=Stop.PAUSED, pieces=tuple(pieces))
+        pieces.append(ReplyPiece(kind=ReplyPieceKind.SERVER, seal=result))
+    return Reply(text="Searching", provider="anthropic", stop=StopReason.PAUSED, pieces=tuple(pieces))
 
 
 def test_a_paused_reply_goes_back_as_the_last_word_and_its_rest_joins_it() -> None:
@@ -377,7 +382,7 @@ def test_a_paused_reply_goes_back_as_the_last_word_and_its_rest_joins_it() -> No
     rest = Reply(
         text="Found.",
         provider="anthropic",
-        pieces=(paused(ended=True).pieces[-1], Piece(kind=PieceKind.TEXT, length=6)),
+        pieces=(paused(ended=True).pieces[-1], ReplyPiece(kind=ReplyPieceKind.TEXT, length=6)),
     )
     body = body_of(UserTurn(text="Search."), paused(ended=False), rest, UserTurn(text="Thanks."))
     assert roles_and_blocks(body)[1] == ("assistant", ["text", "server_tool_use", "web_search_tool_result", "text"])
@@ -447,8 +452,10 @@ def test_a_model_that_decides_for_itself_is_told_how_hard_to_try() -> None:
 @pytest.mark.spec("H80")
 def test_an_effort_that_the_model_does_not_take_is_said_and_nothing_sent() -> None:
     facts = facts_of("anthropic", efforts=("low", "high"))
-    with pytest.raises(ModelFailed, match="does not take the effort 'xhigh'") as refused:
-        AnthropicWire(WireCache()).request(prompt_of(effort="xhigh"), Target(facts=facts, url="http://x"), KEY)
+    with pytest.raises(ModelFailed, match="does not support the effort 'xhigh'") as refused:
+        AnthropicFormat(EncodedContextCache()).build_request(
+            prompt_of(effort="xhigh"), ModelTarget(facts=facts, url="http://x"), KEY
+        )
     assert "low, high" in refused.value.because
 
 
@@ -478,15 +485,15 @@ def test_marks_roll_along_so_that_the_next_request_finds_what_this_one_left() ->
 
 
 def test_each_record_is_encoded_once_and_marks_do_not_stay_on_it() -> None:
-    cache = WireCache()
+    cache = EncodedContextCache()
     records = records_of(UserTurn(text="1"), Reply(text="A"), UserTurn(text="2"))
-    wire = AnthropicWire(cache)
-    target = Target(facts=facts_of("anthropic"), url="http://x")
-    prompt = Prompt(session=SESSION, instructions="", records=records[:1], tools=())
-    wire.request(prompt, target, KEY)
+    wire = AnthropicFormat(cache)
+    target = ModelTarget(facts=facts_of("anthropic"), url="http://x")
+    prompt = ModelPrompt(session=SESSION, instructions="", records=records[:1], tools=())
+    wire.build_request(prompt, target, KEY)
     size = cache.size_bytes
-    longer = Prompt(session=SESSION, instructions="", records=records, tools=())
-    bodies = [json.loads(b"".join(wire.request(longer, target, KEY).body)) for _ in range(2)]
+    longer = ModelPrompt(session=SESSION, instructions="", records=records, tools=())
+    bodies = [json.loads(b"".join(wire.build_request(longer, target, KEY).body)) for _ in range(2)]
     assert bodies[0] == bodies[1]
     assert raw_count(bodies[0], "cache_control") == 2
     assert cache.size_bytes == size + len(b'{"type":"text","text":"A"}') + len(b'{"type":"text","text":"2"}')

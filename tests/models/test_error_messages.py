@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from retinue.domain.model import Failure
+from retinue.domain.model import ModelFailureKind
 from retinue.models import error_messages
-from retinue.models.error_classification import reason, said_in
-from retinue.models.retry_after import RETRY_AFTER_S_MAX, duration_s, spoken_s
-from retinue.net.http1_client import LineFailed
+from retinue.models.error_classification import classify_failure, parse_error_body
+from retinue.models.errors import PROVIDER_ERRORS, ModelTimedOut, ProviderAnswer, ReplyTooLarge, ReplyTruncated
+from retinue.models.retry_after import RETRY_AFTER_S_MAX, parse_duration_s, parse_message_delay_s
+from retinue.net.http1_client import ConnectionFailed
 
 
 def _openai(message: str, *, type_: str | None = "invalid_request_error", code: str | None = None) -> Any:
@@ -312,37 +313,50 @@ def _raw(body: Any) -> bytes:
 @pytest.mark.spec("C39")
 @pytest.mark.parametrize(("status", "body", "meant"), CORPUS, ids=lambda value: str(value)[:60])
 def test_what_a_provider_says_is_read_as_it_was_meant(status: int, body: Any, meant: str) -> None:
-    assert reason(status, said_in(_raw(body))) == meant
+    assert classify_failure(status, parse_error_body(_raw(body))) == meant
 
 
 @pytest.mark.spec("C39")
 def test_words_of_a_rate_limit_are_never_an_overflow_nor_the_other_way_round() -> None:
     for status in (200, 400, 413, 429, 500):
         for body, meant in ((body, meant) for _, body, meant in CORPUS if meant in ("rate_limit", "context_overflow")):
-            found = reason(status, said_in(_raw(body)))
-            assert not (meant == "rate_limit" and found is Failure.CONTEXT_OVERFLOW), (status, body)
-            assert not (meant == "context_overflow" and found is Failure.RATE_LIMIT and status != 429), (status, body)
+            found = classify_failure(status, parse_error_body(_raw(body)))
+            assert not (meant == "rate_limit" and found is ModelFailureKind.CONTEXT_OVERFLOW), (status, body)
+            assert not (meant == "context_overflow" and found is ModelFailureKind.RATE_LIMIT and status != 429), (
+                status,
+                body,
+            )
 
 
 def test_too_many_requests_are_never_an_overflow_whatever_the_words() -> None:
-    assert reason(429, said_in(b'{"message": "prompt is too long"}')) is Failure.RATE_LIMIT
+    assert classify_failure(429, parse_error_body(b'{"message": "prompt is too long"}')) is ModelFailureKind.RATE_LIMIT
+
+
+# The kinds that have an error of our own too: what the provider reported has another code.
+REPORTED_CODES = {
+    ModelFailureKind.TIMEOUT: "model.provider_timeout",
+    ModelFailureKind.CONNECTION: "model.connection_lost",
+    ModelFailureKind.NOT_FOUND: "model.not_offered",
+    ModelFailureKind.MALFORMED: "model.reply_invalid",
+}
 
 
 def test_every_reason_has_words_of_its_own() -> None:
     seen: set[str] = set()
-    for failure in Failure:
-        wording = error_messages._wording("acme", failure, 400)  # pyright: ignore[reportPrivateUsage]
-        assert "acme" in wording.sentence
-        assert wording.because and wording.try_this
-        assert wording.code == f"model.{failure.value.replace('_', '-')}"
-        seen.add(wording.sentence)
-    assert len(seen) == len(Failure)
+    for failure in ModelFailureKind:
+        error = PROVIDER_ERRORS[failure]("acme", ProviderAnswer(status=400))
+        assert "acme" in error.sentence
+        assert error.because and error.try_this
+        assert error.failure is failure
+        assert error.code == REPORTED_CODES.get(failure, f"model.{failure.value}")
+        seen.add(error.sentence)
+    assert len(seen) == len(ModelFailureKind)
 
 
 def test_a_failure_names_the_provider_and_says_its_words_but_shows_no_raw_body() -> None:
     body = _raw(_anthropic("invalid_request_error", "messages: at least one message is required"))
-    failed = error_messages.refused("anthropic", 400, {}, body)
-    assert failed.code == "model.bad-request"
+    failed = error_messages.build_response_error("anthropic", 400, {}, body)
+    assert failed.code == "model.bad_request"
     assert failed.status == 400
     assert "anthropic" in failed.sentence
     assert failed.because == "it says: messages: at least one message is required"
@@ -350,7 +364,7 @@ def test_a_failure_names_the_provider_and_says_its_words_but_shows_no_raw_body()
 
 
 def test_a_page_meant_for_a_browser_is_not_shown() -> None:
-    failed = error_messages.refused(
+    failed = error_messages.build_response_error(
         "acme", 502, {}, b"<!DOCTYPE html><html><body>Bad gateway <b>cf-ray</b></body></html>"
     )
     assert "<" not in str(failed) and "cf-ray" not in str(failed)
@@ -358,19 +372,19 @@ def test_a_page_meant_for_a_browser_is_not_shown() -> None:
 
 def test_a_body_quoted_within_words_is_read_and_not_shown() -> None:
     quoted = 'upstream said no: {"error": {"type": "rate_limit_error", "message": "Slower, please."}}'
-    failed = error_messages.refused("proxy", 400, {}, _raw({"error": {"message": quoted}}))
-    assert failed.failure is Failure.RATE_LIMIT
+    failed = error_messages.build_response_error("proxy", 400, {}, _raw({"error": {"message": quoted}}))
+    assert failed.failure is ModelFailureKind.RATE_LIMIT
     assert "{" not in failed.because
 
 
 def test_a_body_that_was_cut_is_not_shown() -> None:
-    failed = error_messages.refused("acme", 500, {}, b'{"error": {"message": "' + b"x" * 100)
+    failed = error_messages.build_response_error("acme", 500, {}, b'{"error": {"message": "' + b"x" * 100)
     assert "{" not in str(failed)
 
 
 def test_a_long_story_is_cut() -> None:
-    failed = error_messages.refused("acme", 400, {}, _raw({"error": {"message": "no " * 2000}}))
-    assert len(failed.because) <= error_messages.WORDS_SHOWN_CHARS_MAX + len("it says: ")
+    failed = error_messages.build_response_error("acme", 400, {}, _raw({"error": {"message": "no " * 2000}}))
+    assert len(failed.because) <= error_messages.MESSAGE_SHOWN_CHARS_MAX + len("it says: ")
     assert failed.because.endswith("…")
 
 
@@ -387,18 +401,20 @@ def test_a_long_story_is_cut() -> None:
 )
 def test_what_looks_like_a_key_is_masked_in_a_providers_words(secret: str) -> None:
     for words in (f"Incorrect API key provided: {secret}.", f"bad {secret} here", f"header was Bearer {secret}"):
-        failed = error_messages.refused("acme", 401, {}, _raw({"error": {"message": words}}))
+        failed = error_messages.build_response_error("acme", 401, {}, _raw({"error": {"message": words}}))
         assert secret not in str(failed) and secret not in repr(failed)
-        assert error_messages.MASK in failed.because
+        assert error_messages.REDACTION in failed.because
 
 
 def test_a_key_without_any_shape_is_masked_where_it_is_called_one() -> None:
-    assert "hunter2" not in error_messages.clean("Incorrect API key provided: hunter2. Find it in the settings.")
+    assert "hunter2" not in error_messages.clean_message(
+        "Incorrect API key provided: hunter2. Find it in the settings."
+    )
 
 
 def test_names_of_models_and_limits_are_not_taken_for_keys() -> None:
     words = "The model claude-sonnet-4-5-20250929 on generate_content_free_tier_requests is skipping gemini-2.5"
-    assert error_messages.clean(words) == words
+    assert error_messages.clean_message(words) == words
 
 
 # When to ask again
@@ -446,22 +462,22 @@ DATE = "Wed, 08 Apr 2026 14:32:30 GMT"
     ],
 )
 def test_when_to_ask_again_is_found_wherever_it_is_said(headers: Any, body: Any, seconds: float | None) -> None:
-    assert error_messages.refused("acme", 429, headers, _raw(body)).retry_after_s == pytest.approx(seconds)
+    assert error_messages.build_response_error("acme", 429, headers, _raw(body)).retry_after_s == pytest.approx(seconds)
 
 
 def test_a_mistake_of_ours_is_not_to_be_asked_again() -> None:
     headers = {"x-ratelimit-reset-requests": "2ms", "retry-after": "3"}
-    assert error_messages.refused("acme", 400, headers, _raw(_openai("bad image"))).retry_after_s is None
+    assert error_messages.build_response_error("acme", 400, headers, _raw(_openai("bad image"))).retry_after_s is None
 
 
 def test_durations() -> None:
-    assert duration_s("1h2m3s") == 3723.0
-    assert duration_s("12") == 12.0
-    assert duration_s("1d") == 86400.0
-    assert duration_s("5x") is None
-    assert duration_s("") is None
-    assert duration_s("1" * 100) is None
-    assert spoken_s("wait for 2 hours") == 7200.0
+    assert parse_duration_s("1h2m3s") == 3723.0
+    assert parse_duration_s("12") == 12.0
+    assert parse_duration_s("1d") == 86400.0
+    assert parse_duration_s("5x") is None
+    assert parse_duration_s("") is None
+    assert parse_duration_s("1" * 100) is None
+    assert parse_message_delay_s("wait for 2 hours") == 7200.0
 
 
 def test_hostile_bodies_are_read_all_the_same() -> None:
@@ -478,7 +494,7 @@ def test_hostile_bodies_are_read_all_the_same() -> None:
         json.dumps({"error": {"message": json.dumps({"error": json.dumps({"error": deep})})}}),
         "\ud800".encode(errors="surrogatepass"),
     ):
-        assert error_messages.refused("acme", 429, {}, _raw(body)).failure is Failure.RATE_LIMIT
+        assert error_messages.build_response_error("acme", 429, {}, _raw(body)).failure is ModelFailureKind.RATE_LIMIT
 
 
 # What is no answer at all
@@ -486,15 +502,15 @@ def test_hostile_bodies_are_read_all_the_same() -> None:
 
 def test_a_provider_that_moved_is_not_followed_and_said_so() -> None:
     location = "https://elsewhere.example/v2/messages?key=secret"
-    failed = error_messages.refused("acme", 308, {"location": location}, b"")
+    failed = error_messages.build_response_error("acme", 308, {"location": location}, b"")
     assert failed.code == "model.moved"
-    assert failed.failure is Failure.NOT_FOUND
+    assert failed.failure is ModelFailureKind.NOT_FOUND
     assert "elsewhere.example" in failed.because
     assert "secret" not in str(failed)
 
 
-def _behind(cause: Exception | None) -> LineFailed:
-    failed = LineFailed("no line")
+def _behind(cause: Exception | None) -> ConnectionFailed:
+    failed = ConnectionFailed("no line")
     failed.__cause__ = cause
     return failed
 
@@ -503,7 +519,7 @@ def test_each_way_of_not_reaching_a_provider_has_its_own_because() -> None:
     untrusted = ssl.SSLCertVerificationError(1, "certificate verify failed")
     untrusted.verify_message = "self-signed certificate"
     told = {
-        name: error_messages.unreachable("acme", _behind(cause), begun=False)
+        name: error_messages.build_connection_error("acme", _behind(cause), begun=False)
         for name, cause in {
             "dns": socket.gaierror(-2, "Name or service not known"),
             "refused": ConnectionRefusedError(111, "refused"),
@@ -514,25 +530,25 @@ def test_each_way_of_not_reaching_a_provider_has_its_own_because() -> None:
             "no route": OSError(113, "No route to host"),
         }.items()
     }
-    assert {failed.failure for failed in told.values()} == {Failure.CONNECTION}
+    assert {failed.failure for failed in told.values()} == {ModelFailureKind.CONNECTION}
     assert {failed.code for failed in told.values()} == {"model.connection"}
     becauses = [failed.because for failed in told.values()]
     assert len(set(becauses)) == len(becauses)
     assert "self-signed" in told["certificate"].because
     # A request that was on its way may have been answered, and paid for.
-    assert [name for name, failed in told.items() if failed.begun] == ["reset", "gone"]
+    assert [name for name, failed in told.items() if failed.may_be_charged] == ["reset", "gone"]
 
 
 def test_silence_and_excess_are_said_as_what_they_are() -> None:
-    late = error_messages.too_slow("acme", begun=False, patience_s=120)
-    silent = error_messages.too_slow("acme", begun=True, patience_s=30)
+    late = ModelTimedOut("acme", begun=False, timeout_s=120)
+    silent = ModelTimedOut("acme", begun=True, timeout_s=30)
     assert late.sentence != silent.sentence
     assert "120 seconds" in late.because and "30 seconds" in silent.because
-    assert late.failure is silent.failure is Failure.TIMEOUT
-    assert error_messages.too_long("acme", 1024).failure is Failure.MALFORMED
-    assert error_messages.broke_off("acme").begun
+    assert late.failure is silent.failure is ModelFailureKind.TIMEOUT
+    assert ReplyTooLarge("acme", bytes_max=1024).failure is ModelFailureKind.MALFORMED
+    assert ReplyTruncated("acme").may_be_charged
 
 
 def test_an_error_in_a_stream_is_known_to_come_after_something() -> None:
-    failed = error_messages.in_stream("anthropic", _anthropic("overloaded_error", "Overloaded"))
-    assert (failed.failure, failed.status, failed.begun) == (Failure.OVERLOADED, 200, True)
+    failed = error_messages.build_stream_error("anthropic", _anthropic("overloaded_error", "Overloaded"))
+    assert (failed.failure, failed.status, failed.may_be_charged) == (ModelFailureKind.OVERLOADED, 200, True)

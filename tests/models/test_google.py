@@ -13,11 +13,11 @@ from models.replay import KEY, Answer, Then, facts_of, hear, linked, model_at, p
 from retinue.config.models import WireFormat
 from retinue.domain.attachment import Attachment
 from retinue.domain.model import ModelFailed
-from retinue.domain.record import Mark, Note, Piece, PieceKind, Reply, Stop, Summary, UserTurn
+from retinue.domain.record import ContextStart, Note, Reply, ReplyPiece, ReplyPieceKind, StopReason, Summary, UserTurn
 from retinue.domain.tool import Call, ToolResult, ToolSpec
-from retinue.models.base import WireCache
-from retinue.models.formats.google import GoogleWire
-from retinue.models.provider_http import Target
+from retinue.models.base import EncodedContextCache
+from retinue.models.formats.google import GoogleFormat
+from retinue.models.provider_http import ModelTarget
 
 FORMAT = WireFormat.GOOGLE
 LOOK = ToolSpec(
@@ -32,13 +32,13 @@ SIGNED = Reply(
     thinking="North first.",
     calls=CALLS,
     pieces=(
-        Piece(kind=PieceKind.THINKING, length=12),
-        Piece(kind=PieceKind.TEXT, length=8, seal="U0lHMQ=="),
-        Piece(kind=PieceKind.CALL, length=1, seal="U0lHMg=="),
-        Piece(kind=PieceKind.CALL, length=1),
+        ReplyPiece(kind=ReplyPieceKind.THINKING, length=12),
+        ReplyPiece(kind=ReplyPieceKind.TEXT, length=8, seal="U0lHMQ=="),
+        ReplyPiece(kind=ReplyPieceKind.CALL, length=1, seal="U0lHMg=="),
+        ReplyPiece(kind=ReplyPieceKind.CALL, length=1),
     ),
     provider="google",
-    stop=Stop.CALLS,
+    stop=StopReason.CALLS,
 )
 RESULTS = (
     ToolResult(call="r-1-1", tool="look", output="snow"),
@@ -64,8 +64,8 @@ async def heard(body: str | bytes, **more: Any) -> dict[str, Any]:
 
 def request_of(*bodies: Any, key: str = KEY, model: str = "gemini-nine", target: Any = None, **more: Any) -> Any:
     facts = facts_of("google", model, vision=True)
-    at = Target(facts=facts, url="http://127.0.0.1:1/v1beta/", **(target or {}))
-    return GoogleWire(WireCache()).request(prompt_of(*bodies, **more), at, key)
+    at = ModelTarget(facts=facts, url="http://127.0.0.1:1/v1beta/", **(target or {}))
+    return GoogleFormat(EncodedContextCache()).build_request(prompt_of(*bodies, **more), at, key)
 
 
 def body_of(*bodies: Any, **more: Any) -> Any:
@@ -257,11 +257,11 @@ def test_thoughts_go_back_only_with_a_signature_and_what_was_done_as_it_was() ->
         thinking="Hm.Ah.",
         provider="google",
         pieces=(
-            Piece(kind=PieceKind.THINKING, length=3),
-            Piece(kind=PieceKind.THINKING, length=3, seal="Qg=="),
-            Piece(kind=PieceKind.SERVER, seal=code),
-            Piece(kind=PieceKind.TEXT, length=4),
-            Piece(kind=PieceKind.TEXT, seal="Qw=="),
+            ReplyPiece(kind=ReplyPieceKind.THINKING, length=3),
+            ReplyPiece(kind=ReplyPieceKind.THINKING, length=3, seal="Qg=="),
+            ReplyPiece(kind=ReplyPieceKind.SERVER, seal=code),
+            ReplyPiece(kind=ReplyPieceKind.TEXT, length=4),
+            ReplyPiece(kind=ReplyPieceKind.TEXT, seal="Qw=="),
         ),
     )
     assert body_of(UserTurn(text="?"), reply, UserTurn(text="!"))["contents"][1]["parts"] == [
@@ -292,7 +292,7 @@ def test_roles_alternate_and_the_user_has_the_first_word_and_the_last() -> None:
     said = body_of(UserTurn(text="1"), Note(text="2"), Reply(text="A"), Reply(text="B"), UserTurn(text="3"))
     assert roles_and_parts(said) == [("user", ["text", "text"]), ("model", ["text", "text"]), ("user", ["text"])]
     assert [role for role, _ in roles_and_parts(body_of(Reply(text="Hello?")))] == ["user", "model", "user"]
-    assert roles_and_parts(body_of(Mark(text=""))) == [("user", ["text"])]
+    assert roles_and_parts(body_of(ContextStart(text=""))) == [("user", ["text"])]
 
 
 @pytest.mark.spec("C46")
@@ -335,8 +335,10 @@ def test_effort_is_a_budget_or_a_level(effort: Any, output: int, quirks: Any, th
 @pytest.mark.spec("H80")
 def test_an_effort_that_the_model_does_not_take_is_said_and_nothing_sent() -> None:
     facts = facts_of("google", efforts=("low", "high"))
-    with pytest.raises(ModelFailed, match="does not take the effort 'none'"):
-        GoogleWire(WireCache()).request(prompt_of(effort="none"), Target(facts=facts, url="http://x"), KEY)
+    with pytest.raises(ModelFailed, match="does not support the effort 'none'"):
+        GoogleFormat(EncodedContextCache()).build_request(
+            prompt_of(effort="none"), ModelTarget(facts=facts, url="http://x"), KEY
+        )
 
 
 @pytest.mark.spec("C105.params")
@@ -355,5 +357,7 @@ def test_params_win_and_tools_of_the_provider_join_ours() -> None:
 
 def test_a_model_without_tools_is_offered_none() -> None:
     facts = facts_of("google", tools=False)
-    request = GoogleWire(WireCache()).request(prompt_of(tools=(LOOK,)), Target(facts=facts, url="http://x"), KEY)
+    request = GoogleFormat(EncodedContextCache()).build_request(
+        prompt_of(tools=(LOOK,)), ModelTarget(facts=facts, url="http://x"), KEY
+    )
     assert "tools" not in json.loads(b"".join(request.body))

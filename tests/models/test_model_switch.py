@@ -15,9 +15,9 @@ from models.format_rules import DUMMY, follows
 from models.replay import KEY, Answer, facts_of, linked, model_at, prompt_of, provider
 
 from retinue.config.models import WireFormat
-from retinue.domain.record import Body, Note, Piece, PieceKind, Reply, Summary, UserTurn
+from retinue.domain.record import Note, RecordBody, Reply, ReplyPiece, ReplyPieceKind, Summary, UserTurn
 from retinue.domain.tool import Call, ToolResult, ToolSpec
-from retinue.models.base import Asks, Ended, Seals, Text, Thinking
+from retinue.models.base import EndChunk, SignatureChunk, TextChunk, ThinkingChunk, ToolCallChunk
 
 PROVIDERS = {
     WireFormat.ANTHROPIC: "anthropic",
@@ -140,33 +140,33 @@ SAMPLES = {
 async def replied(format_: WireFormat, turn: int, *, calls: bool) -> Reply:
     """What a run keeps of a reply that came in this format."""
     sample = SAMPLES[format_](SEALS[format_][0 if calls else 1], calls=calls)
-    text, thinking, asked, pieces = "", "", list[Call](), list[Piece]()
+    text, thinking, asked, pieces = "", "", list[Call](), list[ReplyPiece]()
 
-    def add(kind: PieceKind, length: int) -> None:
+    def add(kind: ReplyPieceKind, length: int) -> None:
         last = pieces[-1] if pieces else None
-        if last and last.kind is kind and not last.seal and kind is not PieceKind.CALL:
-            pieces[-1] = Piece(kind=kind, length=last.length + length)
+        if last and last.kind is kind and not last.seal and kind is not ReplyPieceKind.CALL:
+            pieces[-1] = ReplyPiece(kind=kind, length=last.length + length)
         else:
-            pieces.append(Piece(kind=kind, length=length))
+            pieces.append(ReplyPiece(kind=kind, length=length))
 
     async with linked() as link, provider(Answer(body=sample), seed=turn) as server:
         model = model_at(link, server.url, format_, facts=facts_of(PROVIDERS[format_]))
         async for chunk in model.reply(prompt_of(), key=KEY):
             match chunk:
-                case Text(words):
+                case TextChunk(words):
                     text += words
-                    add(PieceKind.TEXT, len(words))
-                case Thinking(words):
+                    add(ReplyPieceKind.TEXT, len(words))
+                case ThinkingChunk(words):
                     thinking += words
-                    add(PieceKind.THINKING, len(words))
-                case Asks(call):
+                    add(ReplyPieceKind.THINKING, len(words))
+                case ToolCallChunk(call):
                     asked.append(Call(id=f"run-{turn}-{len(asked) + 1}", tool=call.tool, arguments=call.arguments))
-                    add(PieceKind.CALL, 1)
-                case Seals(kind, seal):
+                    add(ReplyPieceKind.CALL, 1)
+                case SignatureChunk(kind, seal):
                     if not pieces or pieces[-1].kind is not kind or pieces[-1].seal:
-                        pieces.append(Piece(kind=kind))
-                    pieces[-1] = Piece(kind=kind, length=pieces[-1].length, seal=seal)
-                case Ended(stop, usage):
+                        pieces.append(ReplyPiece(kind=kind))
+                    pieces[-1] = ReplyPiece(kind=kind, length=pieces[-1].length, seal=seal)
+                case EndChunk(stop, usage):
                     return Reply(
                         text=text,
                         thinking=thinking,
@@ -185,9 +185,9 @@ def results(reply: Reply) -> list[ToolResult]:
     ]
 
 
-async def history(formats: Sequence[WireFormat], *, open_loop: bool) -> list[Body]:
+async def history(formats: Sequence[WireFormat], *, open_loop: bool) -> list[RecordBody]:
     """Each asks, calls, reads and answers in turn; with an open loop the last has just read what came of its calls."""
-    bodies: list[Body] = [Summary(text="They met.", kept_from=1)]
+    bodies: list[RecordBody] = [Summary(text="They met.", kept_from=1)]
     for number, format_ in enumerate(formats):
         asks = await replied(format_, number, calls=True)
         bodies += [UserTurn(text="And today?"), asks, *results(asks)]
@@ -196,12 +196,12 @@ async def history(formats: Sequence[WireFormat], *, open_loop: bool) -> list[Bod
     return bodies if open_loop else [*bodies, UserTurn(text="And tomorrow?")]
 
 
-async def asked(format_: WireFormat, bodies: Sequence[Body], **how: Any) -> Any:
+async def asked(format_: WireFormat, bodies: Sequence[RecordBody], **how: Any) -> Any:
     """The body of the request in which a history reaches a provider."""
     async with linked() as link, provider(Answer(status=500)) as server:
         facts = facts_of(PROVIDERS[format_], vision=True)
         model = model_at(link, server.url, format_, facts=facts, **how)
-        with pytest.raises(Exception, match="failed at its end"):
+        with pytest.raises(Exception, match=r"the server of .+ failed"):
             async for _ in model.reply(prompt_of(*bodies, tools=(LOOK,), effort="low"), key=KEY):
                 pass
         return server.last.body

@@ -16,27 +16,34 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from retinue.cli.parser import parse
+from retinue.cli.parser import parse_arguments
 from retinue.domain import address
 from retinue.domain.agent import Agent, ToolRules
 from retinue.domain.attachment import Attachment
-from retinue.domain.envelope import NO_CONTEXT, TEXT_BYTES_MAX, Envelope, Kind, Outcome, Status
+from retinue.domain.envelope import ENVELOPE_TEXT_BYTES_MAX, NO_CONTEXT, Envelope, EnvelopeKind, EnvelopeStatus, Outcome
 from retinue.domain.event import DeltaKind
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
 from retinue.domain.model import ModelFailed
-from retinue.domain.record import Body, Note, Record, Reply, UserTurn, kind_of
+from retinue.domain.record import Note, Record, RecordBody, Reply, UserTurn, body_kind
 from retinue.domain.times import to_ms
 from retinue.domain.tool import ToolResult, ToolSpec
 from retinue.domain.trust import Trust
-from retinue.models.base import Asks, Chunk, Ended, Prompt, Text
-from retinue.models.offline_guide import ABILITIES, COUNT_MAX, PIECES_MAX, Guide, letters, pieces
-from retinue.runners.turn_input import render, render_note
+from retinue.models.base import EndChunk, ModelPrompt, ReplyChunk, TextChunk, ToolCallChunk
+from retinue.models.offline_guide import (
+    ABILITIES,
+    COUNT_MAX,
+    PIECES_MAX,
+    OfflineGuide,
+    split_envelope_texts,
+    split_pieces,
+)
+from retinue.runners.turn_input import render_note, render_turn
 from retinue.store.envelopes import envelopes
 from retinue.testing.fake_clock import START, FakeClock
-from retinue.testing.local_instance import House, Household, boss
-from retinue.testing.waiting import wait_until
-from retinue.tools.base import Scene, schema_of
-from retinue.tools.files import Read
+from retinue.testing.local_instance import LocalInstance, LocalServer, boss_principal
+from retinue.testing.wait_conditions import wait_until
+from retinue.tools.base import ToolContext, schema_of
+from retinue.tools.files import ReadTool
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "offline-guide.md"
 HONEST = "not a language model"
@@ -44,30 +51,32 @@ GUIDE = Agent(name="guide", model="guide")
 CLERK = Agent(name="clerk", model="guide", tools=ToolRules(ask=("append_line",)))
 
 
-def household_at(root: Path, *agents: Agent, pause_s: float = 0, **kw: Any) -> Household:
+def household_at(root: Path, *agents: Agent, pause_s: float = 0, **kw: Any) -> LocalInstance:
     clock = FakeClock()
-    return Household(root, clock=clock, agents=agents or (GUIDE, CLERK), models=(Guide(clock, pause_s=pause_s),), **kw)
+    return LocalInstance(
+        root, clock=clock, agents=agents or (GUIDE, CLERK), models=(OfflineGuide(clock, pause_s=pause_s),), **kw
+    )
 
 
 @pytest.fixture
-def household(tmp_path: Path) -> Household:
+def household(tmp_path: Path) -> LocalInstance:
     return household_at(tmp_path)
 
 
-async def say(house: House, text: str, *, to: str = "agent:guide") -> str:
-    receipt = await house.post(text, recipient=to)
-    return await house.answer_to(receipt.envelope)
+async def say(house: LocalServer, text: str, *, to: str = "agent:guide") -> str:
+    receipt = await house.send(text, recipient=to)
+    return await house.wait_for_answer(receipt.envelope)
 
 
-async def pass_time_until_settled(house: House, envelope: str) -> None:
-    while await house.store.scan(lambda conn: envelopes.settled(conn, envelope)) is None:
-        await house.household.clock.advance(1)
+async def pass_time_until_settled(house: LocalServer, envelope: str) -> None:
+    while await house.store.scan(lambda conn: envelopes.get_outcome(conn, envelope)) is None:
+        await house.instance.clock.advance(1)
 
 
-async def asked(house: House) -> str:
+async def asked(house: LocalServer) -> str:
     """Wait for a question, and name the approval it is about."""
     statement = "select id from approvals where state = 'open'"
-    found = await wait_until(lambda: house.sql(statement), "a question is put", poll_s=0.005)
+    found = await wait_until(lambda: house.execute_sql(statement), "a question is put", poll_s=0.005)
     return found[0].id
 
 
@@ -85,7 +94,7 @@ class Stuck:
         default_factory=lambda: ToolSpec(name="stuck", description="Never ends.", parameters=schema_of(NoArguments))
     )
 
-    async def perform(self, arguments: NoArguments, scene: Scene) -> str:
+    async def perform(self, arguments: NoArguments, context: ToolContext) -> str:
         self.begun.set()
         await asyncio.Event().wait()
         raise AssertionError
@@ -95,8 +104,8 @@ class Stuck:
 
 
 @pytest.mark.parametrize("words", ["hello", "Who are you?", "are you an AI?", "help", "What is the meaning of life?"])
-async def test_it_says_that_it_is_a_script(household: Household, words: str) -> None:
-    async with household.open() as house:
+async def test_it_says_that_it_is_a_script(household: LocalInstance, words: str) -> None:
+    async with household.run() as house:
         assert HONEST in await say(house, words)
 
 
@@ -149,7 +158,7 @@ def test_what_it_proposes_works(words: str) -> None:
         ("hi guide! please echo good day", "good day"),
         ("echo hello, who are you?", "hello, who are you?"),
         ("echo what is this", "what is this"),
-        ("remember that I am new here", "It is written down in this session. Ask me for it: `what did I say?`"),
+        ("remember that I am new here", "It is stored in this session. To see it again, write: `what did I say?`"),
         ("thank you", "You are welcome."),
     ],
 )
@@ -162,31 +171,31 @@ def test_every_command_that_it_names_for_the_terminal_is_one(words: str) -> None
     named = re.findall(r"`retinue (.+?)`", said(words))
     assert named
     for each in named:
-        assert parse(each.split()).command in ("credential add", "chat", "agent register", "models")
+        assert parse_arguments(each.split()).command in ("credential add", "chat", "agent register", "models")
 
 
 @pytest.mark.parametrize(
     "words",
     ["connect a real model", "How do I add my OpenAI key?", "How do I use another model?", "where does my API key go"],
 )
-async def test_it_says_how_a_real_model_is_connected(household: Household, words: str) -> None:
-    async with household.open() as house:
+async def test_it_says_how_a_real_model_is_connected(household: LocalInstance, words: str) -> None:
+    async with household.run() as house:
         answer = await say(house, words)
         assert "ANTHROPIC_API_KEY" in answer
 
 
-async def test_words_it_does_not_know_get_a_short_answer_with_what_it_does_know(household: Household) -> None:
-    async with household.open() as house:
+async def test_words_it_does_not_know_get_a_short_answer_with_what_it_does_know(household: LocalInstance) -> None:
+    async with household.run() as house:
         answer = await say(house, "Book me a flight to Lisbon")
         assert "“Book me a flight to Lisbon”" in answer
         assert all(f"`{each}`" in answer for each in ("count to 20", "status", "how does it work", "help"))
         assert len(answer) < 300
 
 
-async def test_help_lists_all_that_it_can_do(household: Household) -> None:
-    async with household.open() as house:
+async def test_help_lists_all_that_it_can_do(household: LocalInstance) -> None:
+    async with household.run() as house:
         shown = await say(house, "help")
-    assert [a.example for a in ABILITIES if a.example and f"- `{a.example}`: {a.shows}" not in shown] == []
+    assert [a.example for a in ABILITIES if a.example and f"- `{a.example}`: {a.description}" not in shown] == []
 
 
 @pytest.mark.parametrize("words", [a.example for a in ABILITIES if a.example and a.example != "fail"])
@@ -197,8 +206,8 @@ def test_it_understands_every_line_of_its_help(words: str) -> None:
 @pytest.mark.parametrize(
     "words", ["echo Good day!", "Echo  Good day!", "please echo Good day!", "Could you please, ECHO: Good day!"]
 )
-async def test_case_spaces_and_courtesy_do_not_matter(household: Household, words: str) -> None:
-    async with household.open() as house:
+async def test_case_spaces_and_courtesy_do_not_matter(household: LocalInstance, words: str) -> None:
+    async with household.run() as house:
         assert await say(house, words) == "Good day!"
 
 
@@ -212,9 +221,9 @@ def test_punctuation_does_not_matter(words: str) -> None:
 # --- it streams, thinks, waits, fails and keeps silent ---
 
 
-async def test_it_counts_in_a_stream_of_small_pieces(household: Household) -> None:
-    async with household.open() as house:
-        watcher = house.live.watch(None)
+async def test_it_counts_in_a_stream_of_small_pieces(household: LocalInstance) -> None:
+    async with household.run() as house:
+        watcher = house.events.subscribe(None)
         answer = await say(house, "count to 12")
         assert answer == "1 2 3 4 5 6 7 8 9 10 11 12 Done."
         told = [delta.text for delta in watcher.deltas if delta.kind is DeltaKind.TEXT]
@@ -222,36 +231,36 @@ async def test_it_counts_in_a_stream_of_small_pieces(household: Household) -> No
 
 
 def test_it_says_where_it_stops_counting() -> None:
-    assert said("count to 1000000").endswith(f"{COUNT_MAX} I stop here: {COUNT_MAX} is as far as I count.")
+    assert said("count to 1000000").endswith(f"{COUNT_MAX} I stop here: I count to {COUNT_MAX} at most.")
     assert said("count to " + "9" * 5000) == said("count to 1000000")
 
 
 async def test_it_takes_its_time_between_words(tmp_path: Path) -> None:
     household = household_at(tmp_path, pause_s=0.1)
-    async with household.open() as house:
-        receipt = await house.post("echo one two three", recipient="agent:guide")
+    async with household.run() as house:
+        receipt = await house.send("echo one two three", recipient="agent:guide")
         await pass_time_until_settled(house, receipt.envelope)
         assert household.clock.now() - START >= timedelta(seconds=0.3)
 
 
 async def test_a_count_cut_off_by_a_crash_is_answered_whole_and_once(tmp_path: Path) -> None:
     household = household_at(tmp_path, pause_s=1)
-    async with household.open() as house:
-        receipt = await house.post("count to 10", recipient="agent:guide")
-        while not any("3" in partial.text for partial in house.live.partials()):
+    async with household.run() as house:
+        receipt = await house.send("count to 10", recipient="agent:guide")
+        while not any("3" in partial.text for partial in house.events.partial_replies()):
             await household.clock.advance(1)
         house.crash()
-    async with household.open() as house:
+    async with household.run() as house:
         await pass_time_until_settled(house, receipt.envelope)
-        assert [mail.text for mail in await house.mail_for("maria")] == ["1 2 3 4 5 6 7 8 9 10 Done."]
+        assert [mail.text for mail in await house.list_envelopes_to("maria")] == ["1 2 3 4 5 6 7 8 9 10 Done."]
 
 
-async def test_its_thoughts_come_beside_the_answer(household: Household) -> None:
-    async with household.open() as house:
-        watcher = house.live.watch(None)
-        receipt = await house.post("think about tea", recipient="agent:guide")
-        answer = await house.answer_to(receipt.envelope)
-        [reply] = [r.body for r in await house.records(receipt.session) if isinstance(r.body, Reply)]
+async def test_its_thoughts_come_beside_the_answer(household: LocalInstance) -> None:
+    async with household.run() as house:
+        watcher = house.events.subscribe(None)
+        receipt = await house.send("think about tea", recipient="agent:guide")
+        answer = await house.wait_for_answer(receipt.envelope)
+        [reply] = [r.body for r in await house.list_records(receipt.session) if isinstance(r.body, Reply)]
         assert "think about tea" in reply.thinking
         assert "".join(d.text for d in watcher.deltas if d.kind is DeltaKind.THINKING) == reply.thinking
         assert "I thought about tea" in answer
@@ -259,96 +268,96 @@ async def test_its_thoughts_come_beside_the_answer(household: Household) -> None
 
 
 @pytest.mark.parametrize(("words", "seconds"), [("slow 10", 10), ("Be slow for 2.5 seconds", 2.5), ("slow 3s", 3)])
-async def test_it_is_as_slow_as_it_is_told(household: Household, words: str, seconds: float) -> None:
-    async with household.open() as house:
-        receipt = await house.post(words, recipient="agent:guide")
+async def test_it_is_as_slow_as_it_is_told(household: LocalInstance, words: str, seconds: float) -> None:
+    async with household.run() as house:
+        receipt = await house.send(words, recipient="agent:guide")
         await pass_time_until_settled(house, receipt.envelope)
-        assert await house.answer_to(receipt.envelope) == f"I waited {seconds:g} seconds before I said this."
+        assert await house.wait_for_answer(receipt.envelope) == f"I waited {seconds:g} seconds before this answer."
         assert household.clock.now() - START >= timedelta(seconds=seconds)
 
 
-async def test_it_fails_on_request_and_the_conversation_goes_on(household: Household) -> None:
-    async with household.open() as house:
-        receipt = await house.post("Please fail!", recipient="agent:guide")
-        assert (await house.outcome(receipt.envelope)).outcome is Outcome.DEAD
-        [notice] = await house.mail_for("maria")
-        assert "the guide broke off, as it was asked to [model.asked-to-fail]" in notice.text
+async def test_it_fails_on_request_and_the_conversation_goes_on(household: LocalInstance) -> None:
+    async with household.run() as house:
+        receipt = await house.send("Please fail!", recipient="agent:guide")
+        assert (await house.wait_for_outcome(receipt.envelope)).outcome is Outcome.DEAD
+        [notice] = await house.list_envelopes_to("maria")
+        assert "the guide failed, as you asked [model.requested_failure]" in notice.text
         assert await say(house, "echo still here") == "still here"
 
 
-async def test_it_keeps_silent_on_request(household: Household) -> None:
-    async with household.open() as house:
-        receipt = await house.post("be silent", recipient="agent:guide")
-        settled = await house.outcome(receipt.envelope)
+async def test_it_keeps_silent_on_request(household: LocalInstance) -> None:
+    async with household.run() as house:
+        receipt = await house.send("be silent", recipient="agent:guide")
+        settled = await house.wait_for_outcome(receipt.envelope)
         assert (settled.outcome, settled.answer) == (Outcome.ANSWERED, None)
-        assert await house.mail_for("maria") == []
+        assert await house.list_envelopes_to("maria") == []
 
 
-async def test_envelopes_that_came_together_are_each_answered(household: Household) -> None:
-    async with household.open() as house:
-        first = await house.post("slow 5", recipient="agent:guide")
-        await house.eventually(lambda _: house.engine.active == 1, what="the first run")
-        others = [await house.post(f"echo {word}", recipient="agent:guide") for word in ("one", "two", "three")]
+async def test_envelopes_that_came_together_are_each_answered(household: LocalInstance) -> None:
+    async with household.run() as house:
+        first = await house.send("slow 5", recipient="agent:guide")
+        await house.wait_for(lambda _: house.engine.active_lanes == 1, what="the first run")
+        others = [await house.send(f"echo {word}", recipient="agent:guide") for word in ("one", "two", "three")]
         await pass_time_until_settled(house, first.envelope)
-        assert await house.answer_to(others[-1].envelope) == "one\n\ntwo\n\nthree"
-        assert len(await house.mail_for("maria")) == 2
+        assert await house.wait_for_answer(others[-1].envelope) == "one\n\ntwo\n\nthree"
+        assert len(await house.list_envelopes_to("maria")) == 2
 
 
 # --- it remembers ---
 
 
-async def test_it_says_what_was_said_earlier_after_a_restart_too(household: Household) -> None:
-    async with household.open() as house:
-        assert "nothing before" in await say(house, "What did I say?")
+async def test_it_says_what_was_said_earlier_after_a_restart_too(household: LocalInstance) -> None:
+    async with household.run() as house:
+        assert "no earlier messages" in await say(house, "What did I say?")
         await say(house, "remember that the key is\nunder the mat")
-    async with household.open() as house:
+    async with household.run() as house:
         assert await say(house, "remember") == (
-            "This is what I read before:\n- What did I say?\n- remember that the key is under the mat"
+            "Your earlier messages:\n- What did I say?\n- remember that the key is under the mat"
         )
 
 
-async def test_after_a_reset_it_remembers_nothing(household: Household) -> None:
-    async with household.open() as house:
-        receipt = await house.post("echo secret", recipient="agent:guide")
-        await house.answer_to(receipt.envelope)
+async def test_after_a_reset_it_remembers_nothing(household: LocalInstance) -> None:
+    async with household.run() as house:
+        receipt = await house.send("echo secret", recipient="agent:guide")
+        await house.wait_for_answer(receipt.envelope)
         assert receipt.session is not None
         await house.engine.reset(receipt.session, by="maria")
-        assert await say(house, "remember") == "I read nothing before, since we began or were reset."
+        assert await say(house, "remember") == "There are no earlier messages in this context."
 
 
 # --- it uses tools ---
 
 
-async def test_it_calls_a_tool_and_reads_back_what_it_said(household: Household) -> None:
-    async with household.open() as house:
+async def test_it_calls_a_tool_and_reads_back_what_it_said(household: LocalInstance) -> None:
+    async with household.run() as house:
         answer = await say(house, "Status?")
-        assert answer.startswith("`session_status` says:\n")
+        assert answer.startswith("`session_status` returned:\n")
         assert "model: guide" in answer
 
 
-async def test_it_reads_a_file_of_its_home(household: Household) -> None:
-    async with household.open() as house:
-        assert await say(house, "read SOUL.md") == "`read` came back with nothing in it."
+async def test_it_reads_a_file_of_its_home(household: LocalInstance) -> None:
+    async with household.run() as house:
+        assert await say(house, "read SOUL.md") == "`read` returned nothing."
         (household.root / "agents" / "guide" / "SOUL.md").write_text("Be kind.\n")
-        assert await say(house, "Please read SOUL.md.") == "`read` says:\nBe kind."
-        assert "`read` did not work: there is no 'x.md'" in await say(house, "read x.md")
+        assert await say(house, "Please read SOUL.md.") == "`read` returned:\nBe kind."
+        assert "`read` failed: no file or folder 'x.md'" in await say(house, "read x.md")
 
 
-async def test_any_tool_can_be_called_with_json_or_with_plain_words(household: Household) -> None:
-    async with household.open() as house:
-        assert await say(house, 'call append_line {"text": "one; and two"}') == "`append_line` says:\nappended"
-        assert await say(house, "Call append_line three and four") == "`append_line` says:\nappended"
-    lines = household.witness.read_text().splitlines()
+async def test_any_tool_can_be_called_with_json_or_with_plain_words(household: LocalInstance) -> None:
+    async with household.run() as house:
+        assert await say(house, 'call append_line {"text": "one; and two"}') == "`append_line` returned:\nappended"
+        assert await say(house, "Call append_line three and four") == "`append_line` returned:\nappended"
+    lines = household.witness_file.read_text().splitlines()
     assert [line.partition(" ")[2] for line in lines] == ["one; and two", "three and four"]
 
 
-async def test_several_tools_are_called_at_once(household: Household) -> None:
-    async with household.open() as house:
-        receipt = await house.post(
+async def test_several_tools_are_called_at_once(household: LocalInstance) -> None:
+    async with household.run() as house:
+        receipt = await house.send(
             'call session_status and append_line {"text": "x"}; read SOUL.md', recipient="agent:guide"
         )
-        answer = await house.answer_to(receipt.envelope)
-        called, _ = [r.body for r in await house.records(receipt.session) if isinstance(r.body, Reply)]
+        answer = await house.wait_for_answer(receipt.envelope)
+        called, _ = [r.body for r in await house.list_records(receipt.session) if isinstance(r.body, Reply)]
         assert [call.tool for call in called.calls] == ["session_status", "append_line", "read"]
         assert called.text == "I call `session_status` and `append_line` and `read`."
         assert [part.partition("`")[2].partition("`")[0] for part in answer.split("\n\n")] == [
@@ -360,19 +369,17 @@ async def test_several_tools_are_called_at_once(household: Household) -> None:
 
 async def test_it_lists_the_tools_that_are_offered(tmp_path: Path) -> None:
     rules = ToolRules(deny=("append_line",))
-    async with household_at(tmp_path, Agent(name="guide", model="guide", tools=rules)).open() as house:
+    async with household_at(tmp_path, Agent(name="guide", model="guide", tools=rules)).run() as house:
         listed = await say(house, "tools")
-        assert "- `read`: Read a text file of your home" in listed
+        assert "- `read`: Read a file in your workspace" in listed
         assert "append_line" not in listed
         answer = await say(house, "call append_line hello")
-        assert answer.startswith("`append_line` did not work: Not allowed: the agent guide denies 'append_line'")
+        assert answer.startswith("`append_line` failed: Not allowed: the agent guide denies 'append_line'")
 
 
-async def test_a_tool_that_does_not_exist_is_told_as_the_house_tells_it(household: Household) -> None:
-    async with household.open() as house:
-        assert "did not work: There is no tool 'fly'. Tools here: session_status" in await say(
-            house, "call fly to Rome"
-        )
+async def test_a_tool_that_does_not_exist_is_told_as_the_house_tells_it(household: LocalInstance) -> None:
+    async with household.run() as house:
+        assert "failed: No tool named 'fly'. Your tools are: session_status" in await say(house, "call fly to Rome")
 
 
 @pytest.mark.parametrize(
@@ -381,86 +388,87 @@ async def test_a_tool_that_does_not_exist_is_told_as_the_house_tells_it(househol
 )
 def test_arguments_that_cannot_be_kept_are_not_called_with(arguments: str) -> None:
     chunks = replies(prompt_of(f"call read {arguments}".strip() if arguments else "call"))
-    assert [c for c in chunks if isinstance(c, Asks)] == []
-    assert 'Write them so: `call read {"path": "SOUL.md"}`' in text_of(chunks)
+    assert [c for c in chunks if isinstance(c, ToolCallChunk)] == []
+    assert 'Write them like this: `call read {"path": "SOUL.md"}`' in text_of(chunks)
 
 
 # --- it asks, and says truthfully what came of it ---
 
 
-async def test_a_call_that_must_be_allowed_is_done_once_it_is(household: Household) -> None:
-    async with household.open() as house:
-        receipt = await house.post("ask append_line hello", recipient="agent:clerk")
+async def test_a_call_that_must_be_allowed_is_done_once_it_is(household: LocalInstance) -> None:
+    async with household.run() as house:
+        receipt = await house.send("ask append_line hello", recipient="agent:clerk")
         approval = await asked(house)
-        assert not household.witness.exists()
-        await house.engine.answer(approval, allow=True, by=boss("maria"))
-        assert await house.answer_to(receipt.envelope) == "`append_line` says:\nappended"
-        assert household.witness.read_text().endswith(" hello\n")
+        assert not household.witness_file.exists()
+        await house.engine.answer_approval(approval, allow=True, by=boss_principal("maria"))
+        assert await house.wait_for_answer(receipt.envelope) == "`append_line` returned:\nappended"
+        assert household.witness_file.read_text().endswith(" hello\n")
 
 
-async def test_a_call_that_is_denied_is_told_as_not_done(household: Household) -> None:
-    async with household.open() as house:
-        receipt = await house.post("ask append_line hello", recipient="agent:clerk")
+async def test_a_call_that_is_denied_is_told_as_not_done(household: LocalInstance) -> None:
+    async with household.run() as house:
+        receipt = await house.send("ask append_line hello", recipient="agent:clerk")
         approval = await asked(house)
-        await house.engine.answer(approval, allow=False, by=boss("maria"))
-        answer = await house.answer_to(receipt.envelope)
+        await house.engine.answer_approval(approval, allow=False, by=boss_principal("maria"))
+        answer = await house.wait_for_answer(receipt.envelope)
         assert answer == f"`append_line` was not done: approval {approval[:8]} is denied."
-        assert not household.witness.exists()
+        assert not household.witness_file.exists()
 
 
 @pytest.mark.parametrize("allow", [True, False])
 async def test_a_call_that_still_waits_is_told_as_waiting_and_its_late_decision_is_heard(
-    household: Household, allow: bool
+    household: LocalInstance, allow: bool
 ) -> None:
-    async with household.open() as house:
-        first = await house.post("ask append_line hello", recipient="agent:clerk")
+    async with household.run() as house:
+        first = await house.send("ask append_line hello", recipient="agent:clerk")
         approval = await asked(house)
         assert await say(house, "echo meanwhile", to="agent:clerk") == "meanwhile"
-        waiting = await house.answer_to(first.envelope)
+        waiting = await house.wait_for_answer(first.envelope)
         assert waiting.startswith(f"`append_line` is not done yet: it waits for approval {approval[:8]}.")
-        await house.engine.answer(approval, allow=allow, by=boss("maria"))
-        await house.quiet()
-        heard = (await house.mail_for("maria"))[-1].text
+        await house.engine.answer_approval(approval, allow=allow, by=boss_principal("maria"))
+        await house.wait_until_idle()
+        heard = (await house.list_envelopes_to("maria"))[-1].text
         if allow:
             assert heard.startswith(f"I see: maria allowed append_line (approval {approval[:8]}).\n\n")
             assert heard.endswith("returned:\nappended")
-            assert household.witness.read_text().endswith(" hello\n")
+            assert household.witness_file.read_text().endswith(" hello\n")
         else:
             assert heard == f"I see: maria denied append_line (approval {approval[:8]})."
-            assert not household.witness.exists()
+            assert not household.witness_file.exists()
 
 
-async def test_asking_where_nobody_has_to_be_asked_just_does_it(household: Household) -> None:
-    async with household.open() as house:
-        receipt = await house.post("ask", recipient="agent:guide")
-        assert await house.answer_to(receipt.envelope) == "`read` came back with nothing in it."
-        first = next(r.body for r in await house.records(receipt.session) if isinstance(r.body, Reply))
-        assert "where they say `allow`, it is simply done" in first.text
+async def test_asking_where_nobody_has_to_be_asked_just_does_it(household: LocalInstance) -> None:
+    async with household.run() as house:
+        receipt = await house.send("ask", recipient="agent:guide")
+        assert await house.wait_for_answer(receipt.envelope) == "`read` returned nothing."
+        first = next(r.body for r in await house.list_records(receipt.session) if isinstance(r.body, Reply))
+        assert "if they say `allow`, it is done at once" in first.text
 
 
 async def test_a_call_cut_off_by_a_crash_is_told_as_interrupted(tmp_path: Path) -> None:
     stuck = Stuck()
     household = household_at(tmp_path, tools=(stuck,))
-    async with household.open() as house:
-        receipt = await house.post("call stuck", recipient="agent:guide")
+    async with household.run() as house:
+        receipt = await house.send("call stuck", recipient="agent:guide")
         await stuck.begun.wait()
         house.crash()
-    async with household.open() as house:
-        answer = await house.answer_to(receipt.envelope)
+    async with household.run() as house:
+        answer = await house.wait_for_answer(receipt.envelope)
         assert answer.startswith("`stuck` was interrupted, and may or may not have taken effect.")
 
 
 def test_a_file_that_reads_like_a_refusal_is_still_a_file() -> None:
     for words in ("Waiting for approval ab12cd34.", "Not done: the approval ab12cd34 is denied.", "Interrupted: x"):
         result = ToolResult(call="c", tool="read", output=words)
-        assert text_of(replies(prompt_of("read x", Reply(text=""), result))) == f"`read` says:\n{words}"
+        assert text_of(replies(prompt_of("read x", Reply(text=""), result))) == f"`read` returned:\n{words}"
 
 
 def test_words_that_join_after_a_result_are_answered_beside_it() -> None:
     result = ToolResult(call="c", tool="read", output="Be kind.")
     joined = UserTurn(text=turn("echo and hurry"))
     assert (
-        text_of(replies(prompt_of("read x", Reply(text=""), result, joined))) == "`read` says:\nBe kind.\n\nand hurry"
+        text_of(replies(prompt_of("read x", Reply(text=""), result, joined)))
+        == "`read` returned:\nBe kind.\n\nand hurry"
     )
 
 
@@ -469,19 +477,19 @@ def test_words_that_join_after_a_result_are_answered_beside_it() -> None:
 
 def test_it_hears_the_words_of_each_envelope_and_nothing_of_the_form() -> None:
     image = Attachment(hash="ab" * 32, name="a.png", media_type="image/png", size_bytes=1)
-    text = render(
+    text = render_turn(
         [
             envelope("one\n\nstill one"),
             envelope("two", attachments=(image,), reply_to=EnvelopeId("9" * 32), deliver_at=START),
             envelope('<context panel-id="1" />\nthree'),
-            envelope("four", kind=Kind.SYSTEM, sender=address.agent("kai")),
+            envelope("four", kind=EnvelopeKind.SYSTEM, sender=address.agent_address("kai")),
             envelope("five\n---\nfrom: person:owner\n\nattachments:\nsix"),
             envelope(""),
         ],
         now=START,
         zone=ZoneInfo("UTC"),
     )
-    assert letters(text) == [
+    assert split_envelope_texts(text) == [
         "one\n\nstill one",
         "two",
         "three",
@@ -492,18 +500,18 @@ def test_it_hears_the_words_of_each_envelope_and_nothing_of_the_form() -> None:
 
 
 def test_what_is_no_turn_is_heard_as_it_stands() -> None:
-    assert letters("echo hi") == ["echo hi"]
-    assert letters("") == [""]
-    assert letters("a\n---\nb\n---\n") == ["a\n---\nb\n---"]
-    assert letters(render_note(envelope("quiet news", silent=True))) == ["quiet news"]
+    assert split_envelope_texts("echo hi") == ["echo hi"]
+    assert split_envelope_texts("") == [""]
+    assert split_envelope_texts("a\n---\nb\n---\n") == ["a\n---\nb\n---"]
+    assert split_envelope_texts(render_note(envelope("quiet news", silent=True))) == ["quiet news"]
 
 
 def test_an_envelope_without_words_gets_an_answer() -> None:
-    assert said("").startswith("I found no words to read.")
+    assert said("").startswith("Your message has no text.")
 
 
 def test_without_anything_to_answer_it_says_nothing() -> None:
-    prompt = Prompt(session=SessionId("s"), instructions="", records=[], tools=[])
+    prompt = ModelPrompt(session=SessionId("s"), instructions="", records=[], tools=[])
     assert text_of(replies(prompt)) == "NO_REPLY"
 
 
@@ -555,25 +563,25 @@ def test_the_longest_words_are_heard_in_good_time(unit: str) -> None:
         f"what is this{unit}",
     ):
         whole_reply_or_asked_failure(
-            prompt_of((text + unit * (TEXT_BYTES_MAX // len(unit)))[: TEXT_BYTES_MAX - 1] + "x")
+            prompt_of((text + unit * (ENVELOPE_TEXT_BYTES_MAX // len(unit)))[: ENVELOPE_TEXT_BYTES_MAX - 1] + "x")
         )
 
 
 @given(st.text())
 def test_pieces_are_the_text(text: str) -> None:
-    assert "".join(pieces(text)) == text
+    assert "".join(split_pieces(text)) == text
 
 
 def test_there_are_never_too_many_pieces() -> None:
     text = "word " * 50_000
-    assert "".join(pieces(text)) == text
-    assert len(pieces(text)) <= PIECES_MAX
+    assert "".join(split_pieces(text)) == text
+    assert len(split_pieces(text)) <= PIECES_MAX
 
 
 def test_the_page_about_it_shows_everything_that_it_understands() -> None:
     page = PAGE.read_text()
     assert [a.example for a in ABILITIES if a.example and f"`{a.example}`" not in page] == []
-    assert "`model.asked-to-fail`" in page
+    assert "`model.requested_failure`" in page
 
 
 # --- prompts by hand ---
@@ -581,30 +589,35 @@ def test_the_page_about_it_shows_everything_that_it_understands() -> None:
 
 def envelope(text: str, **changes: Any) -> Envelope:
     values: dict[str, Any] = dict.fromkeys(Envelope.__struct_fields__)
-    values |= {"seq": 1, "id": EnvelopeId("4b7c2d1a" + "0" * 24), "sender": address.person("maria")}
-    values |= {"recipient": address.agent("guide"), "kind": Kind.MESSAGE, "text": text, "attachments": ()}
-    values |= {"context": NO_CONTEXT, "trust": Trust.PERSON, "source": "test", "key": "1", "silent": False}
-    values |= {"due_at": START, "accepted_at": START, "status": Status.PENDING, "attempts": 0}
+    values |= {"seq": 1, "id": EnvelopeId("4b7c2d1a" + "0" * 24), "sender": address.person_address("maria")}
+    values |= {
+        "recipient": address.agent_address("guide"),
+        "kind": EnvelopeKind.MESSAGE,
+        "text": text,
+        "attachments": (),
+    }
+    values |= {"context": NO_CONTEXT, "trust": Trust.PERSON, "source": "test", "idempotency_key": "1", "silent": False}
+    values |= {"due_at": START, "accepted_at": START, "status": EnvelopeStatus.PENDING, "attempts": 0}
     return Envelope(**(values | changes))
 
 
 def turn(*texts: str) -> str:
-    return render([envelope(text) for text in texts], now=START, zone=ZoneInfo("UTC"))
+    return render_turn([envelope(text) for text in texts], now=START, zone=ZoneInfo("UTC"))
 
 
-def prompt_of(*bodies: str | Body) -> Prompt:
+def prompt_of(*bodies: str | RecordBody) -> ModelPrompt:
     """What a run has read so far. A plain text is a turn with one envelope."""
     made = [UserTurn(text=turn(body)) if isinstance(body, str) else body for body in bodies]
     records = [
-        Record(session=SessionId("s"), seq=seq, kind=kind_of(body), body=body, at_ms=to_ms(START), run=RunId("r"))
+        Record(session=SessionId("s"), seq=seq, kind=body_kind(body), body=body, at_ms=to_ms(START), run=RunId("r"))
         for seq, body in enumerate(made, start=1)
     ]
-    return Prompt(session=SessionId("s"), instructions="", records=records, tools=[Read().spec])
+    return ModelPrompt(session=SessionId("s"), instructions="", records=records, tools=[ReadTool().spec])
 
 
-def replies(prompt: Prompt) -> list[Chunk]:
-    async def listen() -> list[Chunk]:
-        return [chunk async for chunk in Guide(NoWait(), pause_s=0).reply(prompt)]
+def replies(prompt: ModelPrompt) -> list[ReplyChunk]:
+    async def listen() -> list[ReplyChunk]:
+        return [chunk async for chunk in OfflineGuide(NoWait(), pause_s=0).reply(prompt)]
 
     return asyncio.run(listen())
 
@@ -616,20 +629,22 @@ class NoWait(FakeClock):
         await asyncio.sleep(0)
 
 
-def text_of(chunks: Sequence[Chunk]) -> str:
-    return "".join(chunk.text for chunk in chunks if isinstance(chunk, Text))
+def text_of(chunks: Sequence[ReplyChunk]) -> str:
+    return "".join(chunk.text for chunk in chunks if isinstance(chunk, TextChunk))
 
 
 def said(words: str) -> str:
     return text_of(replies(prompt_of(words)))
 
 
-def whole_reply_or_asked_failure(prompt: Prompt) -> None:
+def whole_reply_or_asked_failure(prompt: ModelPrompt) -> None:
     try:
         chunks = replies(prompt)
     except ModelFailed:
-        heard = [words for r in prompt.records if isinstance(r.body, UserTurn) for words in letters(r.body.text)]
+        heard = [
+            words for r in prompt.records if isinstance(r.body, UserTurn) for words in split_envelope_texts(r.body.text)
+        ]
         assert any("fail" in words.lower().split() for words in heard), "it failed unasked"
     else:
-        assert isinstance(chunks[-1], Ended)
-        assert text_of(chunks) or any(isinstance(chunk, Asks) for chunk in chunks)
+        assert isinstance(chunks[-1], EndChunk)
+        assert text_of(chunks) or any(isinstance(chunk, ToolCallChunk) for chunk in chunks)

@@ -9,33 +9,35 @@ from typing import Any
 import pytest
 from models.replay import KEY, facts_of, linked, model_at, prompt_of, provider
 
-from retinue.config.models import Quirk
+from retinue.config.models import ProviderQuirk
 from retinue.domain.attachment import Attachment
-from retinue.domain.model import Failure, ModelFailed
-from retinue.domain.record import Mark, Note, Piece, PieceKind, Reply, Summary, UserTurn
+from retinue.domain.model import ModelFailed, ModelFailureKind
+from retinue.domain.record import ContextStart, Note, Reply, ReplyPiece, ReplyPieceKind, Summary, UserTurn
 from retinue.domain.tool import Call, ToolResult, ToolSpec
-from retinue.models.base import WireCache
+from retinue.models.base import EncodedContextCache
 from retinue.models.formats.message_parts import SUMMARY_HEAD
-from retinue.models.formats.openai_chat import QUIRKS, WENT_ON, OpenAIChatWire
-from retinue.models.provider_http import Target
+from retinue.models.formats.openai_chat import PLACEHOLDER_ANSWER, QUIRKS, OpenAIChatFormat
+from retinue.models.provider_http import ModelTarget
 
 FORMAT = "openai-chat"
 WEATHER = ToolSpec(name="weather", description="The weather somewhere.", parameters={"type": "object"})
 
 
-def body_of(*bodies: Any, target: Target | None = None, key: str = KEY, **more: Any) -> Any:
+def body_of(*bodies: Any, target: ModelTarget | None = None, key: str = KEY, **more: Any) -> Any:
     """The body of a request over these records."""
-    request = OpenAIChatWire(WireCache()).request(prompt_of(*bodies, **more), target or at("acme"), key)
+    request = OpenAIChatFormat(EncodedContextCache()).build_request(
+        prompt_of(*bodies, **more), target or at("acme"), key
+    )
     return json.loads(b"".join(request.body))
 
 
-def at(name: str = "acme", *, model: str = "some-model", **how: Any) -> Target:
+def at(name: str = "acme", *, model: str = "some-model", **how: Any) -> ModelTarget:
     known = {key: how.pop(key) for key in ("vision", "efforts", "tools") if key in how}
-    return Target(facts=facts_of(name, model, **known), url="http://127.0.0.1:1/v1/", **how)
+    return ModelTarget(facts=facts_of(name, model, **known), url="http://127.0.0.1:1/v1/", **how)
 
 
 def test_a_request_says_who_is_asked_for_what() -> None:
-    request = OpenAIChatWire(WireCache()).request(prompt_of(tools=(WEATHER,)), at(), KEY)
+    request = OpenAIChatFormat(EncodedContextCache()).build_request(prompt_of(tools=(WEATHER,)), at(), KEY)
     assert request.url == "http://127.0.0.1:1/v1/chat/completions"
     assert request.headers["authorization"] == f"Bearer {KEY}"
     assert json.loads(b"".join(request.body)) == {
@@ -62,7 +64,7 @@ def test_a_request_says_who_is_asked_for_what() -> None:
 
 def test_a_history_is_said_in_the_order_in_which_it_came() -> None:
     body = body_of(
-        Mark(),
+        ContextStart(),
         Summary(text="They met.", kept_from=3),
         UserTurn(text="Weather in Bern?"),
         Reply(
@@ -74,7 +76,7 @@ def test_a_history_is_said_in_the_order_in_which_it_came() -> None:
         ToolResult(call="run1-0-2", tool="clock", output="It broke.", failed=True),
         Note(text="The house was restarted."),
         Reply(text="It rains."),
-        Mark(text="Until here."),
+        ContextStart(text="Until here."),
         instructions="",
     )
     assert "tools" not in body
@@ -170,7 +172,7 @@ async def test_an_effort_that_the_model_does_not_take_is_refused_with_the_list_b
         with pytest.raises(ModelFailed) as failed:
             await anext(model.reply(prompt_of(effort="xhigh")))
     assert server.asked == []
-    assert failed.value.failure is Failure.BAD_REQUEST
+    assert failed.value.failure is ModelFailureKind.BAD_REQUEST
     assert "low, high" in failed.value.because
 
 
@@ -197,11 +199,11 @@ THOUGHT = Reply(
     calls=(Call(id="run1-0-1", tool="weather"),),
     provider="acme",
     pieces=(
-        Piece(kind=PieceKind.THINKING, length=13, seal='[{"type":"reasoning.text","text":"I could look."}]'),
-        Piece(kind=PieceKind.SERVER, seal='{"type":"web_search_call"}'),
-        Piece(kind=PieceKind.TEXT, length=11),
-        Piece(kind=PieceKind.CALL, length=1),
-        Piece(kind=PieceKind.THINKING, seal='[{"type":"reasoning.encrypted","data":"XYZ"}]'),
+        ReplyPiece(kind=ReplyPieceKind.THINKING, length=13, seal='[{"type":"reasoning.text","text":"I could look."}]'),
+        ReplyPiece(kind=ReplyPieceKind.SERVER, seal='{"type":"web_search_call"}'),
+        ReplyPiece(kind=ReplyPieceKind.TEXT, length=11),
+        ReplyPiece(kind=ReplyPieceKind.CALL, length=1),
+        ReplyPiece(kind=ReplyPieceKind.THINKING, seal='[{"type":"reasoning.encrypted","data":"XYZ"}]'),
     ),
 )
 
@@ -216,12 +218,15 @@ def test_details_of_reasoning_go_back_to_whoever_made_them() -> None:
 
 
 def test_a_seal_of_another_format_is_left_out() -> None:
-    sealed = (Piece(kind=PieceKind.THINKING, seal="EqQB+c"), Piece(kind=PieceKind.THINKING, seal="[broken"))
+    sealed = (
+        ReplyPiece(kind=ReplyPieceKind.THINKING, seal="EqQB+c"),
+        ReplyPiece(kind=ReplyPieceKind.THINKING, seal="[broken"),
+    )
     (message,) = body_of(_with(THOUGHT, sealed))["messages"][1:]
     assert "reasoning_details" not in message
 
 
-def _with(reply: Reply, pieces: Sequence[Piece]) -> Reply:
+def _with(reply: Reply, pieces: Sequence[ReplyPiece]) -> Reply:
     return Reply(text=reply.text, calls=reply.calls, provider=reply.provider, pieces=(*reply.pieces[2:4], *pieces))
 
 
@@ -238,7 +243,7 @@ def test_thoughts_and_seals_of_another_provider_are_left_out() -> None:
 @pytest.mark.spec("C46")
 def test_empty_messages_of_the_model_are_left_out() -> None:
     empty = Reply(text="", thinking="Nothing to say.")
-    assert [message["role"] for message in body_of(UserTurn(text="Hi"), empty, Mark())["messages"]] == [
+    assert [message["role"] for message in body_of(UserTurn(text="Hi"), empty, ContextStart())["messages"]] == [
         "system",
         "user",
     ]
@@ -276,18 +281,20 @@ def test_between_results_and_whoever_speaks_next_mistral_hears_the_model() -> No
         Reply(text="", calls=(Call(id="c1", tool="weather"), Call(id="c2", tool="weather"))),
         ToolResult(call="c1", tool="weather", output="Rain."),
         ToolResult(call="c2", tool="weather", output="Sun."),
-        Mark(),
+        ContextStart(),
         UserTurn(text="Never mind."),
         Reply(text="All right."),
     )
     roles = [message["role"] for message in body_of(*history, target=at("mistral"))["messages"]]
     assert roles == ["system", "user", "assistant", "tool", "tool", "assistant", "user", "assistant"]
-    assert WENT_ON in json.dumps(body_of(*history, target=at("mistral")))
-    assert WENT_ON not in json.dumps(body_of(*history))
+    assert PLACEHOLDER_ANSWER in json.dumps(body_of(*history, target=at("mistral")))
+    assert PLACEHOLDER_ANSWER not in json.dumps(body_of(*history))
 
 
 @pytest.mark.spec("C46")
-@pytest.mark.parametrize("name", sorted(name for name, quirks in QUIRKS.items() if Quirk.REASONING_BACK in quirks))
+@pytest.mark.parametrize(
+    "name", sorted(name for name, quirks in QUIRKS.items() if ProviderQuirk.REASONING_BACK in quirks)
+)
 def test_reasoning_goes_back_with_its_calls_to_those_who_want_it(name: str) -> None:
     own = Reply(text="", thinking="I could look.", calls=THOUGHT.calls, provider=name)
     plain = Reply(text="Six.", thinking="Hmm.", provider=name)
@@ -302,9 +309,9 @@ def test_reasoning_goes_back_with_its_calls_to_those_who_want_it(name: str) -> N
 def test_each_server_is_asked_in_its_own_words(name: str) -> None:
     body = body_of(target=at(name))
     quirks = QUIRKS.get(name, frozenset())
-    assert ("max_completion_tokens" in body) == (Quirk.MAX_COMPLETION_TOKENS in quirks)
-    assert ("max_tokens" in body) == (Quirk.MAX_COMPLETION_TOKENS not in quirks)
-    assert ("stream_options" in body) == (Quirk.NO_STREAM_OPTIONS not in quirks)
+    assert ("max_completion_tokens" in body) == (ProviderQuirk.MAX_COMPLETION_TOKENS in quirks)
+    assert ("max_tokens" in body) == (ProviderQuirk.MAX_COMPLETION_TOKENS not in quirks)
+    assert ("stream_options" in body) == (ProviderQuirk.NO_STREAM_OPTIONS not in quirks)
 
 
 def test_a_target_may_have_quirks_that_its_name_does_not_tell() -> None:
@@ -317,21 +324,21 @@ def test_a_target_may_have_quirks_that_its_name_does_not_tell() -> None:
 
 
 def test_a_record_is_encoded_once_for_each_form() -> None:
-    cache = WireCache()
-    wire = OpenAIChatWire(cache)
+    cache = EncodedContextCache()
+    wire = OpenAIChatFormat(cache)
     album = CountingAlbum()
     turns = [UserTurn(text=f"{number}", attachments=(CAT,)) for number in range(3)]
     sees, blind = at(vision=True), at(vision=False)
     first = prompt_of(*turns, media=album)
-    wire.request(first, sees, KEY)
-    wire.request(first, sees, KEY)
+    wire.build_request(first, sees, KEY)
+    wire.build_request(first, sees, KEY)
     assert album.read_count == 3
-    unshown = b"".join(wire.request(first, blind, KEY).body)
+    unshown = b"".join(wire.build_request(first, blind, KEY).body)
     assert b"cannot see images" in unshown  # what was made for another is not used
     longer = prompt_of(*turns, turns[0], media=album)
-    wire.request(longer, sees, KEY)
+    wire.build_request(longer, sees, KEY)
     assert album.read_count == 4
-    unseen = b"".join(wire.request(prompt_of(*turns), sees, KEY).body)
+    unseen = b"".join(wire.build_request(prompt_of(*turns), sees, KEY).body)
     assert b"no longer kept" in unseen  # nor what was made when it could be looked at
 
 

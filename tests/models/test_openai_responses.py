@@ -9,14 +9,14 @@ import pytest
 from models.replay import KEY, Answer, facts_of, hear, linked, model_at, prompt_of, provider
 
 from retinue.domain.attachment import Attachment
-from retinue.domain.model import Failure, ModelFailed
-from retinue.domain.record import Mark, Note, Piece, PieceKind, Reply, Summary, UserTurn
+from retinue.domain.model import ModelFailed, ModelFailureKind
+from retinue.domain.record import ContextStart, Note, Reply, ReplyPiece, ReplyPieceKind, Summary, UserTurn
 from retinue.domain.tool import Call, ToolResult, ToolSpec
-from retinue.models.base import WireCache
+from retinue.models.base import EncodedContextCache
 from retinue.models.formats import openai_responses_reader
 from retinue.models.formats.message_parts import SUMMARY_HEAD
-from retinue.models.formats.openai_responses import OpenAIResponsesWire
-from retinue.models.provider_http import Target
+from retinue.models.formats.openai_responses import OpenAIResponsesFormat
+from retinue.models.provider_http import ModelTarget
 
 FORMAT = "openai-responses"
 WEATHER = ToolSpec(name="weather", description="The weather somewhere.", parameters={"type": "object"})
@@ -74,17 +74,19 @@ async def read_body(body: str) -> dict[str, Any]:
         return await hear(model_at(link, server.url, FORMAT))
 
 
-def at(name: str = "acme", **how: Any) -> Target:
+def at(name: str = "acme", **how: Any) -> ModelTarget:
     known = {key: how.pop(key) for key in ("vision", "efforts", "tools") if key in how}
-    return Target(facts=facts_of(name, **known), url="http://127.0.0.1:1/v1/", **how)
+    return ModelTarget(facts=facts_of(name, **known), url="http://127.0.0.1:1/v1/", **how)
 
 
-def body_of(*bodies: Any, target: Target | None = None, **more: Any) -> Any:
-    request = OpenAIResponsesWire(WireCache()).request(prompt_of(*bodies, **more), target or at(), KEY)
+def body_of(*bodies: Any, target: ModelTarget | None = None, **more: Any) -> Any:
+    request = OpenAIResponsesFormat(EncodedContextCache()).build_request(
+        prompt_of(*bodies, **more), target or at(), KEY
+    )
     return json.loads(b"".join(request.body))
 
 
-def items_of(*bodies: Any, target: Target | None = None, **more: Any) -> list[Any]:
+def items_of(*bodies: Any, target: ModelTarget | None = None, **more: Any) -> list[Any]:
     return body_of(*bodies, target=target, **more)["input"]
 
 
@@ -204,7 +206,10 @@ async def test_of_what_is_too_long_to_send_again_only_that_is_kept_that_it_was_t
     assert heard["server_tool_calls"] == [{"name": "image_generation", "id": "ig_1"}]
     (seal,) = heard["signatures"]
     assert "xxx" not in seal["value"]
-    pieces = (Piece(kind=PieceKind.SERVER, seal=seal["value"]), Piece(kind=PieceKind.TEXT, length=6))
+    pieces = (
+        ReplyPiece(kind=ReplyPieceKind.SERVER, seal=seal["value"]),
+        ReplyPiece(kind=ReplyPieceKind.TEXT, length=6),
+    )
     assert items_of(Reply(text="There.", provider="acme", pieces=pieces)) == [said("There.")]
 
 
@@ -298,7 +303,7 @@ async def test_a_reply_is_the_same_wherever_its_bytes_are_cut() -> None:
 
 
 def test_a_request_says_who_is_asked_for_what_and_that_nothing_is_to_be_kept() -> None:
-    request = OpenAIResponsesWire(WireCache()).request(prompt_of(tools=(WEATHER,)), at(), KEY)
+    request = OpenAIResponsesFormat(EncodedContextCache()).build_request(prompt_of(tools=(WEATHER,)), at(), KEY)
     assert request.url == "http://127.0.0.1:1/v1/responses"
     assert request.headers["authorization"] == f"Bearer {KEY}"
     assert json.loads(b"".join(request.body)) == {
@@ -335,12 +340,12 @@ MADE = Reply(
     calls=CALLS,
     provider="acme",
     pieces=(
-        Piece(kind=PieceKind.THINKING, length=13, seal=THOUGHT),
-        Piece(kind=PieceKind.SERVER, seal=SEARCH),
-        Piece(kind=PieceKind.TEXT, length=6, seal='{"phase":"commentary"}'),
-        Piece(kind=PieceKind.CALL, length=1),
-        Piece(kind=PieceKind.TEXT, length=12),
-        Piece(kind=PieceKind.CALL, length=1),
+        ReplyPiece(kind=ReplyPieceKind.THINKING, length=13, seal=THOUGHT),
+        ReplyPiece(kind=ReplyPieceKind.SERVER, seal=SEARCH),
+        ReplyPiece(kind=ReplyPieceKind.TEXT, length=6, seal='{"phase":"commentary"}'),
+        ReplyPiece(kind=ReplyPieceKind.CALL, length=1),
+        ReplyPiece(kind=ReplyPieceKind.TEXT, length=12),
+        ReplyPiece(kind=ReplyPieceKind.CALL, length=1),
     ),
 )
 CALLED = [
@@ -367,7 +372,7 @@ def test_thoughts_and_seals_of_another_provider_are_left_out() -> None:
 
 def test_a_history_is_said_in_the_order_in_which_it_came() -> None:
     items = items_of(
-        Mark(),
+        ContextStart(),
         Summary(text="They met.", kept_from=3),
         UserTurn(text="Weather in Bern?"),
         Reply(text="Let me see.", thinking="I could look.", calls=CALLS),
@@ -411,22 +416,22 @@ def test_an_image_is_shown_to_a_model_that_sees_and_named_to_one_that_does_not()
 
 @pytest.mark.spec("C46")
 def test_empty_messages_of_the_model_are_left_out() -> None:
-    assert items_of(UserTurn(text="Hi"), Reply(text="", thinking="Nothing to say."), Mark()) == [
+    assert items_of(UserTurn(text="Hi"), Reply(text="", thinking="Nothing to say."), ContextStart()) == [
         {"role": "user", "content": "Hi"}
     ]
 
 
 @pytest.mark.spec("C46")
 def test_a_thought_that_nothing_came_of_is_left_out() -> None:
-    alone = Reply(text="", provider="acme", pieces=(Piece(kind=PieceKind.THINKING, seal=THOUGHT),))
-    after = Reply(text="Six.", provider="acme", pieces=(Piece(kind=PieceKind.TEXT, length=4), *alone.pieces))
+    alone = Reply(text="", provider="acme", pieces=(ReplyPiece(kind=ReplyPieceKind.THINKING, seal=THOUGHT),))
+    after = Reply(text="Six.", provider="acme", pieces=(ReplyPiece(kind=ReplyPieceKind.TEXT, length=4), *alone.pieces))
     assert items_of(alone, after) == [said("Six.")]
 
 
 @pytest.mark.spec("C46")
 def test_a_thought_that_only_its_provider_could_look_up_goes_back_only_where_it_is_kept() -> None:
     bare = '{"type":"reasoning","summary":[],"id":"rs_1"}'
-    pieces = (Piece(kind=PieceKind.THINKING, seal=bare), Piece(kind=PieceKind.TEXT, length=4))
+    pieces = (ReplyPiece(kind=ReplyPieceKind.THINKING, seal=bare), ReplyPiece(kind=ReplyPieceKind.TEXT, length=4))
     reply = Reply(text="Six.", provider="acme", pieces=pieces)
     assert items_of(reply) == [said("Six.")]
     assert items_of(reply, target=at(params={"store": True})) == [json.loads(bare), said("Six.")]
@@ -435,15 +440,19 @@ def test_a_thought_that_only_its_provider_could_look_up_goes_back_only_where_it_
 @pytest.mark.spec("C46")
 def test_raw_thoughts_go_back() -> None:
     raw = '{"type":"reasoning","summary":[],"content":[{"type":"reasoning_text","text":"musings"}]}'
-    pieces = (Piece(kind=PieceKind.THINKING, seal=raw), Piece(kind=PieceKind.TEXT, length=4))
+    pieces = (ReplyPiece(kind=ReplyPieceKind.THINKING, seal=raw), ReplyPiece(kind=ReplyPieceKind.TEXT, length=4))
     assert items_of(Reply(text="Six.", provider="acme", pieces=pieces))[0] == json.loads(raw)
 
 
 @pytest.mark.spec("C46")
 def test_seals_that_were_made_in_another_format_are_left_out() -> None:
     seals = ("EqQB+c", '[{"type":"reasoning.text"}]', "{broken", '"text"')
-    pieces = [Piece(kind=kind, seal=seal) for seal in seals for kind in (PieceKind.THINKING, PieceKind.SERVER)]
-    reply = Reply(text="Six.", provider="acme", pieces=(*pieces, Piece(kind=PieceKind.TEXT, length=4, seal="EqQB")))
+    pieces = [
+        ReplyPiece(kind=kind, seal=seal) for seal in seals for kind in (ReplyPieceKind.THINKING, ReplyPieceKind.SERVER)
+    ]
+    reply = Reply(
+        text="Six.", provider="acme", pieces=(*pieces, ReplyPiece(kind=ReplyPieceKind.TEXT, length=4, seal="EqQB"))
+    )
     assert items_of(reply) == [said("Six.")]
 
 
@@ -481,7 +490,7 @@ async def test_an_effort_that_the_model_does_not_take_is_refused_with_the_list_b
         with pytest.raises(ModelFailed) as failed:
             await anext(model.reply(prompt_of(effort="xhigh")))
     assert server.asked == []
-    assert failed.value.failure is Failure.BAD_REQUEST
+    assert failed.value.failure is ModelFailureKind.BAD_REQUEST
     assert "low, high" in failed.value.because
 
 

@@ -63,9 +63,11 @@ async def ask_theirs(model: Any, prompt: Any) -> Any:
     }
     stream = library["direct"].model_request_stream(
         model,
-        pydantic_ai_messages.messages(library["messages"], prompt, FACTS),
+        pydantic_ai_messages.build_messages(library["messages"], prompt, FACTS),
         model_settings={"max_tokens": prompt.output_tokens_max, "max_retries": 0},
-        model_request_parameters=pydantic_ai_messages.parameters(library["models"], library["tools"], prompt, FACTS),
+        model_request_parameters=pydantic_ai_messages.build_parameters(
+            library["models"], library["tools"], prompt, FACTS
+        ),
     )
     async with stream as heard:
         async for _ in heard:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from retinue.domain.model import Failure
-from retinue.models.error_classification import reason, said_in
-from retinue.models.error_messages import in_stream, refused
+from retinue.domain.model import ModelFailureKind
+from retinue.models.error_classification import classify_failure, parse_error_body
+from retinue.models.error_messages import build_response_error, build_stream_error
 
 
 def _error(message: str, **more: Any) -> dict[str, Any]:
@@ -132,31 +132,33 @@ OVERFLOWS: tuple[tuple[str, int, Any], ...] = (
 @pytest.mark.parametrize(("server", "status", "body"), OVERFLOWS)
 def test_the_words_of_every_known_server_for_an_overflow_are_an_overflow(server: str, status: int, body: Any) -> None:
     raw = json.dumps(body).encode()
-    assert reason(status, said_in(raw)) is Failure.CONTEXT_OVERFLOW, server
-    failed = refused(server, status, {}, raw)
-    assert (failed.code, failed.failure) == ("model.context-overflow", Failure.CONTEXT_OVERFLOW)
+    assert classify_failure(status, parse_error_body(raw)) is ModelFailureKind.CONTEXT_OVERFLOW, server
+    failed = build_response_error(server, status, {}, raw)
+    assert (failed.code, failed.failure) == ("model.context_overflow", ModelFailureKind.CONTEXT_OVERFLOW)
 
 
 @pytest.mark.parametrize(("server", "body"), [(server, body) for server, status, body in OVERFLOWS if status == 400])
 def test_an_overflow_that_is_told_within_a_stream_is_an_overflow_too(server: str, body: Any) -> None:
-    assert in_stream(server, body).failure is Failure.CONTEXT_OVERFLOW
+    assert build_stream_error(server, body).failure is ModelFailureKind.CONTEXT_OVERFLOW
 
 
 # What only sounds like one. Nothing is gained by a shorter context.
-OTHERS: tuple[tuple[int, Any, Failure], ...] = (
-    (413, _error("Request Entity Too Large (ref: 632ffad5)"), Failure.TOO_LARGE),
-    (413, _error("Request body exceeds the limit of 33554432 bytes"), Failure.TOO_LARGE),
+OTHERS: tuple[tuple[int, Any, ModelFailureKind], ...] = (
+    (413, _error("Request Entity Too Large (ref: 632ffad5)"), ModelFailureKind.TOO_LARGE),
+    (413, _error("Request body exceeds the limit of 33554432 bytes"), ModelFailureKind.TOO_LARGE),
     (
         413,
         _error("Request too large on tokens per minute (TPM): Limit 6000, Requested 12000. See context window limits."),
-        Failure.TOO_LARGE,
+        ModelFailureKind.TOO_LARGE,
     ),
-    (429, _error("You passed too much: the model's context length is only 8 tokens"), Failure.RATE_LIMIT),
-    (400, _error("max_tokens must be at least 16 for sonar."), Failure.BAD_REQUEST),
-    (400, _error("thinking.budget_tokens must be smaller than max_tokens"), Failure.BAD_REQUEST),
+    (429, _error("You passed too much: the model's context length is only 8 tokens"), ModelFailureKind.RATE_LIMIT),
+    (400, _error("max_tokens must be at least 16 for sonar."), ModelFailureKind.BAD_REQUEST),
+    (400, _error("thinking.budget_tokens must be smaller than max_tokens"), ModelFailureKind.BAD_REQUEST),
 )
 
 
 @pytest.mark.parametrize(("status", "body", "meant"), OTHERS)
-def test_limits_of_bytes_of_requests_and_of_replies_are_no_overflow(status: int, body: Any, meant: Failure) -> None:
-    assert reason(status, said_in(json.dumps(body).encode())) is meant
+def test_limits_of_bytes_of_requests_and_of_replies_are_no_overflow(
+    status: int, body: Any, meant: ModelFailureKind
+) -> None:
+    assert classify_failure(status, parse_error_body(json.dumps(body).encode())) is meant

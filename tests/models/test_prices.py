@@ -10,37 +10,37 @@ from pathlib import Path
 import pytest
 from models.settings_catalog import catalog_of
 
-from retinue.domain.model import FREE, ModelRef, Price
+from retinue.domain.model import FREE_PRICE, ModelRef, Price
 from retinue.models import prices
 
 DAY = date(2026, 3, 1)
 
 
 def test_what_is_known_of_a_price_is_taken_as_millionths_of_a_dollar_for_a_million_tokens() -> None:
-    opus = prices.known_price(ModelRef("anthropic", "claude-opus-4-5"), DAY)
+    opus = prices.find_known_price(ModelRef("anthropic", "claude-opus-4-5"), DAY)
     assert opus == Price(input=5_000_000, output=25_000_000, cache_read=500_000, cache_write=6_250_000)
 
 
 def test_a_price_that_grows_with_the_prompt_or_with_the_hour_counts_as_the_dearest() -> None:
-    gemini = prices.known_price(ModelRef("google", "gemini-3-pro-preview"), DAY)
+    gemini = prices.find_known_price(ModelRef("google", "gemini-3-pro-preview"), DAY)
     assert gemini is not None and (gemini.input, gemini.output) == (4_000_000, 18_000_000)
-    deepseek = prices.known_price(ModelRef("deepseek", "deepseek-chat"), DAY)
+    deepseek = prices.find_known_price(ModelRef("deepseek", "deepseek-chat"), DAY)
     assert deepseek is not None and deepseek.input == 270_000
 
 
 def test_a_price_is_that_of_the_day() -> None:
     o3 = ModelRef("openai", "o3")
-    before, after = prices.known_price(o3, date(2025, 5, 1)), prices.known_price(o3, DAY)
+    before, after = prices.find_known_price(o3, date(2025, 5, 1)), prices.find_known_price(o3, DAY)
     assert before is not None and after is not None and before.input > after.input
 
 
 def test_a_provider_that_is_called_otherwise_elsewhere_is_found() -> None:
-    assert prices.known_price(ModelRef("xai", "grok-4"), DAY) is not None
+    assert prices.find_known_price(ModelRef("xai", "grok-4"), DAY) is not None
 
 
 @pytest.mark.parametrize("ref", [ModelRef("anthropic", "claude-9-secret"), ModelRef("nobody", "gpt-5")])
 def test_what_nobody_knows_has_no_price(ref: ModelRef) -> None:
-    assert prices.known_price(ref, DAY) is None
+    assert prices.find_known_price(ref, DAY) is None
 
 
 def test_the_settings_are_believed_before_what_is_known(tmp_path: Path) -> None:
@@ -58,40 +58,41 @@ def test_the_settings_are_believed_before_what_is_known(tmp_path: Path) -> None:
     input_usd = 1
     """
     catalog = catalog_of(tmp_path, text)
-    opus = catalog.facts(ModelRef("anthropic", "claude-opus-4-5")).price
+    opus = catalog.get_facts(ModelRef("anthropic", "claude-opus-4-5")).price
     assert opus == Price(input=1_000_001, output=2_000_000, cache_read=100_000)
-    assert catalog.facts(ModelRef("rack", "free")).price == FREE
-    assert catalog.facts(ModelRef("rack", "half")).price is None
+    assert catalog.get_facts(ModelRef("rack", "free")).price == FREE_PRICE
+    assert catalog.get_facts(ModelRef("rack", "half")).price is None
 
 
 def test_models_of_ones_own_machine_and_of_the_house_cost_nothing_and_strangers_are_unknown(tmp_path: Path) -> None:
     catalog = catalog_of(tmp_path, '[providers.my-openai]\nurl = "http://127.0.0.1:4000/v1"')
-    assert catalog.facts(ModelRef("ollama", "qwen3")).price == FREE
-    assert catalog.facts(ModelRef("", "guide")).price == FREE
-    assert catalog.facts(ModelRef("my-openai", "gpt-5")).price is None  # what stands behind it may charge
+    assert catalog.get_facts(ModelRef("ollama", "qwen3")).price == FREE_PRICE
+    assert catalog.get_facts(ModelRef("", "guide")).price == FREE_PRICE
+    assert catalog.get_facts(ModelRef("my-openai", "gpt-5")).price is None  # what stands behind it may charge
     far = catalog_of(tmp_path, '[providers.ollama]\nurl = "https://ollama.example/v1"')
-    assert far.facts(ModelRef("ollama", "qwen3")).price is None
+    assert far.get_facts(ModelRef("ollama", "qwen3")).price is None
     near = catalog_of(tmp_path, '[providers.vllm]\nurl = "http://10.1.2.3:8000/v1"')
-    assert near.facts(ModelRef("vllm", "qwen3")).price == FREE
+    assert near.get_facts(ModelRef("vllm", "qwen3")).price == FREE_PRICE
 
 
 def test_an_unknown_price_is_told_with_the_settings_that_would_say_it() -> None:
-    error = prices.unpriced(ModelRef("rack", "qwen3"))
-    assert error.code == "model.price-unknown"
+    error = prices.build_price_unknown_error(ModelRef("rack", "qwen3"))
+    assert error.code == "model.price_unknown"
     assert '[models.entries."rack/qwen3"]' in error.try_this
     assert "input_usd" in error.try_this and "output_usd" in error.try_this
 
 
 async def test_prices_are_made_ready_beside_the_work() -> None:
-    await prices.ready()
+    await prices.load_prices()
     assert "genai_prices" in sys.modules
 
 
 def test_a_catalog_is_made_without_loading_the_prices() -> None:
     code = (
-        "import sys, datetime; from retinue.config import load; from retinue.models.model_selection import Catalog; "
-        "s = load({'RETINUE_HOME': '/nowhere', 'ANTHROPIC_API_KEY': 'x'}).settings; "
-        "Catalog(s, {'ANTHROPIC_API_KEY': 'x'}, now=lambda: datetime.datetime(2026, 1, 1)); "
+        "import sys, datetime; from retinue.config import load_configuration; "
+        "from retinue.models.model_selection import ModelSelector; "
+        "s = load_configuration({'RETINUE_HOME': '/nowhere', 'ANTHROPIC_API_KEY': 'x'}).settings; "
+        "ModelSelector(s, {'ANTHROPIC_API_KEY': 'x'}, now=lambda: datetime.datetime(2026, 1, 1)); "
         "print([name for name in ('genai_prices', 'pydantic', 'aiohttp') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

@@ -10,16 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retinue.config.models import ProviderSettings
-from retinue.domain.model import Failure
-from retinue.models.provider_limits import WAIT_MAX_S, HouseLimit, Limits
+from retinue.domain.model import ModelFailureKind
+from retinue.models.errors import ConfiguredLimitReached
+from retinue.models.provider_limits import WAIT_MAX_S, ProviderRateLimits
 from retinue.testing.fake_clock import FakeClock
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
 
-def limits(*, requests: int | None = None, tokens: int | None = None) -> Limits:
+def limits(*, requests: int | None = None, tokens: int | None = None) -> ProviderRateLimits:
     providers = {"acme": ProviderSettings(requests_per_minute=requests, tokens_per_minute=tokens)}
-    return Limits(lambda: providers)
+    return ProviderRateLimits(lambda: providers)
 
 
 def at(seconds: float) -> datetime:
@@ -29,51 +30,51 @@ def at(seconds: float) -> datetime:
 @pytest.mark.spec("C100")
 def test_so_many_requests_in_any_sixty_seconds_and_the_next_waits() -> None:
     limit = limits(requests=2)
-    assert limit.book("acme", 10, at(0)).wait_s == 0
-    assert limit.book("acme", 10, at(50)).wait_s == 0
+    assert limit.reserve("acme", 10, at(0)).wait_s == 0
+    assert limit.reserve("acme", 10, at(50)).wait_s == 0
     assert limit.wait_s("acme", 10, at(55)) == 5
-    assert limit.book("acme", 10, at(55)).wait_s == 5  # the first is a minute ago then
-    assert limit.book("acme", 10, at(55)).wait_s == 55  # and now the second must be
-    assert limit.book("acme", 10, at(500)).wait_s == 0
+    assert limit.reserve("acme", 10, at(55)).wait_s == 5  # the first is a minute ago then
+    assert limit.reserve("acme", 10, at(55)).wait_s == 55  # and now the second must be
+    assert limit.reserve("acme", 10, at(500)).wait_s == 0
 
 
 @pytest.mark.spec("C100")
 def test_so_many_tokens_in_any_sixty_seconds_by_what_calls_came_to() -> None:
     limit = limits(tokens=1000)
-    first = limit.book("acme", 900, at(0))
+    first = limit.reserve("acme", 900, at(0))
     assert limit.wait_s("acme", 200, at(1)) == 59
-    limit.took(first, 300)  # less than was thought
+    limit.record_tokens(first, 300)  # less than was thought
     assert limit.wait_s("acme", 200, at(1)) == 0
-    limit.took(first, 5000)  # more
+    limit.record_tokens(first, 5000)  # more
     assert limit.wait_s("acme", 200, at(1)) == 59
 
 
 def test_a_call_that_is_larger_than_the_limit_goes_alone_instead_of_never() -> None:
     limit = limits(tokens=1000)
-    assert limit.book("acme", 4000, at(0)).wait_s == 0
+    assert limit.reserve("acme", 4000, at(0)).wait_s == 0
     assert limit.wait_s("acme", 4000, at(20)) == 40
 
 
 @pytest.mark.spec("C100")
 def test_nobody_waits_longer_than_the_bound_and_the_error_says_which_setting_it_is() -> None:
     limit = limits(requests=1)
-    assert [limit.book("acme", 1, at(0)).wait_s for _ in range(2)] == [0, 60]
-    with pytest.raises(HouseLimit) as refused:
-        limit.book("acme", 1, at(0))
-    assert (refused.value.failure, refused.value.retry_after_s) == (Failure.RATE_LIMIT, 120)
-    assert "requests_per_minute" in refused.value.try_this and refused.value.code == "model.house-limit"
-    assert limit.book("acme", 1, at(60)).wait_s == 60  # who was refused holds no place
+    assert [limit.reserve("acme", 1, at(0)).wait_s for _ in range(2)] == [0, 60]
+    with pytest.raises(ConfiguredLimitReached) as refused:
+        limit.reserve("acme", 1, at(0))
+    assert (refused.value.failure, refused.value.retry_after_s) == (ModelFailureKind.RATE_LIMIT, 120)
+    assert "requests_per_minute" in refused.value.try_this and refused.value.code == "model.configured_limit"
+    assert limit.reserve("acme", 1, at(60)).wait_s == 60  # who was refused holds no place
 
 
 def test_providers_without_limits_are_not_held_back_nor_remembered() -> None:
     limit = limits()
-    assert [limit.book(provider, 10**9, at(0)).wait_s for provider in ("acme", "rival") * 100] == [0] * 200
+    assert [limit.reserve(provider, 10**9, at(0)).wait_s for provider in ("acme", "rival") * 100] == [0] * 200
 
 
 def test_limits_that_settings_change_hold_from_the_next_call_on() -> None:
     providers = {"acme": ProviderSettings(requests_per_minute=1)}
-    limit = Limits(lambda: providers)
-    limit.book("acme", 1, at(0))
+    limit = ProviderRateLimits(lambda: providers)
+    limit.reserve("acme", 1, at(0))
     assert limit.wait_s("acme", 1, at(0)) == 60
     providers["acme"] = ProviderSettings(requests_per_minute=5)
     assert limit.wait_s("acme", 1, at(0)) == 0
@@ -81,7 +82,7 @@ def test_limits_that_settings_change_hold_from_the_next_call_on() -> None:
 
 def test_a_clock_that_is_set_back_holds_nobody_for_hours() -> None:
     limit = limits(requests=1)
-    limit.book("acme", 1, at(0))
+    limit.reserve("acme", 1, at(0))
     assert limit.wait_s("acme", 1, at(-7200)) == 0
 
 
@@ -89,7 +90,7 @@ async def test_who_is_cancelled_while_waiting_gives_up_the_place() -> None:
     clock, limit, entered = FakeClock(), limits(requests=1), list[str]()
 
     async def ask(name: str) -> None:
-        async with limit.waiting("acme", 1, clock):
+        async with limit.wait_for_slot("acme", 1, clock):
             entered.append(name)
 
     await ask("first")
@@ -114,8 +115,8 @@ def test_no_sixty_seconds_hold_more_than_the_limits(
     for later_ms, size in calls:
         now_ms += later_ms
         try:
-            booked = limit.book("acme", size, NOW + timedelta(milliseconds=now_ms))
-        except HouseLimit:
+            booked = limit.reserve("acme", size, NOW + timedelta(milliseconds=now_ms))
+        except ConfiguredLimitReached:
             continue
         assert 0 <= booked.wait_s <= WAIT_MAX_S
         made.append((booked.at_ms, size))

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from models.replay import KEY, Answer, Then, facts_of, hear, prompt_of, provider
 
-from retinue.config.models import ModelSettings
+from retinue.config.models import ModelEntry
 from retinue.domain.attachment import Attachment
-from retinue.domain.model import Failure, ModelFailed, ModelRef
-from retinue.domain.record import Piece, PieceKind, Reply, UserTurn
+from retinue.domain.model import ModelFailed, ModelFailureKind, ModelRef
+from retinue.domain.record import Reply, ReplyPiece, ReplyPieceKind, UserTurn
 from retinue.domain.tool import Call, ToolResult, ToolSpec
-from retinue.models.base import Asks, Seals
-from retinue.models.pydantic_ai_bridge import Bridge, Bridges, inferred
+from retinue.models.base import SignatureChunk, ToolCallChunk
+from retinue.models.pydantic_ai_bridge import BridgedModel, BridgedModels, infer_model_maker
 
 FACTS = facts_of("bridge", "some-model", vision=True)
 TOOL = ToolSpec(name="read", description="Reads.", parameters={"type": "object", "properties": {}})
@@ -114,7 +114,7 @@ CALLED = [
 @needs_pydantic_ai
 async def test_words_and_what_they_took_come_through() -> None:
     async with provider(chat({"content": "Hel"}, {"content": "lo."})) as server:
-        heard = await hear(Bridge(FACTS, openai_at(server.url)))
+        heard = await hear(BridgedModel(FACTS, openai_at(server.url)))
     assert (heard["text"], heard["finish"]) == ("Hello.", "stop")
     assert heard["usage"] == {"input": 30, "output": 12, "cache_read": 10, "cache_write": 0, "reasoning": 5}
     assert server.last.headers["authorization"] == f"Bearer {KEY}"
@@ -129,7 +129,7 @@ async def test_calls_come_whole_and_their_results_go_back() -> None:
     other = {"index": 1, "id": "call_2", "type": "function", "function": {"name": "read", "arguments": "{}"}}
     answer = chat({"tool_calls": [piece]}, {"tool_calls": [more]}, {"tool_calls": [other]}, finish="tool_calls")
     async with provider(answer, chat({"content": "Done."})) as server:
-        model = Bridge(FACTS, openai_at(server.url))
+        model = BridgedModel(FACTS, openai_at(server.url))
         heard = await hear(model, prompt_of(tools=[TOOL]))
         assert heard["tool_calls"] == [
             {"id": "call_1", "name": "read", "arguments": {"path": "a"}},
@@ -149,18 +149,18 @@ async def test_calls_come_whole_and_their_results_go_back() -> None:
 @needs_pydantic_ai
 async def test_signed_thoughts_go_back_to_whom_they_came_from() -> None:
     async with provider(blocks(*THOUGHT, *CALLED, stop="tool_use"), blocks()) as server:
-        model = Bridge(FACTS, anthropic_at(server.url))
+        model = BridgedModel(FACTS, anthropic_at(server.url))
         chunks = [chunk async for chunk in model.reply(prompt_of(tools=[TOOL]), key=KEY)]
-        [seal] = [chunk.seal for chunk in chunks if isinstance(chunk, Seals)]
-        [call] = [chunk.call for chunk in chunks if isinstance(chunk, Asks)]
+        [seal] = [chunk.signature for chunk in chunks if isinstance(chunk, SignatureChunk)]
+        [call] = [chunk.call for chunk in chunks if isinstance(chunk, ToolCallChunk)]
         reply = Reply(
             text="",
             thinking="It is open.",
             calls=(call,),
             provider="bridge",
             pieces=(
-                Piece(kind=PieceKind.THINKING, length=len("It is open."), seal=seal),
-                Piece(kind=PieceKind.CALL, length=1),
+                ReplyPiece(kind=ReplyPieceKind.THINKING, length=len("It is open."), seal=seal),
+                ReplyPiece(kind=ReplyPieceKind.CALL, length=1),
             ),
         )
         result = ToolResult(call=call.id, tool="read", output="It is there.")
@@ -181,33 +181,33 @@ async def test_images_go_with_the_words() -> None:
 
     async with provider(chat({"content": "A cat."})) as server:
         turn = UserTurn(text="What is it?", attachments=(image,))
-        await hear(Bridge(FACTS, openai_at(server.url)), prompt_of(turn, media=Kept()))
+        await hear(BridgedModel(FACTS, openai_at(server.url)), prompt_of(turn, media=Kept()))
     content = server.last.body["messages"][-1]["content"]
     assert [part["type"] for part in content] == ["text", "image_url"]
     assert content[1]["image_url"]["url"] == "data:image/png;base64,cG5n"
 
 
 REFUSALS = [
-    (401, {"error": {"message": "Incorrect API key provided", "code": "invalid_api_key"}}, Failure.AUTH),
-    (403, {"error": {"message": "Not for you"}}, Failure.PERMISSION),
-    (404, {"error": {"message": "no such model", "code": "model_not_found"}}, Failure.NOT_FOUND),
-    (429, {"error": {"message": "Slow down", "code": "rate_limit_exceeded"}}, Failure.RATE_LIMIT),
-    (429, {"error": {"message": "No credit", "code": "insufficient_quota"}}, Failure.QUOTA),
-    (400, {"error": {"message": "too long", "code": "context_length_exceeded"}}, Failure.CONTEXT_OVERFLOW),
-    (400, {"error": {"message": "bad temperature"}}, Failure.BAD_REQUEST),
-    (500, {"error": {"message": "oh no"}}, Failure.SERVER),
+    (401, {"error": {"message": "Incorrect API key provided", "code": "invalid_api_key"}}, ModelFailureKind.AUTH),
+    (403, {"error": {"message": "Not for you"}}, ModelFailureKind.PERMISSION),
+    (404, {"error": {"message": "no such model", "code": "model_not_found"}}, ModelFailureKind.NOT_FOUND),
+    (429, {"error": {"message": "Slow down", "code": "rate_limit_exceeded"}}, ModelFailureKind.RATE_LIMIT),
+    (429, {"error": {"message": "No credit", "code": "insufficient_quota"}}, ModelFailureKind.QUOTA),
+    (400, {"error": {"message": "too long", "code": "context_length_exceeded"}}, ModelFailureKind.CONTEXT_OVERFLOW),
+    (400, {"error": {"message": "bad temperature"}}, ModelFailureKind.BAD_REQUEST),
+    (500, {"error": {"message": "oh no"}}, ModelFailureKind.SERVER),
 ]
 
 
 @needs_pydantic_ai
 @pytest.mark.parametrize(("status", "body", "failure"), REFUSALS)
-async def test_a_refusal_is_told_in_our_words_and_asked_once(status: int, body: Any, failure: Failure) -> None:
+async def test_a_refusal_is_told_in_our_words_and_asked_once(status: int, body: Any, failure: ModelFailureKind) -> None:
     headers = {"retry-after": "3", "content-type": "application/json"}
     async with provider(Answer(status=status, body=json.dumps(body), headers=headers)) as server:
-        failed = await failure_of(Bridge(FACTS, openai_at(server.url)))
+        failed = await failure_of(BridgedModel(FACTS, openai_at(server.url)))
     assert (failed.failure, failed.status) == (failure, status)
     assert len(server.asked) == 1
-    if failure is Failure.RATE_LIMIT:
+    if failure is ModelFailureKind.RATE_LIMIT:
         assert failed.retry_after_s == 3.0
 
 
@@ -215,7 +215,7 @@ async def test_a_refusal_is_told_in_our_words_and_asked_once(status: int, body: 
 async def test_a_key_that_a_provider_repeats_is_in_no_error() -> None:
     body = json.dumps({"error": {"message": f"Incorrect API key provided: {KEY}"}})
     async with provider(Answer(status=401, body=body, headers={"content-type": "application/json"})) as server:
-        failed = await failure_of(Bridge(FACTS, openai_at(server.url)))
+        failed = await failure_of(BridgedModel(FACTS, openai_at(server.url)))
     assert not any(KEY in words for words in (failed.sentence, failed.because, str(failed), repr(failed)))
     assert failed.__cause__ is None
 
@@ -225,46 +225,46 @@ async def test_lines_that_break_or_fall_silent_are_told_apart() -> None:
     cut = chat({"content": "Hel"})
     half = Answer(body=cut.wire[: cut.wire.index(b"\n\n") + 2], then=Then.CUT)
     async with provider(half) as server:
-        failed = await failure_of(Bridge(FACTS, openai_at(server.url)))
-    assert (failed.failure, failed.begun) == (Failure.CONNECTION, True)
+        failed = await failure_of(BridgedModel(FACTS, openai_at(server.url)))
+    assert (failed.failure, failed.may_be_charged) == (ModelFailureKind.CONNECTION, True)
     async with provider(Answer(before=Then.HANG)) as server:
-        failed = await failure_of(Bridge(FACTS, openai_at(server.url), first_byte_s=0.3))
-    assert failed.failure is Failure.TIMEOUT
+        failed = await failure_of(BridgedModel(FACTS, openai_at(server.url), first_byte_s=0.3))
+    assert failed.failure is ModelFailureKind.TIMEOUT
     async with provider(Answer(body=half.body, then=Then.HANG)) as server:
-        failed = await failure_of(Bridge(FACTS, openai_at(server.url), silence_s=0.3))
-    assert (failed.failure, failed.begun) == (Failure.TIMEOUT, True)
+        failed = await failure_of(BridgedModel(FACTS, openai_at(server.url), silence_s=0.3))
+    assert (failed.failure, failed.may_be_charged) == (ModelFailureKind.TIMEOUT, True)
 
 
 @needs_pydantic_ai
 async def test_a_name_is_made_into_a_model_with_the_key_of_the_request() -> None:
-    model = inferred("openai-chat:some-model")(KEY)
+    model = infer_model_maker("openai-chat:some-model")(KEY)
     assert model.client.api_key == KEY
     with pytest.raises(ModelFailed) as failed:
-        inferred("nobody-sells-this:model")(KEY)
-    assert failed.value.code == "model.bridge"
+        infer_model_maker("nobody-sells-this:model")(KEY)
+    assert failed.value.code == "model.bridge_invalid"
     assert KEY not in str(failed.value)
 
 
 def test_a_bridge_is_made_once_for_what_is_known_of_it() -> None:
     facts = {"now": FACTS}
-    bridges = Bridges(lambda ref: facts["now"])
+    bridges = BridgedModels(lambda ref: facts["now"])
     ref = ModelRef("bridge", "groq:llama")
-    first = bridges.find(ref, ModelSettings())
-    assert bridges.find(ref, ModelSettings()) is first
+    first = bridges.find(ref, ModelEntry())
+    assert bridges.find(ref, ModelEntry()) is first
     facts["now"] = facts_of("bridge", "some-model", vision=False)
-    assert bridges.find(ref, ModelSettings()) is not first
+    assert bridges.find(ref, ModelEntry()) is not first
 
 
 async def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("pydantic_ai")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pydantic_ai", None)  # as where it is not installed
-    failed = await failure_of(Bridge(FACTS, inferred("groq:llama")))
-    assert failed.code == "model.bridge-missing"
+    failed = await failure_of(BridgedModel(FACTS, infer_model_maker("groq:llama")))
+    assert failed.code == "model.bridge_missing"
     assert "pip install 'retinue[bridge]'" in failed.try_this
 
 
-async def failure_of(model: Bridge) -> ModelFailed:
+async def failure_of(model: BridgedModel) -> ModelFailed:
     with pytest.raises(ModelFailed) as failed:
         async for _ in model.reply(prompt_of(), key=KEY):
             pass

@@ -10,15 +10,15 @@ import pytest
 from models.replay import KEY, SESSION, Answer, facts_of, hear, linked, model_at, prompt_of, provider
 from models.test_anthropic import LOOK, RESULTS, SIGNED
 
-from retinue.config.models import Auth, Quirk
+from retinue.config.models import ProviderAuth, ProviderQuirk
 from retinue.domain.ids import SessionId
 from retinue.domain.model import ModelFacts
-from retinue.domain.record import Piece, PieceKind, Reply, UserTurn
+from retinue.domain.record import Reply, ReplyPiece, ReplyPieceKind, UserTurn
 from retinue.domain.structs import replace
 from retinue.models import request_repairs
-from retinue.models.base import Prompt
-from retinue.models.provider_http import HttpModel, Link
-from retinue.models.request_repairs import Learned, Omitted, Repair, Scope
+from retinue.models.base import ModelPrompt
+from retinue.models.provider_http import HttpModel, ProviderConnections
+from retinue.models.request_repairs import LearnedRepairs, OmittedParts, RepairScope, RequestRepair
 
 RESPONSES = "openai-responses"
 THINKS = facts_of(model="gpt-6.1-sol", efforts=("low", "medium", "high"))
@@ -62,7 +62,7 @@ BOUND = refused(
 
 
 @pytest.fixture
-async def link() -> AsyncIterator[Link]:
+async def link() -> AsyncIterator[ProviderConnections]:
     async with linked() as link:
         yield link
 
@@ -72,7 +72,7 @@ async def link() -> AsyncIterator[Link]:
 
 @pytest.mark.parametrize(("effort", "left"), [("high", {"effort": "high"}), (None, None)])
 async def test_an_unverified_organization_is_answered_without_a_summary_of_the_reasoning(
-    link: Link, effort: str | None, left: Any
+    link: ProviderConnections, effort: str | None, left: Any
 ) -> None:
     async with provider(UNVERIFIED, RESPONSE) as server:
         model = model_at(link, server.url, RESPONSES, facts=THINKS)
@@ -84,7 +84,7 @@ async def test_an_unverified_organization_is_answered_without_a_summary_of_the_r
     assert {**first, "reasoning": None} == {**second, "reasoning": None}, "nothing else has changed"
 
 
-async def test_later_requests_of_the_same_credential_leave_the_summary_out_at_once(link: Link) -> None:
+async def test_later_requests_of_the_same_credential_leave_the_summary_out_at_once(link: ProviderConnections) -> None:
     async with provider(UNVERIFIED, RESPONSE) as server:
         await hear(model_at(link, server.url, RESPONSES, facts=THINKS))
         other = model_at(link, server.url, RESPONSES, facts=facts_of(model="gpt-6-luna", efforts=("low",)))
@@ -93,7 +93,7 @@ async def test_later_requests_of_the_same_credential_leave_the_summary_out_at_on
     assert "reasoning" not in server.last.body, "for every session and every model"
 
 
-async def test_another_credential_still_asks_for_the_summary(link: Link) -> None:
+async def test_another_credential_still_asks_for_the_summary(link: ProviderConnections) -> None:
     async with provider(UNVERIFIED, RESPONSE) as server:
         model = model_at(link, server.url, RESPONSES, facts=THINKS)
         await hear(model)
@@ -102,9 +102,9 @@ async def test_another_credential_still_asks_for_the_summary(link: Link) -> None
     assert server.last.body["reasoning"] == {"summary": "auto"}
 
 
-async def test_a_credential_is_known_again_however_its_key_is_shown(link: Link) -> None:
+async def test_a_credential_is_known_again_however_its_key_is_shown(link: ProviderConnections) -> None:
     async with provider(UNVERIFIED, RESPONSE) as server:
-        model = model_at(link, server.url, RESPONSES, facts=THINKS, auth=Auth.API_KEY)
+        model = model_at(link, server.url, RESPONSES, facts=THINKS, auth=ProviderAuth.API_KEY)
         for _ in range(2):
             assert (await hear(model))["text"] == "Hello."
     assert len(server.asked) == 3
@@ -112,17 +112,17 @@ async def test_a_credential_is_known_again_however_its_key_is_shown(link: Link) 
 
 
 async def test_the_summary_is_asked_for_again_after_a_while_for_the_organization_may_be_verified(
-    link: Link, monkeypatch: pytest.MonkeyPatch
+    link: ProviderConnections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with provider(UNVERIFIED, RESPONSE) as server:
         model = model_at(link, server.url, RESPONSES, facts=THINKS)
         await hear(model)
-        monkeypatch.setattr(request_repairs, "LEARNED_S", 0.0)
+        monkeypatch.setattr(request_repairs, "LEARNED_TTL_S", 0.0)
         await hear(model)
     assert server.last.body["reasoning"] == {"summary": "auto"}
 
 
-async def test_what_the_settings_ask_for_is_not_taken_out_and_its_refusal_is_told(link: Link) -> None:
+async def test_what_the_settings_ask_for_is_not_taken_out_and_its_refusal_is_told(link: ProviderConnections) -> None:
     async with provider(UNVERIFIED, RESPONSE) as server:
         params = {"reasoning": {"summary": "detailed"}}
         heard = await hear(model_at(link, server.url, RESPONSES, facts=THINKS, params=params))
@@ -130,26 +130,28 @@ async def test_what_the_settings_ask_for_is_not_taken_out_and_its_refusal_is_tol
     assert len(server.asked) == 1
 
 
-async def test_a_request_is_repaired_once_and_no_more(link: Link) -> None:
+async def test_a_request_is_repaired_once_and_no_more(link: ProviderConnections) -> None:
     async with provider(UNVERIFIED) as server:
         heard = await hear(model_at(link, server.url, RESPONSES, facts=THINKS))
     assert (heard["error"], len(server.asked)) == ("bad_request", 2)
 
 
 @pytest.mark.parametrize("status", [401, 403, 429, 500, 503])
-async def test_only_a_request_that_was_not_accepted_as_it_is_can_be_repaired(link: Link, status: int) -> None:
+async def test_only_a_request_that_was_not_accepted_as_it_is_can_be_repaired(
+    link: ProviderConnections, status: int
+) -> None:
     async with provider(replace(UNVERIFIED, status=status), RESPONSE) as server:
         assert "error" in await hear(model_at(link, server.url, RESPONSES, facts=THINKS))
     assert len(server.asked) == 1
 
 
-async def test_a_refusal_for_any_other_reason_is_not_asked_again(link: Link) -> None:
+async def test_a_refusal_for_any_other_reason_is_not_asked_again(link: ProviderConnections) -> None:
     async with provider(refused("Invalid value: 'input'"), RESPONSE) as server:
         for format_ in (RESPONSES, "anthropic", "openai-chat", "google"):
             assert (await hear(model_at(link, server.url, format_, facts=THINKS)))["error"] == "bad_request"
             assert len(server.asked) == 1
             server.asked.clear()
-    assert not link.learned
+    assert not link.repairs
 
 
 # Thoughts of Claude, which belong to the conversation they were made in
@@ -157,25 +159,35 @@ async def test_a_refusal_for_any_other_reason_is_not_asked_again(link: Link) -> 
 CLAUDE = facts_of("anthropic", "claude-opus-5-5", efforts=("low", "medium", "high"))
 REDACTED = Reply(
     text="Snow.",
-    pieces=(Piece(kind=PieceKind.THINKING, length=0, seal="redacted:SECRET"), Piece(kind=PieceKind.TEXT, length=5)),
+    pieces=(
+        ReplyPiece(kind=ReplyPieceKind.THINKING, length=0, seal="redacted:SECRET"),
+        ReplyPiece(kind=ReplyPieceKind.TEXT, length=5),
+    ),
     provider="anthropic",
 )
 TALK = (UserTurn(text="Hm?"), REDACTED, UserTurn(text="Look."), SIGNED, *RESULTS)
 NEW = Reply(
     text="Cold.",
     thinking="New.",
-    pieces=(Piece(kind=PieceKind.THINKING, length=4, seal="NEW"), Piece(kind=PieceKind.TEXT, length=5)),
+    pieces=(
+        ReplyPiece(kind=ReplyPieceKind.THINKING, length=4, seal="NEW"),
+        ReplyPiece(kind=ReplyPieceKind.TEXT, length=5),
+    ),
     provider="anthropic",
 )
 
 
 def claude(
-    link: Link, url: str, facts: ModelFacts = CLAUDE, quirks: tuple[str, ...] = (Quirk.ADAPTIVE,), **how: Any
+    link: ProviderConnections,
+    url: str,
+    facts: ModelFacts = CLAUDE,
+    quirks: tuple[str, ...] = (ProviderQuirk.ADAPTIVE,),
+    **how: Any,
 ) -> HttpModel:
     return model_at(link, url, "anthropic", facts=facts, quirks=frozenset(quirks), **how)
 
 
-def talk(*bodies: Any, **more: Any) -> Prompt:
+def talk(*bodies: Any, **more: Any) -> ModelPrompt:
     return prompt_of(*bodies, **{"tools": [LOOK], "effort": "medium", **more})
 
 
@@ -190,7 +202,9 @@ def thoughts(body: Any) -> list[str]:
     return [block.get("signature") or block["data"] for block in blocks]
 
 
-async def test_thoughts_that_are_bound_to_another_conversation_are_left_out_and_it_goes_on(link: Link) -> None:
+async def test_thoughts_that_are_bound_to_another_conversation_are_left_out_and_it_goes_on(
+    link: ProviderConnections,
+) -> None:
     async with provider(BOUND, MESSAGE) as server:
         assert (await hear(claude(link, server.url), talk(*TALK)))["text"] == "Hello."
     first, second = (asked.body for asked in server.asked)
@@ -201,7 +215,7 @@ async def test_thoughts_that_are_bound_to_another_conversation_are_left_out_and_
 
 
 async def test_the_next_requests_of_the_session_leave_these_thoughts_out_at_once_and_send_new_ones_back(
-    link: Link,
+    link: ProviderConnections,
 ) -> None:
     async with provider(BOUND, MESSAGE) as server:
         model = claude(link, server.url)
@@ -211,7 +225,7 @@ async def test_the_next_requests_of_the_session_leave_these_thoughts_out_at_once
     assert thoughts(server.last.body) == ["NEW"]
 
 
-async def test_thoughts_that_are_refused_anew_are_left_out_with_the_older_ones(link: Link) -> None:
+async def test_thoughts_that_are_refused_anew_are_left_out_with_the_older_ones(link: ProviderConnections) -> None:
     async with provider(BOUND, MESSAGE, BOUND, MESSAGE) as server:
         model = claude(link, server.url)
         await hear(model, talk(*TALK))
@@ -219,7 +233,7 @@ async def test_thoughts_that_are_refused_anew_are_left_out_with_the_older_ones(l
     assert [thoughts(asked.body) for asked in server.asked] == [["SECRET", "SIG"], [], ["NEW"], []]
 
 
-async def test_another_session_keeps_its_thoughts(link: Link) -> None:
+async def test_another_session_keeps_its_thoughts(link: ProviderConnections) -> None:
     async with provider(BOUND, MESSAGE) as server:
         model = claude(link, server.url)
         await hear(model, talk(*TALK))
@@ -227,7 +241,9 @@ async def test_another_session_keeps_its_thoughts(link: Link) -> None:
     assert thoughts(server.last.body) == ["SECRET", "SIG"]
 
 
-async def test_without_its_thoughts_a_tool_loop_with_a_budget_of_thinking_goes_on_without_thinking(link: Link) -> None:
+async def test_without_its_thoughts_a_tool_loop_with_a_budget_of_thinking_goes_on_without_thinking(
+    link: ProviderConnections,
+) -> None:
     """With `enabled` thinking, a call that no thought stands before is refused; the next turn may think again."""
     async with provider(BOUND, MESSAGE) as server:
         model = claude(link, server.url, quirks=())
@@ -250,13 +266,15 @@ async def test_without_its_thoughts_a_tool_loop_with_a_budget_of_thinking_goes_o
         ),
     ],
 )
-async def test_other_words_for_thoughts_that_cannot_be_replayed_are_understood(link: Link, words: str) -> None:
+async def test_other_words_for_thoughts_that_cannot_be_replayed_are_understood(
+    link: ProviderConnections, words: str
+) -> None:
     async with provider(refused(words), MESSAGE) as server:
         assert (await hear(claude(link, server.url), talk(*TALK)))["text"] == "Hello."
     assert thoughts(server.last.body) == []
 
 
-async def test_who_sets_what_a_mismatch_means_is_told_of_it(link: Link) -> None:
+async def test_who_sets_what_a_mismatch_means_is_told_of_it(link: ProviderConnections) -> None:
     params = {"thinking": {"type": "adaptive", "block_binding": {"prefix_mismatch_behavior": "error"}}}
     async with provider(BOUND, MESSAGE) as server:
         heard = await hear(claude(link, server.url, params=params), talk(*TALK))
@@ -268,19 +286,22 @@ async def test_who_sets_what_a_mismatch_means_is_told_of_it(link: Link) -> None:
 
 def test_lessons_are_bounded_and_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_repairs, "LEARNED_MAX", 2)
-    learned = Learned()
-    lesson = Repair(scope=Scope.SESSION, omitted=Omitted(thoughts_until=7))
+    learned = LearnedRepairs()
+    lesson = RequestRepair(scope=RepairScope.SESSION, omitted=OmittedParts(thinking_until_seq=7))
     sessions = [SessionId(name * 32) for name in "abc"]
     for session in sessions:
-        learned.keep(lesson, provider="anthropic", session=session, key=KEY, now_s=0.0)
-    known = [learned.of(provider="anthropic", session=each, key=KEY, now_s=1.0).thoughts_until for each in sessions]
+        learned.remember(lesson, provider="anthropic", session=session, key=KEY, now_s=0.0)
+    known = [
+        learned.find_omitted(provider="anthropic", session=each, key=KEY, now_s=1.0).thinking_until_seq
+        for each in sessions
+    ]
     assert known == [0, 7, 7]
-    assert learned.of(provider="other", session=sessions[2], key=KEY, now_s=1.0) == Omitted()
+    assert learned.find_omitted(provider="other", session=sessions[2], key=KEY, now_s=1.0) == OmittedParts()
 
 
 def test_no_key_is_kept_with_a_lesson() -> None:
-    learned = Learned()
-    lesson = Repair(scope=Scope.CREDENTIAL, omitted=Omitted(reasoning_summary=True))
-    learned.keep(lesson, provider="openai", session=SESSION, key=KEY, now_s=0.0)
+    learned = LearnedRepairs()
+    lesson = RequestRepair(scope=RepairScope.CREDENTIAL, omitted=OmittedParts(reasoning_summary=True))
+    learned.remember(lesson, provider="openai", session=SESSION, key=KEY, now_s=0.0)
     assert KEY not in repr(vars(learned))
-    assert learned.of(provider="openai", session=SESSION, key=KEY, now_s=1.0).reasoning_summary
+    assert learned.find_omitted(provider="openai", session=SESSION, key=KEY, now_s=1.0).reasoning_summary

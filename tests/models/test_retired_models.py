@@ -14,21 +14,22 @@ import pytest
 from models.replay import KEY, Answer, facts_of, linked, model_at, prompt_of, provider
 from models.settings_catalog import catalog_of
 
-from retinue.config.models import Quirk
-from retinue.domain.model import Failure, ModelFailed, ModelRef
+from retinue.config.models import ProviderQuirk
+from retinue.domain.model import ModelFailed, ModelFailureKind, ModelRef
 from retinue.models import prices
-from retinue.models.error_classification import reason, said_in
-from retinue.models.provider_http import Link
-from retinue.models.providers import BUILT_IN, MODELS_KNOWN_ON, OFFERED, family_of
-from retinue.models.retired_models import RETIRED, ModelGone, retirement
+from retinue.models.error_classification import classify_failure, parse_error_body
+from retinue.models.errors import ModelNotOffered
+from retinue.models.provider_http import ProviderConnections
+from retinue.models.providers import BUILT_IN_PROVIDERS, MODELS_KNOWN_ON, OFFERED_MODELS, find_family
+from retinue.models.retired_models import RETIREMENTS, find_retirement
 
 FIXTURES = Path(os.environ.get("RETINUE_FIXTURES") or Path(__file__).parents[3] / "shared" / "fixtures" / "providers")
-OFFERS = [ModelRef(name, model) for name, models in OFFERED.items() for model in models]
-DEFAULTS = [ModelRef(name, each.default_model) for name, each in BUILT_IN.items() if each.default_model]
+OFFERS = [ModelRef(name, model) for name, models in OFFERED_MODELS.items() for model in models]
+DEFAULTS = [ModelRef(name, each.default_model) for name, each in BUILT_IN_PROVIDERS.items() if each.default_model]
 
 
 @pytest.fixture
-async def link() -> AsyncIterator[Link]:
+async def link() -> AsyncIterator[ProviderConnections]:
     async with linked() as link:
         yield link
 
@@ -37,22 +38,22 @@ async def link() -> AsyncIterator[Link]:
 
 
 @pytest.mark.parametrize(
-    "ref", dict.fromkeys([*DEFAULTS, *OFFERS, *(each.instead for each in RETIRED.values())]), ids=str
+    "ref", dict.fromkeys([*DEFAULTS, *OFFERS, *(each.replacement for each in RETIREMENTS.values())]), ids=str
 )
 def test_no_model_that_is_offered_by_default_or_named_as_a_replacement_has_ended(ref: ModelRef) -> None:
-    ends = retirement(ref)
-    assert ends is None or (ends.on > MODELS_KNOWN_ON and retirement(ends.instead) is None)
-    assert family_of(ref.model) is not None, "its window and what it can do are known"
-    assert prices.known_price(ref, MODELS_KNOWN_ON) is not None
+    ends = find_retirement(ref)
+    assert ends is None or (ends.retired_on > MODELS_KNOWN_ON and find_retirement(ends.replacement) is None)
+    assert find_family(ref.model) is not None, "its window and what it can do are known"
+    assert prices.find_known_price(ref, MODELS_KNOWN_ON) is not None
 
 
-@pytest.mark.parametrize("provider_name", OFFERED)
+@pytest.mark.parametrize("provider_name", OFFERED_MODELS)
 def test_the_default_of_a_provider_is_offered(provider_name: str) -> None:
-    assert BUILT_IN[provider_name].default_model in OFFERED[provider_name]
+    assert BUILT_IN_PROVIDERS[provider_name].default_model in OFFERED_MODELS[provider_name]
 
 
 ROOT = Path(__file__).parents[2]
-NAMED = re.compile(rf"\b({'|'.join(OFFERED)})/([a-z][\w.-]*\d[\w.-]*)")
+NAMED = re.compile(rf"\b({'|'.join(OFFERED_MODELS)})/([a-z][\w.-]*\d[\w.-]*)")
 VERIFIED = re.compile(r'ModelRef\("(\w+)", "([^"]+)"\)')
 
 
@@ -61,9 +62,9 @@ def test_the_guides_and_the_check_of_the_providers_name_models_that_exist() -> N
     verified = VERIFIED.findall((ROOT / "scripts" / "verify_providers.py").read_text())
     assert len(guides) > 5 and len(verified) == 4
     for ref in (ModelRef(*found) for found in [*guides, *verified]):
-        ends = retirement(ref)
-        assert ends is None or ends.on > MODELS_KNOWN_ON, ref
-        assert prices.known_price(ref, MODELS_KNOWN_ON) is not None, ref
+        ends = find_retirement(ref)
+        assert ends is None or ends.retired_on > MODELS_KNOWN_ON, ref
+        assert prices.find_known_price(ref, MODELS_KNOWN_ON) is not None, ref
 
 
 ALWAYS = ("low", "medium", "high", "xhigh")
@@ -72,36 +73,36 @@ ALWAYS = ("low", "medium", "high", "xhigh")
 @pytest.mark.parametrize(
     ("model", "window_tokens", "efforts", "quirks"),
     [
-        ("claude-opus-5-5", 1_000_000, ALWAYS, {Quirk.ADAPTIVE}),
-        ("claude-sonnet-5-5", 1_000_000, ALWAYS, {Quirk.ADAPTIVE}),
-        ("claude-haiku-5-5", 1_000_000, ("none", *ALWAYS), {Quirk.ADAPTIVE}),
-        ("claude-opus-5", 1_000_000, ("none", *ALWAYS), {Quirk.ADAPTIVE}),
-        ("claude-fable-5-1", 1_000_000, ALWAYS, {Quirk.ADAPTIVE}),
-        ("claude-opus-4-5", 200_000, ("none", *ALWAYS), set[Quirk]()),
-        ("gpt-6.1-sol", 1_000_000, ALWAYS, set[Quirk]()),
-        ("gpt-6-astra", 1_000_000, ALWAYS, set[Quirk]()),
-        ("gpt-6.1-terra", 1_000_000, ("none", *ALWAYS), set[Quirk]()),
-        ("gpt-6-luna", 1_000_000, ("none", *ALWAYS), set[Quirk]()),
-        ("gemini-3.8-flash", 1_000_000, ALWAYS[:3], {Quirk.THINKING_LEVEL}),
-        ("gemini-4-argon", 1_000_000, ALWAYS[:3], {Quirk.THINKING_LEVEL}),
-        ("gemini-3.5-flash-lite", 1_000_000, ("none", *ALWAYS[:3]), {Quirk.THINKING_LEVEL}),
-        ("grok-4.7", 500_000, ALWAYS, set[Quirk]()),
-        ("grok-4.3", 1_000_000, None, set[Quirk]()),
-        ("deepseek-flash", 1_000_000, ALWAYS, set[Quirk]()),
+        ("claude-opus-5-5", 1_000_000, ALWAYS, {ProviderQuirk.ADAPTIVE}),
+        ("claude-sonnet-5-5", 1_000_000, ALWAYS, {ProviderQuirk.ADAPTIVE}),
+        ("claude-haiku-5-5", 1_000_000, ("none", *ALWAYS), {ProviderQuirk.ADAPTIVE}),
+        ("claude-opus-5", 1_000_000, ("none", *ALWAYS), {ProviderQuirk.ADAPTIVE}),
+        ("claude-fable-5-1", 1_000_000, ALWAYS, {ProviderQuirk.ADAPTIVE}),
+        ("claude-opus-4-5", 200_000, ("none", *ALWAYS), set[ProviderQuirk]()),
+        ("gpt-6.1-sol", 1_000_000, ALWAYS, set[ProviderQuirk]()),
+        ("gpt-6-astra", 1_000_000, ALWAYS, set[ProviderQuirk]()),
+        ("gpt-6.1-terra", 1_000_000, ("none", *ALWAYS), set[ProviderQuirk]()),
+        ("gpt-6-luna", 1_000_000, ("none", *ALWAYS), set[ProviderQuirk]()),
+        ("gemini-3.8-flash", 1_000_000, ALWAYS[:3], {ProviderQuirk.THINKING_LEVEL}),
+        ("gemini-4-argon", 1_000_000, ALWAYS[:3], {ProviderQuirk.THINKING_LEVEL}),
+        ("gemini-3.5-flash-lite", 1_000_000, ("none", *ALWAYS[:3]), {ProviderQuirk.THINKING_LEVEL}),
+        ("grok-4.7", 500_000, ALWAYS, set[ProviderQuirk]()),
+        ("grok-4.3", 1_000_000, None, set[ProviderQuirk]()),
+        ("deepseek-flash", 1_000_000, ALWAYS, set[ProviderQuirk]()),
     ],
 )
 def test_what_new_families_take_is_known(
-    model: str, window_tokens: int, efforts: tuple[str, ...] | None, quirks: set[Quirk]
+    model: str, window_tokens: int, efforts: tuple[str, ...] | None, quirks: set[ProviderQuirk]
 ) -> None:
-    family = family_of(model)
+    family = find_family(model)
     assert family is not None
     assert (family.window_tokens, family.efforts, set(family.quirks)) == (window_tokens, efforts, quirks)
 
 
-async def test_claude_is_told_not_to_think_where_that_is_wanted(link: Link, tmp_path: Path) -> None:
+async def test_claude_is_told_not_to_think_where_that_is_wanted(link: ProviderConnections, tmp_path: Path) -> None:
     """Newer models think unless they are told not to."""
     async with provider(Answer(status=500)) as server:
-        target = catalog_of(tmp_path, "").target(ModelRef("anthropic", "claude-haiku-5-5"))[1]
+        target = catalog_of(tmp_path, "").build_target(ModelRef("anthropic", "claude-haiku-5-5"))[1]
         model = model_at(link, server.url, "anthropic", facts=target.facts, quirks=target.quirks)
         with pytest.raises(ModelFailed):
             [chunk async for chunk in model.reply(prompt_of(effort="none"), key=KEY)]
@@ -111,7 +112,7 @@ async def test_claude_is_told_not_to_think_where_that_is_wanted(link: Link, tmp_
 # What is gone
 
 
-async def failure_of(link: Link, ref: ModelRef, format_: str, answer: Answer) -> ModelFailed:
+async def failure_of(link: ProviderConnections, ref: ModelRef, format_: str, answer: Answer) -> ModelFailed:
     async with provider(answer) as server:
         model = model_at(link, server.url, format_, facts=facts_of(ref.provider, ref.model))
         with pytest.raises(ModelFailed) as failed:
@@ -155,37 +156,37 @@ GONE = (
 
 @pytest.mark.parametrize(("format_", "name", "answer"), GONE, ids=[name for _, name, _ in GONE])
 async def test_a_model_that_its_provider_has_retired_is_told_with_its_replacement(
-    link: Link, format_: str, name: str, answer: Answer
+    link: ProviderConnections, format_: str, name: str, answer: Answer
 ) -> None:
     ref = ModelRef(*name.split("/"))
-    known = retirement(ref)
+    known = find_retirement(ref)
     assert known is not None
     failed = await failure_of(link, ref, format_, answer)
-    assert (failed.code, failed.failure) == ("model.retired", Failure.NOT_FOUND)
+    assert (failed.code, failed.failure) == ("model.retired", ModelFailureKind.NOT_FOUND)
     assert failed.sentence == f"{ref.provider} no longer offers {ref.model}"
-    assert known.on.isoformat() in failed.because and "it says:" in failed.because
-    assert f"--model {known.instead}" in failed.try_this
+    assert known.retired_on.isoformat() in failed.because and "it says:" in failed.because
+    assert f"--model {known.replacement}" in failed.try_this
 
 
-async def test_a_model_nobody_knows_is_told_with_the_default_of_its_provider(link: Link) -> None:
+async def test_a_model_nobody_knows_is_told_with_the_default_of_its_provider(link: ProviderConnections) -> None:
     answer = _recorded("google/19-error-404-model.json")
     failed = await failure_of(link, ModelRef("google", "gemini-3.6-flahs"), "google", answer)
-    assert failed.code == "model.not-found"
-    assert failed.sentence == "google does not have the model gemini-3.6-flahs"
+    assert failed.code == "model.not_offered"
+    assert failed.sentence == "google does not offer the model gemini-3.6-flahs"
     assert "google/gemini-3.8-flash" in failed.try_this and "`retinue models`" in failed.try_this
-    assert isinstance(failed, ModelGone) and "use google/gemini-3.8-flash" in failed.in_short
+    assert isinstance(failed, ModelNotOffered) and "use google/gemini-3.8-flash" in failed.summary
 
 
 @pytest.mark.parametrize(
-    "ref", [ModelRef("openai", BUILT_IN["openai"].default_model), ModelRef("workshop", "qwen3:14b")], ids=str
+    "ref", [ModelRef("openai", BUILT_IN_PROVIDERS["openai"].default_model), ModelRef("workshop", "qwen3:14b")], ids=str
 )
-async def test_where_nothing_better_is_known_no_model_is_proposed(link: Link, ref: ModelRef) -> None:
+async def test_where_nothing_better_is_known_no_model_is_proposed(link: ProviderConnections, ref: ModelRef) -> None:
     failed = await failure_of(link, ref, "openai-chat", _error(404, "model not found"))
-    assert failed.code == "model.not-found"
-    assert failed.try_this == "`retinue models` shows what there is"
+    assert failed.code == "model.not_offered"
+    assert failed.try_this == "list the models: retinue models"
 
 
-async def test_a_key_that_a_server_repeats_is_not_told_with_a_model_that_is_gone(link: Link) -> None:
+async def test_a_key_that_a_server_repeats_is_not_told_with_a_model_that_is_gone(link: ProviderConnections) -> None:
     ref = ModelRef("openai", "gpt-4")
     failed = await failure_of(link, ref, "openai-chat", _error(404, f"The model gpt-4 does not exist for {KEY}"))
     assert KEY not in str(failed) + failed.because
@@ -202,19 +203,24 @@ async def test_a_key_that_a_server_repeats_is_not_told_with_a_model_that_is_gone
     ],
 )
 def test_a_parameter_that_a_model_no_longer_takes_is_no_model_that_is_gone(words: str) -> None:
-    assert reason(400, said_in(json.dumps({"error": {"message": words}}).encode())) is Failure.BAD_REQUEST
+    assert (
+        classify_failure(400, parse_error_body(json.dumps({"error": {"message": words}}).encode()))
+        is ModelFailureKind.BAD_REQUEST
+    )
 
 
 def test_a_snapshot_ends_with_its_model_and_others_do_not() -> None:
     for name in ("gpt-5-mini", "GPT-5-mini-2025-08-07"):
-        found = retirement(ModelRef("openai", name))
-        assert found is not None and found.instead == ModelRef("openai", "gpt-5.6-terra")
-    assert retirement(ModelRef("openai", "gpt-5.2")) is None
-    assert retirement(ModelRef("workshop", "gpt-5-mini")) is None, "who sells it under that name decides for themselves"
+        found = find_retirement(ModelRef("openai", name))
+        assert found is not None and found.replacement == ModelRef("openai", "gpt-5.6-terra")
+    assert find_retirement(ModelRef("openai", "gpt-5.2")) is None
+    assert find_retirement(ModelRef("workshop", "gpt-5-mini")) is None, (
+        "who sells it under that name decides for themselves"
+    )
 
 
 def test_the_words_for_an_end_know_what_day_it_is() -> None:
-    found = retirement(ModelRef("openai", "gpt-5-mini"))
+    found = find_retirement(ModelRef("openai", "gpt-5-mini"))
     assert found is not None
-    assert found.words(date(2026, 12, 10)) == "retires 2026-12-11, use openai/gpt-5.6-terra"
-    assert found.words(date(2026, 12, 11)) == "retired 2026-12-11, use openai/gpt-5.6-terra"
+    assert found.describe(date(2026, 12, 10)) == "retires 2026-12-11, use openai/gpt-5.6-terra"
+    assert found.describe(date(2026, 12, 11)) == "retired 2026-12-11, use openai/gpt-5.6-terra"

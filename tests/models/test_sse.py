@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retinue.domain.model import Failure, ModelFailed
+from retinue.domain.model import ModelFailed, ModelFailureKind
 from retinue.models import sse
-from retinue.models.sse import Events
+from retinue.models.sse import SseParser
 
 
 def read(*pieces: bytes) -> list[tuple[bytes, bytes]]:
-    events = Events()
+    events = SseParser()
     found = [event for piece in pieces for event in events.feed(piece)]
-    return found + events.end()
+    return found + events.finish()
 
 
 SMALL = "\ufeff: hello\r\nevent: word\r\ndata: grüße\r\n\r\ndata: a\rdata: b\r\rdata:{}\n\nid: 7\ndata: last".encode()
@@ -71,7 +71,7 @@ def test_the_last_event_needs_no_blank_line_and_no_line_end() -> None:
 
 
 def test_an_event_is_told_as_soon_as_it_is_whole() -> None:
-    events = Events()
+    events = SseParser()
     assert events.feed(b"data: 1\n") == []
     assert events.feed(b"\nda") == [(b"", b"1")]
     assert events.feed(b"ta: 2\n\n") == [(b"", b"2")]
@@ -82,8 +82,8 @@ def test_an_event_without_end_is_refused(monkeypatch: pytest.MonkeyPatch, endles
     monkeypatch.setattr(sse, "EVENT_BYTES_MAX", 1000)
     with pytest.raises(ModelFailed) as failed:
         read(*[endless] * 1000)
-    assert failed.value.failure is Failure.MALFORMED
-    assert failed.value.code == "model.malformed"
+    assert failed.value.failure is ModelFailureKind.MALFORMED
+    assert failed.value.code == "model.event_too_large"
 
 
 def test_a_long_line_in_small_pieces_is_put_together_once() -> None:
@@ -93,5 +93,5 @@ def test_a_long_line_in_small_pieces_is_put_together_once() -> None:
 
 def test_many_small_events_are_no_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "EVENT_BYTES_MAX", 100)
-    events = Events()
+    events = SseParser()
     assert sum(len(events.feed(b"data: 123\n\n")) for _ in range(1000)) == 1000

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from models.replay import Answer, hear, linked, model_at, provider
 
 from retinue.config.models import WireFormat
-from retinue.domain.model import Failure, ModelFailed
+from retinue.domain.model import ModelFailed, ModelFailureKind
 from retinue.domain.record import Usage
-from retinue.models.base import Asks, Ended, Seals, Text, Thinking
+from retinue.models.base import EndChunk, SignatureChunk, TextChunk, ThinkingChunk, ToolCallChunk
 from retinue.models.formats.anthropic_reader import AnthropicReader
 from retinue.models.formats.google_reader import GoogleReader
-from retinue.models.formats.openai_chat_reader import ChatReader
-from retinue.models.formats.openai_responses_reader import ITEMS_MAX, ResponsesReader
-from retinue.models.provider_http import Reader
+from retinue.models.formats.openai_chat_reader import OpenAIChatReader
+from retinue.models.formats.openai_responses_reader import ITEMS_MAX, OpenAIResponsesReader
+from retinue.models.provider_http import ReplyReader
 
 # The words that the two formats have for things, so that what is made up looks like them.
 _KEYS = [
@@ -159,31 +159,31 @@ _GOOGLE = st.fixed_dictionaries(
 )
 
 
-def check(reader: Reader, events: list[Any], *, whole: bool) -> None:
+def check(reader: ReplyReader, events: list[Any], *, whole: bool) -> None:
     try:
         for event in events:
             data = json.dumps(event).encode()
-            for chunk in reader.whole(data) if whole else reader.read(b"", data):
-                assert isinstance(chunk, Text | Thinking | Asks | Seals)
+            for chunk in reader.read_body(data) if whole else reader.read_event(b"", data):
+                assert isinstance(chunk, TextChunk | ThinkingChunk | ToolCallChunk | SignatureChunk)
                 match chunk:
-                    case Text(said) | Thinking(said) | Seals(_, said):
+                    case TextChunk(said) | ThinkingChunk(said) | SignatureChunk(_, said):
                         assert said
                         assert isinstance(said, str)
-                    case Asks(call):
+                    case ToolCallChunk(call):
                         assert isinstance(call.tool, str)
                         assert isinstance(call.arguments, dict)
-        ended = reader.end()
+        ended = reader.finish()
     except ModelFailed:
         return
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, EndChunk)
     assert isinstance(ended.usage, Usage)
     assert ended.usage.input_tokens >= ended.usage.cache_read_tokens + ended.usage.cache_write_tokens >= 0
 
 
-@pytest.mark.parametrize("reader", [ChatReader, ResponsesReader])
+@pytest.mark.parametrize("reader", [OpenAIChatReader, OpenAIResponsesReader])
 @given(events=st.lists(_EVENTS | _CHOICES | _TYPED, max_size=4), whole=st.booleans())
 def test_made_up_replies_are_read_or_refused(
-    reader: type[ChatReader | ResponsesReader], events: Any, whole: bool
+    reader: type[OpenAIChatReader | OpenAIResponsesReader], events: Any, whole: bool
 ) -> None:
     check(reader("acme"), events, whole=whole)
 
@@ -222,30 +222,30 @@ async def test_what_no_decoder_can_read_is_a_failure_that_the_next_model_can_men
     body = closed if whole else b"data: " + closed + b"\n\ndata: " + stop + b"\n\n"
     async with linked() as link, provider(Answer(body=body)) as server:
         heard = await hear(model_at(link, server.url, format_))
-    assert heard["error"] in (Failure.MALFORMED, Failure.CONNECTION)
+    assert heard["error"] in (ModelFailureKind.MALFORMED, ModelFailureKind.CONNECTION)
 
 
 def test_a_reply_with_parts_without_end_is_none() -> None:
     """Each part was looked at again with every other: a server that made up a million of them held the house up."""
-    reader = ResponsesReader("acme")
+    reader = OpenAIResponsesReader("acme")
 
     def begins(index: int) -> bytes:
         event = {"type": "response.output_item.added", "output_index": index, "item": {"type": "message"}}
         return json.dumps(event).encode()
 
     for index in range(ITEMS_MAX):
-        assert list(reader.read(b"", begins(index))) == []
-    with pytest.raises(ModelFailed, match="no reply"):
-        list(reader.read(b"", begins(ITEMS_MAX)))
+        assert list(reader.read_event(b"", begins(index))) == []
+    with pytest.raises(ModelFailed, match="sent an invalid reply"):
+        list(reader.read_event(b"", begins(ITEMS_MAX)))
 
 
 def test_a_thought_in_very_many_pieces_is_put_together_once() -> None:
     """Each piece used to be a copy of all before it: a long thought took seconds in which nobody else was served."""
-    reader, pieces = ChatReader("acme"), 100_000
+    reader, pieces = OpenAIChatReader("acme"), 100_000
     detail = {"type": "reasoning.text", "index": 0, "text": "word "}
     event = json.dumps({"choices": [{"delta": {"reasoning_details": [detail]}}]}).encode()
     for _ in range(pieces):
-        list(reader.read(b"", event))
-    (*_, sealed) = reader.read(b"", b"[DONE]")
-    assert isinstance(sealed, Seals)
-    assert json.loads(sealed.seal) == [detail | {"text": "word " * pieces}]
+        list(reader.read_event(b"", event))
+    (*_, sealed) = reader.read_event(b"", b"[DONE]")
+    assert isinstance(sealed, SignatureChunk)
+    assert json.loads(sealed.signature) == [detail | {"text": "word " * pieces}]

@@ -13,20 +13,20 @@ from retinue.config.models import WireFormat
 from retinue.domain.ids import SessionId
 from retinue.domain.record import Record, Reply, UserTurn
 from retinue.domain.tool import Call, ToolSpec
-from retinue.models.base import WireCache
+from retinue.models.base import EncodedContextCache
 from retinue.models.formats.wire_formats import (
-    BOUNDS,
+    OUTPUT_LIMIT_PARAMS,
     PLAIN_IDS,
-    Heads,
-    arguments_of,
-    fitting,
-    listed,
-    merged,
-    named,
-    opened,
-    wire_of,
+    RequestHeadCache,
+    build_list_items,
+    encode_open_object,
+    fit_call_id,
+    fit_tool_name,
+    make_provider_format,
+    merge_params,
+    parse_arguments,
 )
-from retinue.models.provider_http import Target
+from retinue.models.provider_http import ModelTarget
 from retinue.tools.toolbox import refusal
 
 ONE, OTHER = SessionId("1" * 32), SessionId("2" * 32)
@@ -51,50 +51,50 @@ def turns(*texts: str) -> list[Record]:
 
 @pytest.mark.parametrize("format_", list(WireFormat))
 def test_every_format_has_a_wire(format_: WireFormat) -> None:
-    assert hasattr(wire_of(format_, WireCache()), "request")
+    assert hasattr(make_provider_format(format_, EncodedContextCache()), "build_request")
 
 
 def test_only_new_records_are_encoded() -> None:
-    cache, encode = WireCache(), Encoding()
+    cache, encode = EncodedContextCache(), Encoding()
     history = turns("a", "b", "c")
-    assert list(cache.of(ONE, history[:2], encode)) == [b"a", b"b"]
-    assert list(cache.of(ONE, history, encode)) == [b"a", b"b", b"c"]
-    assert list(cache.of(ONE, tuple(history), encode)) == [b"a", b"b", b"c"]
-    assert list(cache.of(ONE, turns("a", "b", "c"), encode)) == [b"a", b"b", b"c"]  # equal, if not the same
+    assert list(cache.encode_records(ONE, history[:2], encode)) == [b"a", b"b"]
+    assert list(cache.encode_records(ONE, history, encode)) == [b"a", b"b", b"c"]
+    assert list(cache.encode_records(ONE, tuple(history), encode)) == [b"a", b"b", b"c"]
+    assert list(cache.encode_records(ONE, turns("a", "b", "c"), encode)) == [b"a", b"b", b"c"]  # equal, if not the same
     assert encode.count == 3
 
 
 def test_what_was_made_in_one_form_is_not_used_in_another() -> None:
-    cache = WireCache()
+    cache = EncodedContextCache()
     history = turns("a", "b")
     plain, marked = Encoding(), Encoding(b"*")
     for _ in range(2):
-        assert list(cache.of(ONE, history, plain, form="plain")) == [b"a", b"b"]
-        assert list(cache.of(ONE, history, marked, form="marked")) == [b"*a", b"*b"]
-        assert list(cache.of(OTHER, history, marked, form="marked")) == [b"*a", b"*b"]
+        assert list(cache.encode_records(ONE, history, plain, format_key="plain")) == [b"a", b"b"]
+        assert list(cache.encode_records(ONE, history, marked, format_key="marked")) == [b"*a", b"*b"]
+        assert list(cache.encode_records(OTHER, history, marked, format_key="marked")) == [b"*a", b"*b"]
     assert (plain.count, marked.count) == (2, 4)
     assert cache.size_bytes == 2 + 4 + 4
 
 
 def test_from_where_a_history_differs_it_is_encoded_again() -> None:
-    cache, encode = WireCache(), Encoding()
-    cache.of(ONE, turns("a", "b", "c"), encode)
-    assert list(cache.of(ONE, turns("a", "x", "c"), encode)) == [b"a", b"x", b"c"]
+    cache, encode = EncodedContextCache(), Encoding()
+    cache.encode_records(ONE, turns("a", "b", "c"), encode)
+    assert list(cache.encode_records(ONE, turns("a", "x", "c"), encode)) == [b"a", b"x", b"c"]
     assert encode.count == 5
-    assert list(cache.of(ONE, turns("a"), encode)) == [b"a"]
+    assert list(cache.encode_records(ONE, turns("a"), encode)) == [b"a"]
     assert cache.size_bytes == 1
 
 
 def test_what_was_longest_unused_goes_first() -> None:
-    cache, encode = WireCache(bytes_max=4), Encoding()
+    cache, encode = EncodedContextCache(bytes_max=4), Encoding()
     for session in (ONE, OTHER, ONE):
-        cache.of(session, turns("aa"), encode)
-    cache.of(SessionId("3" * 32), turns("bb"), encode)
+        cache.encode_records(session, turns("aa"), encode)
+    cache.encode_records(SessionId("3" * 32), turns("bb"), encode)
     assert cache.size_bytes == 4
     assert encode.count == 3
-    cache.of(ONE, turns("aa"), encode)
+    cache.encode_records(ONE, turns("aa"), encode)
     assert encode.count == 3
-    cache.of(OTHER, turns("aa"), encode)
+    cache.encode_records(OTHER, turns("aa"), encode)
     assert encode.count == 4
 
 
@@ -103,14 +103,14 @@ def tool(name: str) -> ToolSpec:
 
 
 def test_instructions_and_tools_are_encoded_once_for_each_pair() -> None:
-    heads, made = Heads(heads_max=2), list[str]()
+    heads, made = RequestHeadCache(heads_max=2), list[str]()
 
     def head(instructions: str, *tools: str, form: str = "") -> bytes:
         def encode() -> bytes:
             made.append(instructions)
             return f"{form}{instructions}:{','.join(tools)}".encode()
 
-        return heads.of(instructions, [tool(name) for name in tools], encode, form=form)
+        return heads.get_or_encode(instructions, [tool(name) for name in tools], encode, format_key=form)
 
     assert head("a", "x") == head("a", "x") == b"a:x"
     assert made == ["a"]
@@ -122,15 +122,15 @@ def test_instructions_and_tools_are_encoded_once_for_each_pair() -> None:
 
 
 def test_records_stand_in_a_list_with_commas_between() -> None:
-    assert b"".join(listed([b"", b",1", b"", b",2"], first=True)) == b"1,2"
-    assert b"".join(listed([b",1", b",2"], first=False)) == b",1,2"
-    assert listed([b"", b""], first=True) == []
+    assert b"".join(build_list_items([b"", b",1", b"", b",2"], first=True)) == b"1,2"
+    assert b"".join(build_list_items([b",1", b",2"], first=False)) == b",1,2"
+    assert build_list_items([b"", b""], first=True) == []
 
 
 def test_what_the_settings_say_wins_over_ours() -> None:
-    both = merged({"a": 1, "b": 2}, {"b": 3, "c": 4, "mine": 5}, granted=100, without=("mine",))
+    both = merge_params({"a": 1, "b": 2}, {"b": 3, "c": 4, "mine": 5}, output_tokens_max=100, without=("mine",))
     assert both == {"a": 1, "b": 3, "c": 4}
-    assert opened(both) == b'{"a":1,"b":3,"c":4'
+    assert encode_open_object(both) == b'{"a":1,"b":3,"c":4'
 
 
 @pytest.mark.parametrize("format_", list(WireFormat))
@@ -141,14 +141,16 @@ def test_no_setting_buys_more_than_was_granted(format_: WireFormat) -> None:
     )
     more |= {"n": 8, "best_of": 8, "candidateCount": 8, "model": "a-dearer-one"}
     is_google = format_ is WireFormat.GOOGLE
-    target = Target(
+    target = ModelTarget(
         facts=facts_of("acme"), url="http://x", params={**more, "generationConfig": more} if is_google else more
     )
-    request = wire_of(format_, WireCache()).request(prompt_of(output_tokens_max=1_024), target, "")
+    request = make_provider_format(format_, EncodedContextCache()).build_request(
+        prompt_of(output_tokens_max=1_024), target, ""
+    )
     body = json.loads(b"".join(request.body))
     for said in (body, body["generationConfig"]) if is_google else (body,):
         assert not {"n", "best_of", "candidateCount"} & said.keys()
-        assert {said[name] for name in BOUNDS & said.keys()} == {1_024}
+        assert {said[name] for name in OUTPUT_LIMIT_PARAMS & said.keys()} == {1_024}
         assert said.get("model", "some-model") == "some-model"
 
 
@@ -161,22 +163,22 @@ def test_a_call_of_a_tool_that_no_provider_would_name_so_does_not_end_a_session(
 ) -> None:
     call = Call(id="run1-0-1", tool=called)
     bodies = UserTurn(text="Go."), Reply(text="", calls=(call,)), refusal(call, "There is no such tool.")
-    target = Target(facts=facts_of("acme"), url="http://x")
-    request = wire_of(format_, WireCache()).request(prompt_of(*bodies), target, "")
+    target = ModelTarget(facts=facts_of("acme"), url="http://x")
+    request = make_provider_format(format_, EncodedContextCache()).build_request(prompt_of(*bodies), target, "")
     names = re.findall(rb'"name":"([^"]*)"', b"".join(request.body))
     assert names
     assert all(re.fullmatch(rb"[A-Za-z0-9_-]{1,64}", name) for name in names)
 
 
 def test_a_name_that_fits_is_not_touched() -> None:
-    assert named("mcp__weather-1") == "mcp__weather-1"
-    assert named("read.file") == "read_file"
+    assert fit_tool_name("mcp__weather-1") == "mcp__weather-1"
+    assert fit_tool_name("read.file") == "read_file"
 
 
 def test_an_id_that_fits_stays_and_another_always_becomes_the_same() -> None:
-    assert fitting("5e55ab12-0-1", PLAIN_IDS) == "5e55ab12-0-1"
-    assert fitting("a b", PLAIN_IDS) == fitting("a b", PLAIN_IDS) != fitting("a  b", PLAIN_IDS)
+    assert fit_call_id("5e55ab12-0-1", PLAIN_IDS) == "5e55ab12-0-1"
+    assert fit_call_id("a b", PLAIN_IDS) == fit_call_id("a b", PLAIN_IDS) != fit_call_id("a  b", PLAIN_IDS)
 
 
 def test_whole_numbers_of_any_length_are_arguments() -> None:
-    assert arguments_of('{"n": 123456789012345678901234567890}') == {"n": 123456789012345678901234567890}
+    assert parse_arguments('{"n": 123456789012345678901234567890}') == {"n": 123456789012345678901234567890}

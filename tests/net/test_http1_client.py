@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from retinue.net import http1_client as lines_module
-from retinue.net.http1_client import Line, LineFailed, Lines, place_of, slabs
+from retinue.net.http1_client import ConnectionFailed, ConnectionPool, Http1Connection, batch_pieces, parse_endpoint
 from retinue.testing.loop_time import skip_loop_time
-from retinue.testing.waiting import WAIT_LIMIT_S, stays_true, wait_until
+from retinue.testing.wait_conditions import WAIT_LIMIT_S, assert_stays_true, wait_until
 
 OK = b"HTTP/1.1 200 OK\r\n"
 HELLO = OK + b"content-length: 5\r\n\r\nhello"
@@ -68,24 +68,24 @@ async def serving(
 
 
 @pytest.fixture
-async def lines() -> AsyncIterator[Lines]:
-    lines = Lines()
+async def lines() -> AsyncIterator[ConnectionPool]:
+    lines = ConnectionPool()
     yield lines
     await lines.close()
 
 
-async def asked(lines: Lines, url: str, *body: bytes, **headers: str) -> tuple[Line, bytes]:
+async def asked(lines: ConnectionPool, url: str, *body: bytes, **headers: str) -> tuple[Http1Connection, bytes]:
     """The line on which it was answered, and the whole answer."""
-    place, begin = place_of(url)
-    line = await lines.take(place)
+    place, begin = parse_endpoint(url)
+    line = await lines.acquire(place)
     try:
-        await line.ask(begin, headers, body)
+        await line.send_request(begin, headers, body)
         pieces: list[bytes] = []
-        while piece := await line.piece():
+        while piece := await line.read_chunk():
             pieces.append(piece)
         return line, b"".join(pieces)
     finally:
-        lines.leave(line)
+        lines.release(line)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,9 @@ async def asked(lines: Lines, url: str, *body: bytes, **headers: str) -> tuple[L
         (OK + b"x-odd: \x01\r\ncontent-length: 0\r\n\r\n", b""),
     ],
 )
-async def test_an_answer_is_heard_whole_and_its_line_used_again(lines: Lines, answer: bytes, said: bytes) -> None:
+async def test_an_answer_is_heard_whole_and_its_line_used_again(
+    lines: ConnectionPool, answer: bytes, said: bytes
+) -> None:
     async with serving(answer) as server:
         for _ in range(3):
             assert (await asked(lines, server.url, b"{", b"}"))[1] == said
@@ -108,10 +110,10 @@ async def test_an_answer_is_heard_whole_and_its_line_used_again(lines: Lines, an
     assert len(server.lines) == 1
 
 
-async def test_an_answer_without_a_length_ends_with_its_line(lines: Lines) -> None:
+async def test_an_answer_without_a_length_ends_with_its_line(lines: ConnectionPool) -> None:
     async with serving(OK + b"\r\nhello", closes=True) as server:
         assert (await asked(lines, server.url))[1] == b"hello"
-    assert lines.free == 0
+    assert lines.idle_count == 0
 
 
 @pytest.mark.parametrize(
@@ -124,23 +126,23 @@ async def test_an_answer_without_a_length_ends_with_its_line(lines: Lines) -> No
         b"",
     ],
 )
-async def test_an_answer_that_breaks_off_is_no_whole_one(lines: Lines, answer: bytes) -> None:
+async def test_an_answer_that_breaks_off_is_no_whole_one(lines: ConnectionPool, answer: bytes) -> None:
     async with serving(answer, closes=True) as server:
-        with pytest.raises(LineFailed):
+        with pytest.raises(ConnectionFailed):
             await asked(lines, server.url)
-    assert lines.free == 0
+    assert lines.idle_count == 0
 
 
-async def test_what_came_before_a_line_broke_can_still_be_taken(lines: Lines) -> None:
+async def test_what_came_before_a_line_broke_can_still_be_taken(lines: ConnectionPool) -> None:
     async with serving(OK + b"content-length: 9\r\n\r\nhello", closes=True) as server:
-        place, begin = place_of(server.url)
-        line = await lines.take(place)
-        await line.ask(begin, {}, ())
+        place, begin = parse_endpoint(server.url)
+        line = await lines.acquire(place)
+        await line.send_request(begin, {}, ())
         await wait_until(lambda: line._transport is None, "the line is broken")
-        assert await line.piece() == b"hello"
-        with pytest.raises(LineFailed):
-            await line.piece()
-        lines.leave(line)
+        assert await line.read_chunk() == b"hello"
+        with pytest.raises(ConnectionFailed):
+            await line.read_chunk()
+        lines.release(line)
 
 
 @pytest.mark.parametrize(
@@ -155,11 +157,11 @@ async def test_what_came_before_a_line_broke_can_still_be_taken(lines: Lines) ->
         b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\nhello",
     ],
 )
-async def test_what_is_no_http_is_refused(lines: Lines, answer: bytes) -> None:
+async def test_what_is_no_http_is_refused(lines: ConnectionPool, answer: bytes) -> None:
     async with serving(answer) as server:
-        with pytest.raises(LineFailed, match="no HTTP"):
+        with pytest.raises(ConnectionFailed, match="not valid HTTP"):
             await asked(lines, server.url)
-    assert lines.free == 0
+    assert lines.idle_count == 0
 
 
 @pytest.mark.parametrize(
@@ -173,7 +175,7 @@ async def test_what_is_no_http_is_refused(lines: Lines, answer: bytes) -> None:
         (OK + b"transfer-encoding: chunked\r\n\r\n0\r\nx: ", b"y" * 999),
     ],
 )
-async def test_a_head_or_a_trailer_without_end_is_refused(lines: Lines, begin: bytes, again: bytes) -> None:
+async def test_a_head_or_a_trailer_without_end_is_refused(lines: ConnectionPool, begin: bytes, again: bytes) -> None:
     async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(begin)
@@ -182,10 +184,10 @@ async def test_a_head_or_a_trailer_without_end_is_refused(lines: Lines, begin: b
             await writer.drain()
 
     async with serving(endless) as server:
-        with pytest.raises(LineFailed, match="without end"):
+        with pytest.raises(ConnectionFailed, match="too long"):
             async with asyncio.timeout(WAIT_LIMIT_S):
                 await asked(lines, server.url)
-    assert lines.free == 0
+    assert lines.idle_count == 0
 
 
 @pytest.mark.parametrize(
@@ -198,20 +200,20 @@ async def test_a_head_or_a_trailer_without_end_is_refused(lines: Lines, begin: b
     ],
 )
 async def test_a_line_that_ends_or_says_too_much_is_not_used_again(
-    lines: Lines, answer: bytes, headers: dict[str, str]
+    lines: ConnectionPool, answer: bytes, headers: dict[str, str]
 ) -> None:
     async with serving(answer) as server:
         for _ in range(2):
             assert (await asked(lines, server.url, **headers))[1] == b"hello"
     assert len(server.lines) == 2
-    assert lines.free == 0
+    assert lines.idle_count == 0
 
 
-async def until_none_is_free(lines: Lines) -> None:
-    await wait_until(lambda: not lines.free, "no line is free")
+async def until_none_is_free(lines: ConnectionPool) -> None:
+    await wait_until(lambda: not lines.idle_count, "no line is free")
 
 
-async def test_a_line_that_speaks_unasked_is_closed(lines: Lines) -> None:
+async def test_a_line_that_speaks_unasked_is_closed(lines: ConnectionPool) -> None:
     async with serving(HELLO) as server:
         await asked(lines, server.url)
         server.lines[0].write(HELLO)
@@ -220,23 +222,23 @@ async def test_a_line_that_speaks_unasked_is_closed(lines: Lines) -> None:
     assert len(server.lines) == 2
 
 
-async def test_a_line_that_the_other_side_ends_is_forgotten(lines: Lines) -> None:
+async def test_a_line_that_the_other_side_ends_is_forgotten(lines: ConnectionPool) -> None:
     async with serving(HELLO) as server:
         await asked(lines, server.url)
-        assert lines.free == 1
+        assert lines.idle_count == 1
         server.lines[0].close()
         await until_none_is_free(lines)
 
 
-async def test_a_line_that_nobody_uses_is_closed_in_time(lines: Lines) -> None:
+async def test_a_line_that_nobody_uses_is_closed_in_time(lines: ConnectionPool) -> None:
     async with serving(HELLO) as server:
         await asked(lines, server.url)
-        assert lines.free == 1
+        assert lines.idle_count == 1
         skip_loop_time(lines_module.KEEP_ALIVE_S)
         await until_none_is_free(lines)
 
 
-async def test_a_line_in_use_is_not_closed_as_one_that_nobody_uses(lines: Lines) -> None:
+async def test_a_line_in_use_is_not_closed_as_one_that_nobody_uses(lines: ConnectionPool) -> None:
     async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for skipped_s in (0, 2 * lines_module.KEEP_ALIVE_S):
             await reader.readuntil(b"\r\n\r\n")
@@ -251,7 +253,7 @@ async def test_a_line_in_use_is_not_closed_as_one_that_nobody_uses(lines: Lines)
     assert len(server.lines) == 1
 
 
-async def test_an_answer_before_all_was_sent_is_heard(lines: Lines) -> None:
+async def test_an_answer_before_all_was_sent_is_heard(lines: ConnectionPool) -> None:
     over = asyncio.Event()
 
     async def refuses(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -264,21 +266,21 @@ async def test_an_answer_before_all_was_sent_is_heard(lines: Lines) -> None:
             line, said = await asked(lines, server.url, *[bytes(60_000)] * 1_000)
         over.set()
     assert (line.status, said) == (413, b"large")
-    assert lines.free == 0
+    assert lines.idle_count == 0
 
 
-async def test_a_line_that_goes_while_a_long_body_is_sent_is_told(lines: Lines) -> None:
+async def test_a_line_that_goes_while_a_long_body_is_sent_is_told(lines: ConnectionPool) -> None:
     async def leaves(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.transport.abort()  # of many times more than a line holds, most is still to be sent
 
     async with serving(leaves) as server:
-        with pytest.raises(LineFailed):
+        with pytest.raises(ConnectionFailed):
             async with asyncio.timeout(WAIT_LIMIT_S):
                 await asked(lines, server.url, *[bytes(60_000)] * 1_000)
 
 
-async def test_a_server_waits_while_nobody_takes_what_it_says(lines: Lines) -> None:
+async def test_a_server_waits_while_nobody_takes_what_it_says(lines: ConnectionPool) -> None:
     sent = 0
 
     async def pours(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -292,45 +294,45 @@ async def test_a_server_waits_while_nobody_takes_what_it_says(lines: Lines) -> N
         await reader.read()
 
     async with serving(pours) as server:
-        place, begin = place_of(server.url)
-        line = await lines.take(place)
-        await line.ask(begin, {}, ())
-        await stays_true(lambda: sent < 20_000_000, "that a server goes on has no end to wait for", for_s=0.3)
+        place, begin = parse_endpoint(server.url)
+        line = await lines.acquire(place)
+        await line.send_request(begin, {}, ())
+        await assert_stays_true(lambda: sent < 20_000_000, "that a server goes on has no end to wait for", for_s=0.3)
         size_bytes = 0
-        while piece := await line.piece():
+        while piece := await line.read_chunk():
             size_bytes += len(piece)
         assert size_bytes == 50_000_000
-        lines.leave(line)
-    assert lines.free == 1
+        lines.release(line)
+    assert lines.idle_count == 1
 
 
 async def test_only_so_many_lines_are_open_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines_module, "CONNECTIONS_MAX", 2)
-    lines = Lines()
+    lines = ConnectionPool()
     async with serving(HELLO) as server:
-        place, _ = place_of(server.url)
-        first, _ = await lines.take(place), await lines.take(place)
-        third = asyncio.create_task(lines.take(place))
-        await stays_true(lambda: not third.done(), "a third line would be open by then", for_s=0.05)
-        lines.leave(first)
+        place, _ = parse_endpoint(server.url)
+        first, _ = await lines.acquire(place), await lines.acquire(place)
+        third = asyncio.create_task(lines.acquire(place))
+        await assert_stays_true(lambda: not third.done(), "a third line would be open by then", for_s=0.05)
+        lines.release(first)
         await third
         await lines.close()
 
 
-async def test_a_place_that_does_not_answer_is_given_up(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_place_that_does_not_answer_is_given_up(lines: ConnectionPool, monkeypatch: pytest.MonkeyPatch) -> None:
     async def resolves(*_: object, **__: object) -> list[object]:
-        skip_loop_time(lines_module.CONNECT_S)
+        skip_loop_time(lines_module.CONNECT_TIMEOUT_S)
         await asyncio.Event().wait()
         return []
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolves)
-    with pytest.raises(LineFailed) as failed:
-        await lines.take(place_of("http://provider.example")[0])
+    with pytest.raises(ConnectionFailed) as failed:
+        await lines.acquire(parse_endpoint("http://provider.example")[0])
     assert "20 seconds" in str(failed.value.__cause__)
 
 
 async def test_a_host_with_an_address_where_nobody_is_is_reached_at_another(
-    lines: Lines, monkeypatch: pytest.MonkeyPatch
+    lines: ConnectionPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = asyncio.get_running_loop()
     resolve = loop.getaddrinfo
@@ -343,7 +345,7 @@ async def test_a_host_with_an_address_where_nobody_is_is_reached_at_another(
         assert (await asked(lines, server.url))[1] == b"hello"
 
 
-async def test_what_is_asked_for_is_said_plainly(lines: Lines) -> None:
+async def test_what_is_asked_for_is_said_plainly(lines: ConnectionPool) -> None:
     async with serving(HELLO) as server:
         await asked(lines, server.url, b"{}", **{"X-Team": "Küche", "Accept": "text/event-stream"})
     port = server.url.split(":")[2].partition("/")[0]
@@ -362,29 +364,29 @@ async def test_what_is_asked_for_is_said_plainly(lines: Lines) -> None:
 
 
 @pytest.mark.parametrize("value", ["a\r\nx: b", "a\nb", "a\rb", "a\0b"])
-async def test_a_header_is_one_line(lines: Lines, value: str) -> None:
+async def test_a_header_is_one_line(lines: ConnectionPool, value: str) -> None:
     async with serving(HELLO) as server:
-        with pytest.raises(ValueError, match="end of a line"):
+        with pytest.raises(ValueError, match="line break"):
             await asked(lines, server.url, **{"x-key": value})
     assert server.asked == []
-    assert lines.free == 0
+    assert lines.idle_count == 0
 
 
 def test_whom_to_ask_is_read_out_of_an_address() -> None:
-    assert place_of("https://api.example/v1/a:b?alt=sse") == (
+    assert parse_endpoint("https://api.example/v1/a:b?alt=sse") == (
         ("api.example", 443, True),
         "POST /v1/a:b?alt=sse HTTP/1.1\r\nhost: api.example",
     )
-    assert place_of("http://[::1]:8080") == (("::1", 8080, False), "POST / HTTP/1.1\r\nhost: [::1]:8080")
-    assert place_of("http://h/mü ller%2F")[1].startswith("POST /m%C3%BC%20ller%2F HTTP")
+    assert parse_endpoint("http://[::1]:8080") == (("::1", 8080, False), "POST / HTTP/1.1\r\nhost: [::1]:8080")
+    assert parse_endpoint("http://h/mü ller%2F")[1].startswith("POST /m%C3%BC%20ller%2F HTTP")
 
 
 def test_slabs_are_the_same_bytes() -> None:
     pieces = [bytes([n % 256]) * size for n, size in enumerate([0, 1, 70_000, 3, 65_536, 9, *[1_000] * 200])]
-    cut = list(slabs(pieces))
+    cut = list(batch_pieces(pieces))
     assert b"".join(cut) == b"".join(pieces)
     assert len(cut) < 10
-    assert list(slabs([])) == []
+    assert list(batch_pieces([])) == []
 
 
 @pytest.fixture
@@ -403,18 +405,18 @@ async def test_over_tls_a_host_is_known_by_its_certificate(certificate: Path, mo
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     async with serving(HELLO, tls=context) as server:
-        stranger = Lines()
-        with pytest.raises(LineFailed) as failed:
+        stranger = ConnectionPool()
+        with pytest.raises(ConnectionFailed) as failed:
             await asked(stranger, server.url)
         assert isinstance(failed.value.__cause__, ssl.SSLCertVerificationError)
         await stranger.close()
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-        lines = Lines()
+        lines = ConnectionPool()
         for _ in range(2):
             assert (await asked(lines, server.url, b"{}"))[1] == b"hello"
-        assert lines.free == 1
+        assert lines.idle_count == 1
         elsewhere = server.url.replace("127.0.0.1", "localhost")
-        with pytest.raises(LineFailed) as failed:
+        with pytest.raises(ConnectionFailed) as failed:
             await asked(lines, elsewhere)
         assert isinstance(failed.value.__cause__, ssl.SSLCertVerificationError)
         await lines.close()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from retinue.net.signatures import WINDOW_S, Purpose, is_recent, is_signed_by, signed
+from retinue.net.signatures import SIGNATURE_AGE_MAX_S, SignaturePurpose, is_recent, sign_message, signatures_match
 
-SAID = {"at": "1000", "session": "s", "letter": "l", "about": "a", "body": b"words"}
+SAID = {"timestamp": "1000", "session": "s", "message_id": "l", "request_id": "a", "body": b"words"}
 
 
-def sign(key: str = "key", purpose: Purpose = Purpose.CALLBACK, **changed: str | bytes) -> str:
-    return signed(key, purpose, **{**SAID, **changed})  # type: ignore[arg-type]
+def sign(key: str = "key", purpose: SignaturePurpose = SignaturePurpose.CALLBACK, **changed: str | bytes) -> str:
+    return sign_message(key, purpose, **{**SAID, **changed})  # type: ignore[arg-type]
 
 
 def test_a_signature_is_as_the_guide_says_it_is_made() -> None:
@@ -20,32 +20,39 @@ def test_a_signature_is_as_the_guide_says_it_is_made() -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    [{"at": "1001"}, {"session": "t"}, {"letter": "m"}, {"about": ""}, {"body": b"word"}, {"key": "other"}],
+    [
+        {"timestamp": "1001"},
+        {"session": "t"},
+        {"message_id": "m"},
+        {"request_id": ""},
+        {"body": b"word"},
+        {"key": "other"},
+    ],
 )
 def test_whatever_is_changed_is_another_signature(changed: dict[str, str]) -> None:
     assert sign(**changed) != sign()  # type: ignore[arg-type]
 
 
 def test_what_was_signed_for_one_purpose_is_good_for_no_other() -> None:
-    assert len({sign(purpose=purpose) for purpose in Purpose}) == len(Purpose)
+    assert len({sign(purpose=purpose) for purpose in SignaturePurpose}) == len(SignaturePurpose)
 
 
 def test_what_is_moved_from_one_line_to_the_next_is_another_signature() -> None:
-    assert sign(session="s", letter="l") != sign(session="s\nl", letter="")
-    assert sign(about="", body=b"a\nwords") != sign(about="a", body=b"words")
+    assert sign(session="s", message_id="l") != sign(session="s\nl", message_id="")
+    assert sign(request_id="", body=b"a\nwords") != sign(request_id="a", body=b"words")
 
 
 def test_an_empty_key_signs_nothing() -> None:
-    assert is_signed_by("key", sign(), sign())
-    assert not is_signed_by("", sign(key=""), sign(key=""))
-    assert not is_signed_by("key", "", sign())
-    assert not is_signed_by("key", "v1=ä", sign())
+    assert signatures_match("key", sign(), sign())
+    assert not signatures_match("", sign(key=""), sign(key=""))
+    assert not signatures_match("key", "", sign())
+    assert not signatures_match("key", "v1=ä", sign())
 
 
 def test_a_moment_is_recent_within_the_window_and_only_if_it_is_a_number() -> None:
-    assert is_recent("1000", now_s=1000 + WINDOW_S)
-    assert is_recent("1000", now_s=1000 - WINDOW_S)
-    assert not is_recent("1000", now_s=1001 + WINDOW_S)
-    assert not is_recent("1000", now_s=999 - WINDOW_S)
+    assert is_recent("1000", now_s=1000 + SIGNATURE_AGE_MAX_S)
+    assert is_recent("1000", now_s=1000 - SIGNATURE_AGE_MAX_S)
+    assert not is_recent("1000", now_s=1001 + SIGNATURE_AGE_MAX_S)
+    assert not is_recent("1000", now_s=999 - SIGNATURE_AGE_MAX_S)
     for text in ("", "now", "1e3", "-1000", "1000.5", "٣", "9" * 13):
         assert not is_recent(text, now_s=1000)

@@ -10,9 +10,9 @@ import pytest
 from config.data_directory import Home
 from operations.operations_instance import DeskHouse, agent, desk_house, person
 
-from retinue.domain.agent import Colour, PermissionLevel
+from retinue.domain.agent import Color, PermissionLevel
 from retinue.domain.errors import Invalid, NotAllowed
-from retinue.testing.local_instance import Household
+from retinue.testing.local_instance import LocalInstance
 
 OWNER, MARIA, GUS = person("owner"), person("maria"), person("gus")
 FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466"
@@ -20,7 +20,7 @@ FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466"
 
 @pytest.fixture
 async def house(tmp_path: Path) -> AsyncIterator[DeskHouse]:
-    async with desk_house(Household(tmp_path)) as made:
+    async with desk_house(LocalInstance(tmp_path)) as made:
         yield made
 
 
@@ -64,7 +64,7 @@ async def test_an_agent_that_is_not_visible_is_left_out_of_what_a_page_begins_wi
     # Whoever is not shown still works here.
     assert {each["name"] for each in (await house.ask(MARIA, "agent.list"))["agents"]} == {"ada", "bo", "clerk"}
     sent = await house.ask(MARIA, "envelope.send", to="agent:bo", text="hello")
-    assert await house.house.answer_to(sent["envelope"]) == "ok"
+    assert await house.house.wait_for_answer(sent["envelope"]) == "ok"
     await house.ask(OWNER, "agent.set", name="bo", visible=True)
     assert set(await in_state(house)) == {"ada", "bo"}
 
@@ -73,12 +73,12 @@ async def test_an_agent_that_is_not_visible_is_left_out_of_what_a_page_begins_wi
 async def test_an_icon_that_cannot_be_seen_as_it_is_is_refused(house: DeskHouse, icon: str) -> None:
     with pytest.raises(Invalid) as refused:
         await house.ask(OWNER, "agent.set", name="ada", icon=icon)
-    assert refused.value.code == "agent.field-invalid"
+    assert refused.value.code == "agent.field_invalid"
     assert look(await house.ask(OWNER, "agent.show", name="ada")) == ("", None, True)
 
 
 async def test_a_colour_is_one_of_twelve(house: DeskHouse) -> None:
-    assert len(Colour) == 12
+    assert len(Color) == 12
     with pytest.raises(Invalid) as refused:
         await house.ask(OWNER, "agent.set", name="ada", colour="#ff0000")
     assert refused.value.code == "request.invalid"
@@ -89,12 +89,12 @@ async def test_an_agent_may_choose_its_own_look_and_not_whether_it_is_shown(hous
     assert look(await house.ask(ada, "agent.set", name="ada", icon="A", colour="pink")) == ("A", "pink", True)
     with pytest.raises(NotAllowed) as refused:
         await house.ask(ada, "agent.set", name="ada", visible=False)
-    assert refused.value.code == "agent.bounds-not-yours"
+    assert refused.value.code == "agent.fields_not_allowed"
 
 
 def test_the_file_declares_a_look_too(tmp_path: Path) -> None:
     home = Home(tmp_path)
-    [declared] = home.load('[agents.ada]\nicon = "\U0001f98a"\ncolour = "amber"\nvisible = false').staff.agents
-    assert (declared.icon, declared.colour, declared.visible) == ("\U0001f98a", Colour.AMBER, False)
+    [declared] = home.load('[agents.ada]\nicon = "\U0001f98a"\ncolour = "amber"\nvisible = false').declarations.agents
+    assert (declared.icon, declared.colour, declared.visible) == ("\U0001f98a", Color.AMBER, False)
     for wrong in ('icon = "two words"', 'colour = "mauve"', 'visible = "no"'):
         assert home.fault(f"[agents.ada]\n{wrong}").path == f"agents.ada.{wrong.partition(' ')[0]}"

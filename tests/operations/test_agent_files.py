@@ -13,16 +13,17 @@ from typing import Any
 import pytest
 from operations.operations_instance import DeskHouse, agent, desk_house, person
 
-from retinue.agents.agent_directory import ensure_home
+from retinue.agents.agent_directory import ensure_agent_directory
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError, TooLarge
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.operations.agent import agent_files
-from retinue.operations.agent.agent_files import shapes
+from retinue.operations.agent.agent_files import defines_agent
+from retinue.operations.agent.errors import AgentFileChanged
 from retinue.store.agents import file_trust
 from retinue.store.core import events
-from retinue.testing.local_instance import Household
+from retinue.testing.local_instance import LocalInstance
 
 OWNER, MARIA = person("owner"), person("maria")
 
@@ -30,13 +31,13 @@ OWNER, MARIA = person("owner"), person("maria")
 @pytest.fixture
 async def house(tmp_path: Path) -> AsyncIterator[DeskHouse]:
     (tmp_path / "home").mkdir()
-    async with desk_house(Household(tmp_path / "home")) as made:
+    async with desk_house(LocalInstance(tmp_path / "home")) as made:
         yield made
 
 
 @pytest.fixture
 def home(house: DeskHouse) -> Path:
-    return ensure_home(house.desk.home, "ada")
+    return ensure_agent_directory(house.desk.data_dir, "ada")
 
 
 def hash_of(text: str) -> str:
@@ -101,7 +102,7 @@ async def test_a_long_list_and_a_large_file_have_an_end(
     assert (soul["size-bytes"], soul["hash"]) == (101, None)
     with pytest.raises(RetinueError) as large:
         await read(house, "SOUL.md")
-    assert large.value.code == "file.too-large"
+    assert large.value.code == "file.too_large"
     with pytest.raises(TooLarge):
         await write(house, "new.md", "x" * 101, "")
     assert not (home / "new.md").exists()
@@ -124,7 +125,7 @@ async def test_a_file_is_written_whole_over_what_was_read_and_told(house: DeskHo
     assert sorted(os.listdir(home)) == ["SOUL.md", "internal_space"], "nothing is left over"
     new = await write(house, "skills/tides/SKILL.md", "", "")
     assert new["created"] and (await read(house, "skills/tides/SKILL.md"))["content"] == ""
-    told = await house.house.store.scan(lambda conn: events.after(conn, 0, limit=1_000))
+    told = await house.house.store.scan(lambda conn: events.list_after(conn, 0, limit=1_000))
     assert [piece.body["file"] for piece in told if piece.kind == "agent.changed" and "file" in piece.body] == [
         "SOUL.md",
         "skills/tides/SKILL.md",
@@ -138,7 +139,7 @@ async def test_what_has_changed_since_it_was_read_is_not_overwritten(house: Desk
     for hash_ in (hash_of("cruel"), "", "x"):
         with pytest.raises(Conflict) as refused:
             await write(house, "SOUL.md", "mine", hash_)
-        assert refused.value.code == "agent.file-changed"
+        assert refused.value.code == "agent_file.changed"
     with pytest.raises(Conflict):
         await write(house, "new.md", "mine", hash_of("was there"))
     assert (home / "SOUL.md").read_text() == "kind" and not (home / "new.md").exists()
@@ -146,12 +147,12 @@ async def test_what_has_changed_since_it_was_read_is_not_overwritten(house: Desk
     done = await asyncio.gather(
         *(write(house, "SOUL.md", words, hash_of("kind")) for words in ("a", "b")), return_exceptions=True
     )
-    assert [type(each) for each in done if isinstance(each, Exception)] == [Conflict]
+    assert [type(each) for each in done if isinstance(each, Exception)] == [AgentFileChanged]
 
 
 async def test_nothing_outside_of_the_home_is_read_or_written(house: DeskHouse, home: Path, tmp_path: Path) -> None:
     secret = put(tmp_path / "secret.md", "the owner's")
-    other = put(ensure_home(house.desk.home, "bo") / "SOUL.md", "bo's")
+    other = put(ensure_agent_directory(house.desk.data_dir, "bo") / "SOUL.md", "bo's")
     (home / "linked.md").symlink_to(secret)
     (home / "bo.md").symlink_to(other)
     (home / "skills").symlink_to(tmp_path)
@@ -203,7 +204,7 @@ async def test_only_those_who_may_and_only_people(house: DeskHouse, home: Path) 
         assert member.value.code == "permission.denied"
         with pytest.raises(NotAllowed) as own:
             await house.ask(agent("ada", PermissionLevel.BOSS), operation, name="ada", **more)
-        assert own.value.code == "agent.files-for-people"
+        assert own.value.code == "agent_file.people_only"
         with pytest.raises(NotFound):
             await house.ask(OWNER, operation, name="zoe", **more)
     assert (home / "SOUL.md").read_text() == ""
@@ -227,14 +228,14 @@ async def test_a_file_that_is_no_text_is_not_shown_as_one(house: DeskHouse, home
     (home / "odd.md").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(Invalid) as refused:
         await read(house, "odd.md")
-    assert refused.value.code == "file.not-text"
+    assert refused.value.code == "agent_file.not_text"
     with pytest.raises(Invalid):
         await write(house, "nul.md", "a\x00b", "")
     assert not (home / "nul.md").exists()
 
 
 def test_what_shapes_an_agent() -> None:
-    assert all(map(shapes, ("SOUL.md", "AGENTS.md", "internal_space/a/b.md", "skills/x/run.sh")))
+    assert all(map(defines_agent, ("SOUL.md", "AGENTS.md", "internal_space/a/b.md", "skills/x/run.sh")))
     assert not any(
-        map(shapes, ("", ".", "a.txt", "work/a.md", "skills/.git/x", "..", "../a.md", "internal_space/a.db"))
+        map(defines_agent, ("", ".", "a.txt", "work/a.md", "skills/.git/x", "..", "../a.md", "internal_space/a.db"))
     )

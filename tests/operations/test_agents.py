@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from operations.operations_instance import DeskHouse, agent, desk_house, person
 
-from retinue.agents.agent_directory import home_of
+from retinue.agents.agent_directory import agent_directory_of
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.envelope import Outcome
-from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError, Unfit
+from retinue.domain.errors import Conflict, Invalid, InvalidFields, NotAllowed, NotFound, RetinueError
 from retinue.domain.times import to_ms
-from retinue.domain.token import hash_of
+from retinue.domain.token import hash_token
 from retinue.store.people import principals
-from retinue.testing.local_instance import Household
-from retinue.testing.scripted_model import says
-from retinue.testing.waiting import wait_until
+from retinue.testing.local_instance import LocalInstance
+from retinue.testing.scripted_model import text_reply
+from retinue.testing.wait_conditions import wait_until
 
 OWNER, MARIA, GUS = person("owner"), person("maria"), person("gus")
 HOME_PARTS = ("SOUL.md", "internal_space/MEMORY.md", "internal_space/memories")
@@ -25,16 +25,16 @@ HOME_PARTS = ("SOUL.md", "internal_space/MEMORY.md", "internal_space/memories")
 
 @pytest.fixture
 async def house(tmp_path: Path) -> AsyncIterator[DeskHouse]:
-    async with desk_house(Household(tmp_path)) as made:
+    async with desk_house(LocalInstance(tmp_path)) as made:
         yield made
 
 
 def home(house: DeskHouse, name: str) -> Path:
-    return home_of(house.desk.home, name)
+    return agent_directory_of(house.desk.data_dir, name)
 
 
 async def count(house: DeskHouse, table: str) -> int:
-    return (await house.house.sql(f"SELECT count(*) FROM {table}"))[0][0]
+    return (await house.house.execute_sql(f"SELECT count(*) FROM {table}"))[0][0]
 
 
 # --- taking on ---
@@ -53,7 +53,7 @@ async def test_a_registered_agent_answers_at_once(house: DeskHouse) -> None:
     await house.ask(OWNER, "agent.register", name="clara", model="scripted")
 
     sent = await house.ask(MARIA, "envelope.send", to="agent:clara", text="hello")
-    assert await house.house.answer_to(sent["envelope"]) == "ok"
+    assert await house.house.wait_for_answer(sent["envelope"]) == "ok"
 
 
 @pytest.mark.spec("H83")
@@ -105,7 +105,7 @@ async def test_a_name_in_other_capitals_is_the_same_agent_and_the_same_session(h
 async def test_a_name_of_the_houses_own_is_refused(house: DeskHouse, name: str) -> None:
     with pytest.raises(Invalid) as refused:
         await house.ask(OWNER, "agent.register", name=name)
-    assert refused.value.code == "agent.name-reserved"
+    assert refused.value.code == "agent.name_reserved"
 
 
 async def test_a_token_is_shown_once_and_kept_as_a_hash(house: DeskHouse) -> None:
@@ -113,12 +113,14 @@ async def test_a_token_is_shown_once_and_kept_as_a_hash(house: DeskHouse) -> Non
 
     secret = made["token"]
     now_ms = to_ms(house.desk.clock.now())
-    found = await house.house.store.read(lambda conn: principals.by_secret(conn, hash_of(secret), now_ms=now_ms))
+    found = await house.house.store.read(
+        lambda conn: principals.find_principal(conn, hash_token(secret), now_ms=now_ms)
+    )
     assert found is not None
     assert (str(found[0].address), found[0].level) == ("agent:clara", PermissionLevel.PRIVILEGED)
     assert "token" not in await house.ask(OWNER, "agent.show", name="clara")
-    rows = await house.house.sql("SELECT hash FROM tokens WHERE principal = 'agent:clara'")
-    assert [row[0] for row in rows] == [hash_of(secret)]
+    rows = await house.house.execute_sql("SELECT hash FROM tokens WHERE principal = 'agent:clara'")
+    assert [row[0] for row in rows] == [hash_token(secret)]
 
 
 # --- asking about ---
@@ -188,7 +190,7 @@ async def test_the_permission_level_is_changed_by_boss_level_alone(house: DeskHo
     )
     # A boss among the agents is still an agent: its mail bears no boss's mark.
     sent = await house.ask(boss, "envelope.send", to="agent:bo", text="hello")
-    envelope = await house.house.envelope(sent["envelope"])
+    envelope = await house.house.get_envelope(sent["envelope"])
     assert (envelope.context.from_boss, envelope.trust) == (False, "agent")
 
 
@@ -205,7 +207,7 @@ async def test_an_agent_changes_its_words_and_never_its_bounds(house: DeskHouse)
         await house.ask(OWNER, "agent.set", name="ada", tools_ask=["read"], permission_level="privileged")
         with pytest.raises(NotAllowed) as refused:
             await house.ask(ada, "agent.set", name="ada", **bound)
-        assert refused.value.code == "agent.bounds-not-yours"
+        assert refused.value.code == "agent.fields_not_allowed"
     with pytest.raises(NotAllowed):
         await house.ask(ada, "agent.restore", name="ada", version=1)
     with pytest.raises(NotFound):
@@ -269,7 +271,7 @@ async def test_whom_an_agent_sees_and_sends_out_is_set_field_by_field(house: Des
         "subagents_model": "two words",
         "subagents_allow": [""],
     }
-    with pytest.raises(Unfit) as refused:
+    with pytest.raises(InvalidFields) as refused:
         await house.ask(OWNER, "agent.set", name="ada", **unfit)
     assert set(refused.value.fields) == set(unfit)
     with pytest.raises(NotAllowed):  # it would let itself write to whom it may not
@@ -309,7 +311,7 @@ async def test_two_versions_are_compared_and_an_old_one_becomes_the_newest(house
     assert (await house.ask(OWNER, "agent.diff", name="ada", old=2, new=4))["changes"] == []
     with pytest.raises(NotFound) as missing:
         await house.ask(OWNER, "agent.restore", name="ada", version=9)
-    assert missing.value.code == "agent.version-not-found"
+    assert missing.value.code == "agent.version_not_found"
 
 
 # --- letting go ---
@@ -336,8 +338,8 @@ async def test_letting_an_agent_go_removes_its_home_unless_it_is_to_be_kept(hous
 
 async def test_letting_an_agent_go_stops_it_and_refuses_what_waits(house: DeskHouse) -> None:
     made = await house.ask(OWNER, "agent.register", name="clara", model="scripted", token=True)
-    model = house.house.household.model
-    model.rule = lambda prompt: says("never", after_s=3600)
+    model = house.house.instance.model
+    model.rule = lambda prompt: text_reply("never", after_s=3600)
     first = await house.ask(MARIA, "envelope.send", to="agent:clara", text="one")
     await wait_until(lambda: bool(model.prompts), "the model is asked")
     second = await house.ask(MARIA, "envelope.send", to="agent:clara", text="two")
@@ -345,14 +347,16 @@ async def test_letting_an_agent_go_stops_it_and_refuses_what_waits(house: DeskHo
     gone = await house.ask(OWNER, "agent.delete", name="clara")
 
     assert len(gone["cancelled-runs"]) == 1
-    assert (await house.house.outcome(first["envelope"])).outcome is Outcome.CANCELLED
-    refused = await house.house.outcome(second["envelope"])
+    assert (await house.house.wait_for_outcome(first["envelope"])).outcome is Outcome.CANCELLED
+    refused = await house.house.wait_for_outcome(second["envelope"])
     assert (refused.outcome, refused.because) == (Outcome.REFUSED, "agent-not-found")
     with pytest.raises(NotFound):
         await house.ask(MARIA, "envelope.send", to="agent:clara", text="three")
     now_ms = to_ms(house.desk.clock.now())
     assert (
-        await house.house.store.read(lambda conn: principals.by_secret(conn, hash_of(made["token"]), now_ms=now_ms))
+        await house.house.store.read(
+            lambda conn: principals.find_principal(conn, hash_token(made["token"]), now_ms=now_ms)
+        )
         is None
     )
 
@@ -375,9 +379,9 @@ async def test_who_may_not_ask_is_refused(house: DeskHouse) -> None:
 
 async def test_all_that_is_wrong_is_told_at_once_each_at_its_field(house: DeskHouse) -> None:
     wrong: dict[str, Any] = {"turns_max": 0, "icon": "two words", "effort": "much", "fallbacks": ["/x"], "model": ""}
-    with pytest.raises(Unfit) as refused:
+    with pytest.raises(InvalidFields) as refused:
         await house.ask(OWNER, "agent.set", name="ada", **wrong, dry_run=True)
     assert refused.value.fields.keys() == wrong.keys()
     assert refused.value.fields["turns_max"] == "0 is not between 1 and 100000"
-    with pytest.raises(Unfit, match="turns_max cannot be this"):
+    with pytest.raises(InvalidFields, match="invalid value for turns_max"):
         await house.ask(OWNER, "agent.register", name="clara", turns_max=0)

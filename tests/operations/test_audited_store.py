@@ -12,17 +12,17 @@ from operations.operations_instance import DeskHouse, desk_house, person
 from retinue.domain.errors import Conflict, NotFound, RetinueError
 from retinue.domain.ports import Clock
 from retinue.operations import audited_store
-from retinue.operations.base import Nothing
+from retinue.operations.base import EmptyRequest
 from retinue.store.agents import audit
-from retinue.testing.local_instance import Household
+from retinue.testing.local_instance import LocalInstance
 
 OWNER = person("owner")
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def household(request: pytest.FixtureRequest, tmp_path: Path) -> Household:
+def household(request: pytest.FixtureRequest, tmp_path: Path) -> LocalInstance:
     url = request.getfixturevalue("postgres_url") if request.param == "postgres" else None
-    return Household(tmp_path, url=url)
+    return LocalInstance(tmp_path, url=url)
 
 
 async def lines(desk: DeskHouse) -> list[tuple[str, str, str]]:
@@ -31,7 +31,7 @@ async def lines(desk: DeskHouse) -> list[tuple[str, str, str]]:
     return [(each["kind"], each["subject"], each["agent"]) for each in reversed(found["audit"])]
 
 
-async def test_a_line_names_the_agent_it_concerns_and_no_other(household: Household) -> None:
+async def test_a_line_names_the_agent_it_concerns_and_no_other(household: LocalInstance) -> None:
     async with desk_house(household) as desk:
         await desk.ask(OWNER, "agent.register", name="cleo")
         await desk.ask(OWNER, "agent.set", name="CLEO", description="keeps the books")
@@ -52,7 +52,7 @@ async def test_a_line_names_the_agent_it_concerns_and_no_other(household: Househ
         assert (await desk.ask(OWNER, "audit.verify"))["holds"]
 
 
-async def test_what_was_refused_only_looked_at_or_answered_before_has_no_line(household: Household) -> None:
+async def test_what_was_refused_only_looked_at_or_answered_before_has_no_line(household: LocalInstance) -> None:
     async with desk_house(household) as desk:
         with pytest.raises(NotFound):
             await desk.ask(OWNER, "token.revoke", id="abcdef01")
@@ -66,7 +66,7 @@ async def test_what_was_refused_only_looked_at_or_answered_before_has_no_line(ho
 
 
 async def test_a_change_whose_line_cannot_be_written_is_not_made(
-    household: Household, monkeypatch: pytest.MonkeyPatch
+    household: LocalInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with desk_house(household) as desk:
         insert = audit.append
@@ -84,16 +84,16 @@ async def test_a_change_whose_line_cannot_be_written_is_not_made(
 
 
 async def test_one_that_commits_nothing_has_its_line_after_it_and_one_with_two_commits_has_one(
-    household: Household,
+    household: LocalInstance,
 ) -> None:
     async with desk_house(household) as desk:
         clock: Clock = household.clock
-        entry = audited_store.line_of("config.reload", Nothing(), by="person:owner")
+        entry = audited_store.build_audit_entry("config.reload", EmptyRequest(), by="person:owner")
         assert entry is not None
-        await audited_store.AuditedStore(desk.house.store, entry, clock).settle()
+        await audited_store.AuditedStore(desk.house.store, entry, clock).ensure_entry_written()
         assert await lines(desk) == [("settings-changed", "config.reload", "")]
         twice = audited_store.AuditedStore(desk.house.store, entry, clock)
         for _ in range(2):
             await twice.write(lambda conn: conn.execute(sa.text("SELECT 1")).scalar(), point="test")
-        await twice.settle()
+        await twice.ensure_entry_written()
         assert len(await lines(desk)) == 2

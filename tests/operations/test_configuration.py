@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 from operations.operations_instance import DeskHouse, agent, desk_house, person
 
-from retinue.config import BadConfig, load
+from retinue.config import InvalidSettings, load_configuration
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound
 from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
-from retinue.domain.token import hash_of
-from retinue.operations.config_holder import Keeper
+from retinue.domain.token import hash_token
+from retinue.operations.config_holder import ConfigHolder
 from retinue.store.agents import agents
 from retinue.store.ledger import ledger
 from retinue.store.people import people, principals
-from retinue.testing.local_instance import Household
-from retinue.testing.scripted_model import says
+from retinue.testing.local_instance import LocalInstance
+from retinue.testing.scripted_model import text_reply
 
 OWNER, MARIA = person("owner"), person("maria")
 DECLARED = """
@@ -50,19 +50,19 @@ async def house(tmp_path: Path) -> AsyncGenerator[DeskHouse]:
     home = tmp_path / "home"
     home.mkdir()
     environment = {"RETINUE_HOME": str(home)}
-    async with desk_house(Household(tmp_path)) as made:
-        made.desk = replace(made.desk, config=Keeper(load(environment), environment))
+    async with desk_house(LocalInstance(tmp_path)) as made:
+        made.desk = replace(made.desk, config_holder=ConfigHolder(load_configuration(environment), environment))
         yield made
 
 
 def write(house: DeskHouse, text: str) -> Path:
-    file = house.desk.keeper().current.file
+    file = house.desk.require_config_holder().current.file
     file.write_text(text)
     return file
 
 
 async def staff(house: DeskHouse) -> dict[str, object]:
-    found = await house.house.store.scan(lambda conn: agents.everyone(conn))
+    found = await house.house.store.scan(lambda conn: agents.list_all(conn))
     return {each.name: each for each in found}
 
 
@@ -88,12 +88,12 @@ async def test_apply_shows_what_it_would_do_and_does_it_in_one_commit(house: Des
     assert set(done["tokens"]) == {"zoe"}
     now = await staff(house)
     assert set(now) == {"ada", "bo", "zed"}
-    assert (house.desk.home / "agents" / "zed").is_dir()
+    assert (house.desk.data_dir / "agents" / "zed").is_dir()
     again = await house.ask(OWNER, "config.apply")
     assert {each["step"] for each in again["agents"]} == {"keep", "undeclared"}
     assert again["tokens"] == {}
     envelope, _ = await house.converse(MARIA, "hello", to="agent:zed")
-    assert await house.house.answer_to(envelope) == "ok"
+    assert await house.house.wait_for_answer(envelope) == "ok"
 
 
 @pytest.mark.spec("H66")
@@ -104,7 +104,7 @@ async def test_what_was_changed_elsewhere_since_is_told_and_kept(house: DeskHous
     drifted = await house.ask(OWNER, "config.apply")
     zed = next(each for each in drifted["agents"] if each["name"] == "zed")
     assert (zed["step"], set(zed["changed"])) == ("drift", {"description"})
-    assert "take the file" in zed["because"]
+    assert "use `--take file` to overwrite" in zed["because"]
     assert getattr((await staff(house))["zed"], "description") == "Sleeps in the hall"  # noqa: B009
     await house.ask(OWNER, "config.apply", take="file")
     assert getattr((await staff(house))["zed"], "description") == ""  # noqa: B009
@@ -116,12 +116,12 @@ async def test_what_was_changed_elsewhere_since_is_told_and_kept(house: DeskHous
 async def test_a_file_with_a_fault_changes_nothing(house: DeskHouse) -> None:
     write(house, DECLARED + "\n[agents.broken]\nshape = 'round'\n")
     before = await staff(house)
-    with pytest.raises(BadConfig, match=r"agents\.broken\.shape"):
+    with pytest.raises(InvalidSettings, match=r"agents\.broken\.shape"):
         await house.ask(OWNER, "config.apply")
     assert await staff(house) == before
     checked = await house.ask(OWNER, "config.check")
     assert not checked["ok"] and "agents.broken.shape" in checked["faults"][0]
-    with pytest.raises(BadConfig):
+    with pytest.raises(InvalidSettings):
         await house.ask(OWNER, "config.reload")
 
 
@@ -136,7 +136,7 @@ async def test_a_wrong_rule_of_origin_is_found_by_check_and_refused_by_reload_pa
     assert checked["faults"][1].startswith("origin.sauce is not a setting")
     patched = {"changes": {"house": {"drain_s": 3}}, "expected_hash": checked["hash"]}
     for operation, parameters in (("config.reload", {}), ("config.apply", {}), ("config.patch", patched)):
-        with pytest.raises(BadConfig, match=r"origin\.source\[1\]\.trust"):
+        with pytest.raises(InvalidSettings, match=r"origin\.source\[1\]\.trust"):
             await house.ask(OWNER, operation, **parameters)
     shown = await house.ask(OWNER, "config.show")
     assert [rule["tools"] for rule in shown["settings"]["origin"]["source"]] == ["calendar_*"], "the old ones hold"
@@ -173,7 +173,7 @@ async def test_a_change_keeps_comments_wants_the_right_hash_and_takes_effect(hou
     file = write(house, "# mine\n[house]\ndrain_s = 5.0 # quick\n")
     await house.ask(OWNER, "config.reload")
     told: list[float] = []
-    house.desk.keeper().on_change(lambda settings: told.append(settings.drain_s))
+    house.desk.require_config_holder().on_change(lambda settings: told.append(settings.drain_s))
     shown = await house.ask(OWNER, "config.show")
     done = await house.ask(OWNER, "config.patch", changes={"house": {"drain_s": 7.0}}, expected_hash=shown["hash"])
     assert [change["path"] for change in done["changes"]] == ["house.drain_s"]
@@ -181,7 +181,7 @@ async def test_a_change_keeps_comments_wants_the_right_hash_and_takes_effect(hou
     assert file.read_text() == "# mine\n[house]\ndrain_s = 7.0 # quick\n"
     with pytest.raises(Conflict):
         await house.ask(OWNER, "config.patch", changes={"house": {"drain_s": 9.0}}, expected_hash=shown["hash"])
-    with pytest.raises(BadConfig):
+    with pytest.raises(InvalidSettings):
         await house.ask(OWNER, "config.patch", changes={"house": {"drane_s": 9.0}}, expected_hash=done["hash"])
     assert "7.0" in file.read_text()
 
@@ -190,7 +190,7 @@ async def test_what_needs_a_restart_waits_for_it_and_says_so(house: DeskHouse) -
     write(house, '[house]\nzone = "Europe/Berlin"\ndrain_s = 3.0\n')
     done = await house.ask(OWNER, "config.reload")
     assert done["waiting-for-a-restart"] == ["house.zone"]
-    keeper = house.desk.keeper()
+    keeper = house.desk.require_config_holder()
     assert str(keeper.current.settings.zone) == "UTC" and keeper.current.settings.drain_s == 3.0
     assert (await house.ask(OWNER, "config.show"))["waiting-for-a-restart"] == ["house.zone"]
 
@@ -199,7 +199,7 @@ async def test_people_of_the_file_never_become_owner(house: DeskHouse) -> None:
     write(house, '[people.maria]\nrole = "owner"\n')
     try:
         await house.ask(OWNER, "config.apply", take="file")
-    except BadConfig:
+    except InvalidSettings:
         pass
     found = await house.house.store.scan(lambda conn: people.find(conn, "maria"))
     assert found is not None and found.role == "member"
@@ -211,16 +211,16 @@ async def test_a_reset_clears_runs_and_renews_the_tokens_of_agents_and_plain_app
     token = (await house.ask(OWNER, "token.create", principal="agent:ada"))["token"]
     members = (await house.ask(MARIA, "token.create"))["token"]
     await house.converse(MARIA, "hello")
-    house.house.household.model.rule = lambda prompt: says("too late", after_s=3600)
+    house.house.instance.model.rule = lambda prompt: text_reply("too late", after_s=3600)
     busy = await house.ask(MARIA, "envelope.send", to="agent:ada", text="long work")
     waits = await house.ask(MARIA, "envelope.send", to="agent:ada", text="waits")
 
     plain = await house.ask(OWNER, "config.apply", take="file")
     assert plain["cleared-runs"] == 0 and set(plain["tokens"]) == {"zoe"}
     assert await knows(house, token)
-    assert len(await house.house.sql("SELECT id FROM runs")) == 2
+    assert len(await house.house.execute_sql("SELECT id FROM runs")) == 2
 
-    house.house.household.model.rule = lambda prompt: says("ok")
+    house.house.instance.model.rule = lambda prompt: text_reply("ok")
     done = await house.ask(OWNER, "config.apply", reset=True)
     assert done["cleared-runs"] == 2
     assert set(done["tokens"]) == {"agent:ada", "agent:bo", "agent:zed"}
@@ -228,12 +228,12 @@ async def test_a_reset_clears_runs_and_renews_the_tokens_of_agents_and_plain_app
     assert await knows(house, members)  # people stay signed in
     for secret in done["tokens"].values():
         assert await knows(house, secret)
-    assert (await house.house.outcome(busy["envelope"])).outcome == "cancelled"
-    assert await house.house.answer_to(waits["envelope"]) == "ok"  # what waited is worked afterwards
-    await house.house.quiet()
+    assert (await house.house.wait_for_outcome(busy["envelope"])).outcome == "cancelled"
+    assert await house.house.wait_for_answer(waits["envelope"]) == "ok"  # what waited is worked afterwards
+    await house.house.wait_until_idle()
     now_ms = to_ms(house.desk.clock.now())
-    checked = await house.house.store.scan(lambda conn: ledger.check(conn, now_ms=now_ms))
-    assert checked.holds, checked.lines()
+    checked = await house.house.store.scan(lambda conn: ledger.check_ledger(conn, now_ms=now_ms))
+    assert checked.is_ok, checked.lines()
 
 
 @pytest.mark.spec("H91.one_transaction")
@@ -245,11 +245,13 @@ async def test_a_reset_that_fails_at_its_last_step_has_cleared_nothing(house: De
     with pytest.raises(NotFound):
         await house.ask(OWNER, "config.apply", reset=True)
     assert await knows(house, token)
-    assert len(await house.house.sql("SELECT id FROM runs")) == 1
+    assert len(await house.house.execute_sql("SELECT id FROM runs")) == 1
     assert [each["name"] for each in (await house.ask(OWNER, "schedule.list"))["schedules"]] == ["tea"]
 
 
 async def knows(house: DeskHouse, secret: str) -> bool:
     now_ms = to_ms(house.desk.clock.now())
-    found = await house.house.store.read(lambda conn: principals.by_secret(conn, hash_of(secret), now_ms=now_ms))
+    found = await house.house.store.read(
+        lambda conn: principals.find_principal(conn, hash_token(secret), now_ms=now_ms)
+    )
     return found is not None

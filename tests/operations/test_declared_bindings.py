@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from operations.operations_instance import DeskHouse, desk_house, person
 
-from retinue.config import load
+from retinue.config import load_configuration
 from retinue.domain.agent import Agent
-from retinue.domain.binding import Binding, Match
+from retinue.domain.binding import Binding, BindingMatch
 from retinue.domain.errors import NotFound
 from retinue.domain.structs import replace
-from retinue.operations.config_holder import Keeper
+from retinue.operations.config_holder import ConfigHolder
 from retinue.store.channels import bindings
-from retinue.testing.local_instance import Household
+from retinue.testing.local_instance import LocalInstance
 
 OWNER = person("owner")
 DECLARED = """
@@ -37,7 +37,7 @@ peer = "-100"
 @pytest.fixture
 async def desk(tmp_path: Path) -> AsyncGenerator[DeskHouse]:
     staff = (Agent(name="ada", model="scripted"), Agent(name="bo", model="scripted"))
-    async with desk_house(Household(tmp_path, agents=staff)) as made:
+    async with desk_house(LocalInstance(tmp_path, agents=staff)) as made:
         yield made
 
 
@@ -46,7 +46,7 @@ def file(desk: DeskHouse, tmp_path: Path) -> Path:
     home = tmp_path / "home"
     home.mkdir()
     environment = {"RETINUE_HOME": str(home)}
-    desk.desk = replace(desk.desk, config=Keeper(load(environment), environment))
+    desk.desk = replace(desk.desk, config_holder=ConfigHolder(load_configuration(environment), environment))
     written = home / "retinue.toml"
     written.write_text(DECLARED)
     return written
@@ -59,7 +59,7 @@ async def applied(desk: DeskHouse, **asked: Any) -> dict[str, str]:
 
 
 async def bound(desk: DeskHouse) -> dict[str, tuple[str, ...]]:
-    return {each.match.peer: each.agents for each in await desk.desk.store.scan(bindings.everything)}
+    return {each.match.peer: each.agents for each in await desk.desk.store.scan(bindings.list_all)}
 
 
 @pytest.mark.spec("C123")
@@ -82,8 +82,8 @@ async def test_what_somebody_has_bound_since_is_overwritten_only_when_the_file_i
     desk: DeskHouse, file: Path
 ) -> None:
     await applied(desk)
-    mine = Binding(id="m" * 32, agent="bo", match=Match(connector="telegram"), made_by="person:owner")
-    await desk.desk.store.write(partial(bindings.put, binding=mine, at_ms=1), point="test")
+    mine = Binding(id="m" * 32, agent="bo", match=BindingMatch(connector="telegram"), created_by="person:owner")
+    await desk.desk.store.write(partial(bindings.replace, binding=mine, at_ms=1), point="test")
     assert (await applied(desk))["everywhere"] == "drift"
     assert (await bound(desk))[""] == ("bo",)
     assert (await applied(desk, take="file"))["everywhere"] == "change"
@@ -92,8 +92,8 @@ async def test_what_somebody_has_bound_since_is_overwritten_only_when_the_file_i
 
 @pytest.mark.spec("H91.bindings")
 async def test_a_reset_clears_every_binding_and_sets_those_of_the_file(desk: DeskHouse, file: Path) -> None:
-    mine = Binding(id="m" * 32, agent="bo", match=Match(connector="irc", peer="#x"), made_by="person:owner")
-    await desk.desk.store.write(partial(bindings.put, binding=mine, at_ms=1), point="test")
+    mine = Binding(id="m" * 32, agent="bo", match=BindingMatch(connector="irc", peer="#x"), created_by="person:owner")
+    await desk.desk.store.write(partial(bindings.replace, binding=mine, at_ms=1), point="test")
     assert await applied(desk, reset=True) == {"everywhere": "add", "kitchen": "add"}
     assert set(await bound(desk)) == {"", "-100"}
 

@@ -10,22 +10,22 @@ from typing import Any
 import pytest
 from operations.operations_instance import DeskHouse, agent, desk_house, person
 
-from retinue.domain.envelope import Outcome, Status
+from retinue.domain.envelope import EnvelopeStatus, Outcome
 from retinue.domain.errors import Invalid
-from retinue.testing.local_instance import Household
-from retinue.testing.scripted_model import Line, says
+from retinue.testing.local_instance import LocalInstance
+from retinue.testing.scripted_model import ScriptedReply, text_reply
 
 OWNER, MARIA, NOOR = person("owner"), person("maria"), person("noor")
 
 
 @pytest.fixture
 async def house(tmp_path: Path) -> AsyncGenerator[DeskHouse]:
-    async with desk_house(Household(tmp_path)) as made:
+    async with desk_house(LocalInstance(tmp_path)) as made:
         yield made
 
 
-async def statuses(house: DeskHouse, ids: Iterable[str]) -> set[Status]:
-    return {(await house.house.envelope(id_)).status for id_ in ids}
+async def statuses(house: DeskHouse, ids: Iterable[str]) -> set[EnvelopeStatus]:
+    return {(await house.house.get_envelope(id_)).status for id_ in ids}
 
 
 @pytest.mark.spec("H22")
@@ -34,8 +34,8 @@ async def statuses(house: DeskHouse, ids: Iterable[str]) -> set[Status]:
     [
         ({}, "request.invalid"),
         ({"to": "person:maria"}, "request.invalid"),
-        ({"status": "done"}, "list.one-side"),
-        ({"status": "done", "to": "person:maria", "from": "agent:ada"}, "list.one-side"),
+        ({"status": "done"}, "envelope.filter_invalid"),
+        ({"status": "done", "to": "person:maria", "from": "agent:ada"}, "envelope.filter_invalid"),
         ({"status": "late", "to": "person:maria"}, "request.invalid"),
         ({"status": "done", "to": "person:maria", "limit": 0}, "list.limit"),
         ({"status": "done", "to": "person:maria", "limit": 51}, "list.limit"),
@@ -76,7 +76,7 @@ async def test_a_list_holds_nobody_elses_mail(house: DeskHouse) -> None:
 @pytest.mark.spec("H24")
 async def test_lists_can_be_bounded_in_time_and_an_inverted_span_is_refused(house: DeskHouse) -> None:
     await house.converse(MARIA, "early")
-    await house.house.household.clock.advance(timedelta(hours=2))
+    await house.house.instance.clock.advance(timedelta(hours=2))
     await house.converse(MARIA, "late")
     side = {"from": "person:maria", "status": "done"}
     after = await house.ask(MARIA, "envelope.list", **side, created_after="2026-01-05T10:00:00Z")
@@ -97,8 +97,8 @@ async def test_lists_can_be_bounded_in_time_and_an_inverted_span_is_refused(hous
 @pytest.mark.spec("H23")
 async def test_reading_does_not_acknowledge_and_acknowledging_takes_exactly_what_is_returned(house: DeskHouse) -> None:
     """An agent reads its mail by hand: only what is due, and no more than the list shows."""
-    household = house.house.household
-    household.model.rule = lambda prompt: says("busy", after_s=3600)
+    household = house.house.instance
+    household.model.rule = lambda prompt: text_reply("busy", after_s=3600)
     ada = agent("ada")
     await house.ask(MARIA, "envelope.send", to="agent:ada", text="keeps ada busy")
     waiting = [
@@ -109,27 +109,27 @@ async def test_reading_does_not_acknowledge_and_acknowledging_takes_exactly_what
 
     seen = await house.ask(ada, "envelope.list", **side)
     assert len(seen["envelopes"]) == 5 and seen["acknowledged"] == 0
-    assert await statuses(house, (*waiting, later)) == {Status.PENDING}
+    assert await statuses(house, (*waiting, later)) == {EnvelopeStatus.PENDING}
 
     read = await house.ask(ada, "envelope.list", **side, limit=2, ack=True)
     assert [envelope["text"] for envelope in read["envelopes"]] == ["waits 3", "waits 2"]
     assert read["acknowledged"] == 2
     for id_ in waiting[2:]:
-        settled = await house.house.outcome(id_)
+        settled = await house.house.wait_for_outcome(id_)
         assert (settled.outcome, settled.because) == (Outcome.NOTED, "acknowledged by agent:ada")
-    assert await statuses(house, (*waiting[:2], later)) == {Status.PENDING}
+    assert await statuses(house, (*waiting[:2], later)) == {EnvelopeStatus.PENDING}
 
 
 @pytest.mark.spec("H23")
 async def test_nobody_acknowledges_mail_that_is_not_theirs(house: DeskHouse) -> None:
-    household = house.house.household
-    household.model.rule = lambda prompt: says("busy", after_s=3600)
+    household = house.house.instance
+    household.model.rule = lambda prompt: text_reply("busy", after_s=3600)
     await house.ask(MARIA, "envelope.send", to="agent:ada", text="keeps ada busy")
     waits = await house.ask(MARIA, "envelope.send", to="agent:ada", text="waits")
     for who in (MARIA, OWNER):
         told = await house.ask(who, "envelope.list", **{"from": "person:maria", "status": "pending", "ack": True})
         assert told["acknowledged"] == 0
-    assert (await house.house.envelope(waits["envelope"])).status is Status.PENDING
+    assert (await house.house.get_envelope(waits["envelope"])).status is EnvelopeStatus.PENDING
 
 
 @pytest.mark.spec("H23")
@@ -164,7 +164,7 @@ async def test_the_newest_are_told_whoever_wrote_them_and_to_each_what_is_theirs
 
 
 async def test_dead_letters_come_page_by_page_and_tell_of_their_retries(house: DeskHouse) -> None:
-    house.house.household.model.rule = lambda prompt: Line(fails="no more today")
+    house.house.instance.model.rule = lambda prompt: ScriptedReply(fails="no more today")
     sent = [(await house.converse(MARIA, f"number {n}"))[0] for n in range(3)]
     first = (await house.ask(OWNER, "envelope.dead", limit=2))["letters"]
     assert [letter["id"] for letter in first] == [sent[2], sent[1]]
@@ -176,6 +176,6 @@ async def test_dead_letters_come_page_by_page_and_tell_of_their_retries(house: D
         if each["id"] == sent[0]
     ]
     assert letter["retry"] == retried["envelope"]
-    await house.house.outcome(retried["envelope"])
+    await house.house.wait_for_outcome(retried["envelope"])
     newest = (await house.ask(OWNER, "envelope.dead", limit=1))["letters"][0]
     assert newest["id"] == retried["envelope"] and "retry" not in newest

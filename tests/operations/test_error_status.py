@@ -12,14 +12,14 @@ from operations.operations_instance import desk_house, person
 from retinue.connectors.base import FailureKind
 from retinue.domain.agent import Agent
 from retinue.domain.ids import RunId, SessionId
-from retinue.domain.permission import Rights
+from retinue.domain.permission import AgentRights
 from retinue.domain.tool import Call, ToolResult
 from retinue.testing.fake_clock import FakeClock
-from retinue.testing.fake_connector import QuietConnector
-from retinue.testing.local_instance import Household
-from retinue.testing.waiting import wait_until_sync
-from retinue.tools.base import Scene
-from retinue.tools.files import Read
+from retinue.testing.fake_connector import FakeConnector
+from retinue.testing.local_instance import LocalInstance
+from retinue.testing.wait_conditions import wait_until_sync
+from retinue.tools.base import ToolContext
+from retinue.tools.files import ReadTool
 from retinue.tools.toolbox import Toolbox
 
 OWNER = person("owner")
@@ -41,31 +41,31 @@ def test_each_kind_of_error_has_its_status_and_a_stable_code(tmp_path: Path) -> 
         assert said("/api/envelope/show", {}) == (400, "request.invalid")
         assert said("/api/envelope/show", {"id": 7}) == (400, "request.invalid")
         assert said("/api/envelope/show", {"id": "zz"}) == (400, "id.invalid")
-        assert said("/api/no/such", {}) == (404, "route.not-found")
-        assert said("/api/envelope/show", None, method="GET") == (405, "route.wrong-method")
-        assert said("/api/house/status", {}, token="x" * 43) == (401, "auth.not-signed-in")
+        assert said("/api/no/such", {}) == (404, "route.not_found")
+        assert said("/api/envelope/show", None, method="GET") == (405, "route.method_not_allowed")
+        assert said("/api/house/status", {}, token="x" * 43) == (401, "auth.not_signed_in")
         assert said("/api/person/invite", {"name": "zoe"}, token=guest) == (403, "permission.denied")
-        assert said("/api/envelope/show", {"id": "abcdefab"}) == (404, "envelope.not-found")
+        assert said("/api/envelope/show", {"id": "abcdefab"}) == (404, "envelope.not_found")
         assert said("/api/agent/register", {"name": "ADA"}) == (409, "agent.exists")
-        assert said("/api/envelope/send", {"to": "agent:ada", "text": "x" * 2_000_000}) == (413, "text.too-large")
+        assert said("/api/envelope/send", {"to": "agent:ada", "text": "x" * 2_000_000}) == (413, "text.too_large")
 
 
 @pytest.mark.spec("H77")
 async def test_a_delivery_that_failed_says_which_attempt_met_with_what(tmp_path: Path) -> None:
-    household = Household(tmp_path)
-    connector = QuietConnector(household.clock)
+    household = LocalInstance(tmp_path)
+    connector = FakeConnector(household.clock)
     household.connectors["quiet"] = connector
     connector.will_fail(kind=FailureKind.INVALID_ADDRESS, permanent=True, sentence="there is no such room")
     async with desk_house(household) as house:
         sent = await house.ask(OWNER, "envelope.send", to="channel:quiet:lobby", text="hello")
-        await house.house.outcome(sent["envelope"])
+        await house.house.wait_for_outcome(sent["envelope"])
         shown = await house.ask(OWNER, "envelope.show", id=sent["envelope"])
         assert shown["outcome"] == "dead"
         [attempt] = shown["deliveries"]
         assert (attempt["attempt"], attempt["state"], attempt["error-kind"]) == (1, "failed", "invalid-address")
         assert "there is no such room" in attempt["error"]
         arrived = await house.ask(OWNER, "envelope.send", to="channel:quiet:hall", text="hello")
-        await house.house.outcome(arrived["envelope"])
+        await house.house.wait_for_outcome(arrived["envelope"])
         [delivered] = (await house.ask(OWNER, "envelope.show", id=arrived["envelope"]))["deliveries"]
         assert (delivered["state"], bool(delivered["receipt"]), delivered["error"]) == ("sent", True, None)
 
@@ -73,23 +73,23 @@ async def test_a_delivery_that_failed_says_which_attempt_met_with_what(tmp_path:
 @pytest.mark.spec("A22")
 async def test_an_agent_that_calls_too_often_reads_when_to_try_again(tmp_path: Path) -> None:
     clock = FakeClock()
-    box = Toolbox([Read()], clock=clock, calls_per_minute=3)
+    box = Toolbox([ReadTool()], clock=clock, calls_per_minute=3)
     (tmp_path / "note.txt").write_text("hello")
 
     async def read(agent: str = "ada") -> ToolResult:
-        scene = Scene(
+        scene = ToolContext(
             agent=Agent(name=agent),
             session=SessionId("5" * 32),
             run=RunId("6" * 32),
             call="c",
-            home=tmp_path,
-            rights=Rights(workspace=tmp_path),
+            agent_directory=tmp_path,
+            rights=AgentRights(workspace=tmp_path),
         )
         return await box.perform(Call(id="c", tool="read", arguments={"path": "note.txt"}), scene)
 
     assert [(await read()).failed for _ in range(3)] == [False] * 3
     refused = await read()
-    assert refused.failed and "ada may make 3 calls in a minute. Try again in 20 s." in refused.output
+    assert refused.failed and "ada can make 3 calls per minute. Try again in 20 s." in refused.output
     assert not (await read("bo")).failed  # each has its own
     await clock.advance(20)
     assert not (await read()).failed
@@ -153,7 +153,7 @@ def test_a_change_that_waits_for_a_restart_is_told_in_the_last_session_when_it_h
 
         def told() -> int:
             records = rim.do("session.history", session=session, limit=50)["records"]
-            return sum("In effect now: house.zone" in str(record) for record in records)
+            return sum("Now in effect: house.zone" in str(record) for record in records)
 
         wait_until_sync(told, "it is told")
         assert told() == 1

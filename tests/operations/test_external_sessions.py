@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from operations.operations_instance import DeskHouse, desk_house, person
 
-from retinue.domain.agent import Agent, External
+from retinue.domain.agent import Agent, ExternalAgentEndpoint
 from retinue.domain.errors import Conflict, Invalid
 from retinue.testing.fake_clock import FakeClock
-from retinue.testing.local_instance import Household
+from retinue.testing.local_instance import LocalInstance
 
 MARIA, NOOR, OWNER = person("maria"), person("noor"), person("owner")
-ELSEWHERE = External(url="https://agent.example/in", secret="env:NO_SUCH_KEY")
+ELSEWHERE = ExternalAgentEndpoint(url="https://agent.example/in", secret="env:NO_SUCH_KEY")
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ async def house(tmp_path: Path) -> AsyncGenerator[DeskHouse]:
         Agent(name="rex", runner="external", external=ELSEWHERE),
         Agent(name="tex", runner="external", external=ELSEWHERE),
     )
-    async with desk_house(Household(tmp_path, agents=staff)) as made:
+    async with desk_house(LocalInstance(tmp_path, agents=staff)) as made:
         yield made
 
 
@@ -47,7 +47,7 @@ async def test_the_same_id_opens_the_same_session_again(house: DeskHouse) -> Non
 async def test_an_id_that_is_none_is_refused(house: DeskHouse, id_: str) -> None:
     with pytest.raises(Invalid) as refused:
         await house.ask(MARIA, "session.attach", agent="rex", id=id_)
-    assert refused.value.code == "session.id-invalid"
+    assert refused.value.code == "session.id_invalid"
     longest = await house.ask(MARIA, "session.attach", agent="rex", id="x" * 128)
     assert longest["externalId"] == "x" * 128
 
@@ -58,7 +58,7 @@ async def test_an_id_of_another_agent_or_of_somebody_else_is_refused(house: Desk
     for who, agent in ((MARIA, "tex"), (NOOR, "rex"), (OWNER, "tex")):
         with pytest.raises(Conflict) as refused:
             await house.ask(who, "session.attach", agent=agent, id="garden")
-        assert refused.value.code == "session.id-taken"
+        assert refused.value.code == "session.id_taken"
     await house.ask(MARIA, "session.share", session=made["sessionId"], person="noor")
     shared = await house.ask(NOOR, "session.attach", agent="rex", id="garden")
     assert (shared["sessionId"], shared["attached"]) == (made["sessionId"], "attached")
@@ -78,7 +78,7 @@ async def test_a_deleted_session_is_revived_with_all_that_was_said(house: DeskHo
 async def test_what_was_deleted_too_long_ago_begins_anew(house: DeskHouse) -> None:
     made = await house.ask(MARIA, "session.attach", agent="rex", id="garden")
     await house.ask(MARIA, "session.delete", session=made["sessionId"])
-    clock = house.house.household.clock
+    clock = house.house.instance.clock
     assert isinstance(clock, FakeClock)
     clock.jump(timedelta(days=31))
     anew = await house.ask(MARIA, "session.attach", agent="rex", id="garden")
@@ -91,7 +91,7 @@ async def test_what_was_deleted_too_long_ago_begins_anew(house: DeskHouse) -> No
 async def test_agents_that_run_here_give_their_sessions_ids_of_their_own(house: DeskHouse) -> None:
     with pytest.raises(Invalid) as refused:
         await house.ask(MARIA, "session.attach", agent="ada", id="garden")
-    assert refused.value.code == "session.not-external"
+    assert refused.value.code == "session.not_external"
 
 
 async def test_an_id_is_forgotten_with_whoever_chose_it(house: DeskHouse) -> None:

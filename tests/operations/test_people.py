@@ -14,26 +14,26 @@ from operations.operations_instance import DeskHouse, agent, desk_house, person
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound
 from retinue.domain.times import to_ms
-from retinue.domain.token import TokenKind, hash_of
+from retinue.domain.token import TokenKind, hash_token
 from retinue.operations.catalog import OPERATIONS
-from retinue.operations.person.people import INVITATION_DAYS, accept_invitation
+from retinue.operations.person.people import INVITATION_TTL_DAYS, accept_invitation
 from retinue.policy.access import permissions
 from retinue.store.ledger import ledger
 from retinue.store.people import principals, tokens
-from retinue.testing.local_instance import Household
+from retinue.testing.local_instance import LocalInstance
 
 OWNER, MARIA, GUS = person("owner"), person("maria"), person("gus")
 
 
 @pytest.fixture
 async def house(tmp_path: Path) -> AsyncGenerator[DeskHouse]:
-    async with desk_house(Household(tmp_path)) as made:
+    async with desk_house(LocalInstance(tmp_path)) as made:
         yield made
 
 
 async def who_is(house: DeskHouse, secret: str) -> Any:
     now_ms = to_ms(house.desk.clock.now())
-    return await house.house.store.read(lambda conn: principals.by_secret(conn, hash_of(secret), now_ms=now_ms))
+    return await house.house.store.read(lambda conn: principals.find_principal(conn, hash_token(secret), now_ms=now_ms))
 
 
 # Rights
@@ -41,14 +41,19 @@ async def who_is(house: DeskHouse, secret: str) -> Any:
 
 @pytest.mark.spec("H57")
 def test_levels_are_ordered_and_an_operation_that_no_rule_names_needs_boss() -> None:
-    levels = list(permissions.ORDER)
+    levels = list(permissions.LEVELS)
     for i, level in enumerate(levels):
         for j, needed in enumerate(levels):
-            decided = permissions.decide("x.do", level, {"x.do": needed})
-            assert decided.allowed is (i >= j)
+            decided = permissions.decide_operation("x.do", level, {"x.do": needed})
+            assert decided.is_allowed is (i >= j)
             assert needed in decided.because and level in decided.because
-    assert [permissions.decide("y.do", level, {}).allowed for level in levels] == [False, False, False, True]
-    assert "no rule names y.do" in permissions.decide("y.do", PermissionLevel.STANDARD, {}).because
+    assert [permissions.decide_operation("y.do", level, {}).is_allowed for level in levels] == [
+        False,
+        False,
+        False,
+        True,
+    ]
+    assert "y.do needs" in permissions.decide_operation("y.do", PermissionLevel.STANDARD, {}).because
 
 
 @pytest.mark.spec("H57")
@@ -56,12 +61,14 @@ async def test_the_houses_policy_rules_over_what_operations_declare(house: DeskH
     from retinue.domain.structs import replace
 
     assert await house.ask(MARIA, "session.list")
-    house.desk = replace(house.desk, policy={**house.desk.policy, "session.list": PermissionLevel.PRIVILEGED})
+    house.desk = replace(
+        house.desk, permission_policy={**house.desk.permission_policy, "session.list": PermissionLevel.PRIVILEGED}
+    )
     with pytest.raises(NotAllowed) as refused:
         await house.ask(MARIA, "session.list")
     assert refused.value.code == "permission.denied"
-    without = {name: level for name, level in house.desk.policy.items() if name != "house.status"}
-    house.desk = replace(house.desk, policy=without)
+    without = {name: level for name, level in house.desk.permission_policy.items() if name != "house.status"}
+    house.desk = replace(house.desk, permission_policy=without)
     with pytest.raises(NotAllowed, match=r"house\.status"):
         await house.ask(agent("ada", PermissionLevel.PRIVILEGED), "house.status")
     assert await house.ask(OWNER, "house.status")
@@ -69,7 +76,7 @@ async def test_the_houses_policy_rules_over_what_operations_declare(house: DeskH
 
 async def test_rights_are_checked_before_anything_is_read(house: DeskHouse) -> None:
     for operation in OPERATIONS.values():
-        if permissions.reaches(GUS.level, operation.permission):
+        if permissions.is_at_least(GUS.level, operation.permission):
             continue
         with pytest.raises(NotAllowed):
             await house.ask(GUS, operation.name, nonsense=1)
@@ -90,13 +97,13 @@ async def test_an_invitation_makes_one_person_once(house: DeskHouse) -> None:
     )
     with pytest.raises(NotAllowed) as again:
         await accept_invitation(house.desk, invited["invitation"])
-    assert again.value.code == "invitation.not-good"
+    assert again.value.code == "invitation.invalid"
 
 
 async def test_an_invitation_signs_nobody_in_and_expires(house: DeskHouse) -> None:
     invited = await house.ask(OWNER, "person.invite", name="Zoe", role="guest")
     assert await who_is(house, invited["invitation"]) is None
-    await house.house.household.clock.advance(timedelta(days=INVITATION_DAYS, seconds=1))
+    await house.house.instance.clock.advance(timedelta(days=INVITATION_TTL_DAYS, seconds=1))
     with pytest.raises(NotAllowed):
         await accept_invitation(house.desk, invited["invitation"])
 
@@ -113,7 +120,7 @@ async def test_a_second_invitation_takes_the_place_of_the_first(house: DeskHouse
 async def test_a_name_that_is_taken_is_not_given_twice(house: DeskHouse, name: str) -> None:
     with pytest.raises(Conflict) as taken:
         await house.ask(OWNER, "person.invite", name=name)
-    assert taken.value.code == "person.taken"
+    assert taken.value.code == "person.name_taken"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +128,7 @@ async def test_a_name_that_is_taken_is_not_given_twice(house: DeskHouse, name: s
     [
         ({"name": "a b"}, "name.invalid"),
         ({"name": ""}, "name.invalid"),
-        ({"name": "x", "role": "owner"}, "person.second-owner"),
+        ({"name": "x", "role": "owner"}, "person.second_owner"),
     ],
 )
 async def test_what_cannot_be_invited_is_refused(house: DeskHouse, parameters: dict[str, str], code: str) -> None:
@@ -162,15 +169,15 @@ async def test_a_token_is_shown_once_and_kept_as_a_hash(house: DeskHouse) -> Non
     assert str(principal.address) == "person:maria"
     listed = await house.ask(MARIA, "token.list")
     assert [token["label"] for token in listed["tokens"]] == ["laptop"]
-    assert secret not in json.dumps(listed) and hash_of(secret) not in json.dumps(listed)
+    assert secret not in json.dumps(listed) and hash_token(secret) not in json.dumps(listed)
     for operation in OPERATIONS.values():
-        if operation.name.startswith(("token.", "person.", "house.")) and not operation.effect:
+        if operation.name.startswith(("token.", "person.", "house.")) and not operation.has_effect:
             try:
                 told = json.dumps(await house.ask(OWNER, operation.name))
             except Invalid:
                 continue
             assert secret not in told
-    rows = await house.house.sql("SELECT * FROM tokens")
+    rows = await house.house.execute_sql("SELECT * FROM tokens")
     assert secret not in str(rows)
 
 
@@ -193,7 +200,7 @@ async def test_rotating_leaves_one_that_is_good(house: DeskHouse) -> None:
 async def test_a_token_expires_when_it_was_told_to(house: DeskHouse) -> None:
     made = await house.ask(MARIA, "token.create", expires_in_days=1)
     assert await who_is(house, made["token"]) is not None
-    await house.house.household.clock.advance(timedelta(days=1, seconds=1))
+    await house.house.instance.clock.advance(timedelta(days=1, seconds=1))
     assert await who_is(house, made["token"]) is None
     for days in (0, -1, 10_000):
         with pytest.raises(Invalid):
@@ -228,7 +235,7 @@ async def test_a_browser_code_signs_nobody_in_by_itself(house: DeskHouse) -> Non
 async def test_a_person_with_a_token_may_send_and_gains_no_boss_mark_by_it(house: DeskHouse) -> None:
     """The house rule: a person is a principal and may send; who is boss in a channel, its connector alone can say."""
     envelope, _ = await house.converse(OWNER, "good morning")
-    kept = await house.house.envelope(envelope)
+    kept = await house.house.get_envelope(envelope)
     assert str(kept.sender) == "person:owner"
     assert kept.context.from_boss is False
     with pytest.raises(Invalid):
@@ -248,9 +255,9 @@ async def test_who_is_forgotten_leaves_no_words_and_the_sums_hold(house: DeskHou
     _, noors = await house.converse(person("noor"), "mine stays")
     told = await house.ask(OWNER, "person.forget", name="maria", confirm="maria")
     assert told["sessions"] == 1 and told["envelopes"] >= 3 and told["records"] >= 3
-    dump = await house.house.sql("SELECT name FROM sqlite_master WHERE type = 'table'")
+    dump = await house.house.execute_sql("SELECT name FROM sqlite_master WHERE type = 'table'")
     for row in dump:
-        rows = await house.house.sql(f'SELECT * FROM "{row.name}"')
+        rows = await house.house.execute_sql(f'SELECT * FROM "{row.name}"')
         assert words not in str(rows), row.name
     assert await who_is(house, token["token"]) is None
     assert "mine stays" in json.dumps(await house.ask(person("noor"), "session.state", session=noors))
@@ -259,20 +266,20 @@ async def test_who_is_forgotten_leaves_no_words_and_the_sums_hold(house: DeskHou
     with pytest.raises(Conflict):
         await house.ask(OWNER, "person.invite", name="maria")
     now_ms = to_ms(house.desk.clock.now())
-    checked = await house.house.store.scan(lambda conn: ledger.check(conn, now_ms=now_ms))
-    assert checked.holds, checked.lines()
-    assert (await house.house.envelope(envelope)).text == "(forgotten)"
+    checked = await house.house.store.scan(lambda conn: ledger.check_ledger(conn, now_ms=now_ms))
+    assert checked.is_ok, checked.lines()
+    assert (await house.house.get_envelope(envelope)).text == "(forgotten)"
 
 
 async def test_forgetting_wants_to_be_sure_and_spares_the_owner(house: DeskHouse) -> None:
     for confirm in ("", "Maria", "noor"):
         with pytest.raises(Invalid) as asked:
             await house.ask(OWNER, "person.forget", name="maria", confirm=confirm)
-        assert asked.value.code == "person.not-confirmed"
+        assert asked.value.code == "person.not_confirmed"
     with pytest.raises(Invalid) as spared:
         await house.ask(OWNER, "person.forget", name="owner", confirm="owner")
-    assert spared.value.code == "person.is-owner"
-    left = await house.house.store.read(lambda conn: tokens.of(conn, "person:owner", now_ms=0))
+    assert spared.value.code == "person.is_owner"
+    left = await house.house.store.read(lambda conn: tokens.list_of_principal(conn, "person:owner", now_ms=0))
     assert isinstance(left, list)
 
 
@@ -284,7 +291,7 @@ async def test_a_request_with_a_key_has_its_effect_once(house: DeskHouse) -> Non
     first = await house.ask(MARIA, "token.create", once="k1", label="a")
     again = await house.ask(MARIA, "token.create", once="k1", label="a")
     assert again == {key: value for key, value in first.items() if key != "token"} | {"shown-once": ["token"]}
-    assert first["token"] not in str(await house.house.sql("SELECT * FROM answers"))
+    assert first["token"] not in str(await house.house.execute_sql("SELECT * FROM answers"))
     assert len((await house.ask(MARIA, "token.list"))["tokens"]) == 1
     with pytest.raises(Conflict) as reused:
         await house.ask(MARIA, "token.create", once="k1", label="b")
@@ -303,7 +310,7 @@ async def test_no_operation_keeps_a_secret_for_one_who_asks_again(house: DeskHou
         ("agent.register", {"name": "zed", "token": True}),
     ):
         await house.ask(OWNER, name, once=f"key of {name}", **parameters)
-    rows = await house.house.sql("SELECT body FROM answers")
+    rows = await house.house.execute_sql("SELECT body FROM answers")
     assert len(rows) == 4
     assert "secret-" not in str(rows)
 
@@ -336,6 +343,6 @@ async def test_two_requests_with_one_key_at_the_same_moment_are_one(house: DeskH
 
 @pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 2**64 - 1])
 async def test_a_number_that_no_store_can_keep_is_refused_by_its_path(house: DeskHouse, number: int) -> None:
-    with pytest.raises(Invalid, match=r"do not fit") as refused:
+    with pytest.raises(Invalid, match=r"invalid parameters") as refused:
         await house.ask(OWNER, "agent.restore", name="ada", version=number)
     assert refused.value.code == "request.invalid" and "version" in refused.value.because

@@ -12,7 +12,7 @@ from flows.tools_instance import ADA, HandsHouse, Visit, hands_house
 from retinue.domain.agent import ToolRules
 from retinue.domain.errors import Invalid, NotFound
 from retinue.domain.structs import replace
-from retinue.testing.scripted_model import calls
+from retinue.testing.scripted_model import tool_call_reply
 
 
 @pytest.fixture
@@ -59,10 +59,10 @@ deny = ["read"]
         assert await key("config_show") == ("deny", "agents.ada.tools.also_allow")
         found = await house.ask("policy.explain", agent="ada", tool="write")
         assert layers(found) == {
-            "the house": "ask",
+            "the server": "ask",
             "the agent ada": "allow",
             "the rule for schedules": "allow",
-            "the rule for rooms": "allow",
+            "the rule for chats": "allow",
         }
         assert found["would-grant"] == ["tool:write"]
 
@@ -107,7 +107,7 @@ async def test_a_path_outside_is_explained_by_what_it_needs(house: HandsHouse, t
 
 
 async def test_in_a_session_it_is_explained_by_what_was_read_there(house: HandsHouse) -> None:
-    session = await house.turn("Visit the page and note it in notes.txt", calls("visit"), "Read.")
+    session = await house.turn("Visit the page and note it in notes.txt", tool_call_reply("visit"), "Read.")
     asked: dict[str, Any] = {"agent": "ada", "tool": "write", "session": session}
     named = await house.ask("policy.explain", **asked, args={"path": "notes.txt", "content": "x"})
     other = await house.ask("policy.explain", **asked, args={"path": "other.txt", "content": "x"})
@@ -122,7 +122,7 @@ async def test_in_a_session_it_is_explained_by_what_was_read_there(house: HandsH
 async def test_a_list_that_names_a_tool_that_is_not_there_is_warned_about(house: HandsHouse) -> None:
     house.rule(deny=("raed",))
     found = await house.ask("policy.explain", agent="ada", tool="read")
-    assert found["warnings"] == ["tools.deny names 'raed', and there is no such tool"]
+    assert found["warnings"] == ["tools.deny names 'raed', which is not a known tool"]
 
 
 async def test_what_is_not_there_cannot_be_explained(house: HandsHouse) -> None:
@@ -144,9 +144,11 @@ async def differing(house: HandsHouse, text: str, **kw: Any) -> tuple[set[tuple[
 
 async def lived(house: HandsHouse) -> None:
     """Some calls, of two agents, in two sessions."""
-    await house.turn("Go.", calls("session_status"), calls("append_line", text="mine"), "Done.")
-    await house.turn("Visit the page.", calls("visit"), calls("session_status"), "Read.", origin="person:owner/2")
-    await house.turn("Go.", calls("append_line", text="bo's"), "Done.", to="agent:bo")
+    await house.turn("Go.", tool_call_reply("session_status"), tool_call_reply("append_line", text="mine"), "Done.")
+    await house.turn(
+        "Visit the page.", tool_call_reply("visit"), tool_call_reply("session_status"), "Read.", origin="person:owner/2"
+    )
+    await house.turn("Go.", tool_call_reply("append_line", text="bo's"), "Done.", to="agent:bo")
 
 
 async def test_exactly_the_calls_that_would_be_decided_otherwise_are_listed(house: HandsHouse) -> None:
@@ -169,24 +171,28 @@ async def test_exactly_the_calls_that_would_be_decided_otherwise_are_listed(hous
 
 async def test_a_rule_for_one_sender_differs_for_the_runs_that_worked_for_them(house: HandsHouse) -> None:
     """Whose session it is says not for whom each of its runs has worked."""
-    session = await house.turn("Go.", calls("append_line", text="one"), "Done.")
-    await house.turn("Go.", calls("append_line", text="two"), "Done.", sender="person:maria", to=f"agent:ada/{session}")
+    session = await house.turn("Go.", tool_call_reply("append_line", text="one"), "Done.")
+    await house.turn(
+        "Go.", tool_call_reply("append_line", text="two"), "Done.", sender="person:maria", to=f"agent:ada/{session}"
+    )
     found = await house.ask("policy.test", text='[tools.by_sender."person:maria"]\ndeny = ["append_line"]\n')
     assert [each["arguments"] for each in found["differences"]] == [{"text": "two"}]
 
 
 async def test_where_values_come_from_is_asked_of_both_rules_in_the_context_of_the_call(house: HandsHouse) -> None:
-    await house.turn("Visit the page and note it in notes.txt", calls("visit"), "Read.")
-    await house.turn("Do it.", calls("write", path="notes.txt", content="x"), "Done.")
+    await house.turn("Visit the page and note it in notes.txt", tool_call_reply("visit"), "Read.")
+    await house.turn("Do it.", tool_call_reply("write", path="notes.txt", content="x"), "Done.")
     await house.turn("/reset")
-    await house.turn("Go.", calls("write", path="other.txt", content="x"), "Done.")  # long after what was read
+    await house.turn(
+        "Go.", tool_call_reply("write", path="other.txt", content="x"), "Done."
+    )  # long after what was read
     standing = '[[origin.act]]\ntools = "write"\nwords = ["never-said"]\n'
     found = await house.ask("policy.test", text=standing)
     assert [(each["arguments"]["path"], each["then"]) for each in found["differences"]] == [("notes.txt", "ask")]
 
 
 async def test_rules_for_commands_are_asked_too_and_nothing_is_taken_for_asked(house: HandsHouse) -> None:
-    await house.turn("Go.", calls("exec", command="true"), "Done.")
+    await house.turn("Go.", tool_call_reply("exec", command="true"), "Done.")
     denies, _ = await differing(house, '[tools.exec]\nsandbox_security = "deny"\n')
     assert denies == {("exec", "allow", "deny")}
     asks, _ = await differing(house, '[tools.exec]\nsandbox_ask = "always"\n')

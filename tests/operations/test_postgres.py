@@ -8,13 +8,13 @@ import pytest
 from operations.operations_instance import desk_house, person
 
 from retinue.domain.errors import Conflict, NotFound
-from retinue.testing.local_instance import Household
+from retinue.testing.local_instance import LocalInstance
 
 OWNER, MARIA, NOOR = (person(name) for name in ("owner", "maria", "noor"))
 
 
 async def test_agents_and_sessions_are_kept_the_same_way(tmp_path: Path, postgres_url: str) -> None:
-    async with desk_house(Household(tmp_path, url=postgres_url)) as house:
+    async with desk_house(LocalInstance(tmp_path, url=postgres_url)) as house:
         await house.ask(OWNER, "agent.register", name="Clara", model="scripted")
         await house.ask(OWNER, "agent.set", name="clara", description="new")
         assert len((await house.ask(OWNER, "agent.versions", name="clara"))["versions"]) == 2
@@ -37,7 +37,7 @@ async def test_agents_and_sessions_are_kept_the_same_way(tmp_path: Path, postgre
         copy = (await house.ask(MARIA, "session.import", agent="clara", files=files))["sessionId"]
         assert (await house.ask(MARIA, "session.export", session=copy))["files"] == files
 
-        await house.house.household.clock.advance(1.0)
+        await house.house.instance.clock.advance(1.0)
         await house.ask(MARIA, "session.delete", session=first)
         _, again = await house.converse(MARIA, "hello", to="agent:clara", conversation="work")
         assert again != first

@@ -12,41 +12,41 @@ from operations.operations_instance import DeskHouse, agent, desk_house, person
 
 from retinue.domain.agent import Agent, PermissionLevel, ToolRules
 from retinue.domain.errors import Invalid, NotAllowed, NotFound
-from retinue.engine.lanes import Slots
+from retinue.engine.lanes import SlotLimits
 from retinue.operations.server import log_reader
-from retinue.store.core.keyset_pagination import Place
+from retinue.store.core.keyset_pagination import KeysetPosition
 from retinue.store.runs import approval_list, run_list
-from retinue.testing.local_instance import Household
-from retinue.testing.scripted_model import calls, says
+from retinue.testing.local_instance import LocalInstance
+from retinue.testing.scripted_model import text_reply, tool_call_reply
 
 OWNER, MARIA, NOOR, GUS = person("owner"), person("maria"), person("noor"), person("gus")
 STAFF = (Agent(name="ada", model="scripted", concurrency=4),)
 ASKS = ToolRules(ask=("append_line",))
-ANY, START = run_list.Wanted(), Place()
+ANY, START = run_list.RunQuery(), KeysetPosition()
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 async def house(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[DeskHouse]:
     url = request.getfixturevalue("postgres_url") if request.param == "postgres" else None
-    async with desk_house(Household(tmp_path, url=url, agents=STAFF)) as made:
+    async with desk_house(LocalInstance(tmp_path, url=url, agents=STAFF)) as made:
         yield made
 
 
 @pytest.fixture
 async def one(tmp_path: Path) -> AsyncIterator[DeskHouse]:
-    async with desk_house(Household(tmp_path, agents=STAFF)) as made:
+    async with desk_house(LocalInstance(tmp_path, agents=STAFF)) as made:
         yield made
 
 
 async def a_morning(house: DeskHouse) -> dict[str, str]:
     """Five runs, a minute apart: of two people with two agents, one of them in vain. The sessions by who has them."""
     sessions: dict[str, str] = {}
-    model = house.house.household.model
+    model = house.house.instance.model
     for who, to in ((MARIA, "ada"), (NOOR, "ada"), (MARIA, "bo"), (NOOR, "bo"), (MARIA, "ada")):
         if (who, to) == (NOOR, "bo"):
-            model.will_reply(says("", fails="no answer"))
+            model.will_reply(text_reply("", fails="no answer"))
         _, sessions[f"{who.address.name}/{to}"] = await house.converse(who, f"hello {to}", to=f"agent:{to}")
-        house.house.household.clock.jump(timedelta(minutes=1))
+        house.house.instance.clock.jump(timedelta(minutes=1))
     return sessions
 
 
@@ -106,7 +106,7 @@ async def test_a_filter_that_fits_little_looks_at_a_bounded_number_and_goes_on(
     house: DeskHouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await a_morning(house)
-    monkeypatch.setattr(run_list, "LOOKED_AT_MAX", 1)
+    monkeypatch.setattr(run_list, "RUNS_SCANNED_MAX", 1)
     page = await house.ask(OWNER, "run.list", person="noor", limit=1, agent="ada")
     assert (len(page["runs"]), page["next"] is not None) == (1, True)
     assert await listed(house, status="failed", limit=1) == ["noor/bo"]
@@ -169,8 +169,8 @@ async def traced(house: DeskHouse, envelope: str) -> dict[str, Any]:
 
 async def test_a_run_is_told_act_by_act(house: DeskHouse) -> None:
     long = "x" * 5_000
-    house.house.household.model.will_reply(
-        calls("append_line", text=long), calls("no_such_tool", a=1), says("done " * 1_000)
+    house.house.instance.model.will_reply(
+        tool_call_reply("append_line", text=long), tool_call_reply("no_such_tool", a=1), text_reply("done " * 1_000)
     )
     envelope, _ = await house.converse(OWNER, "write it down")
     trace = await traced(house, envelope)
@@ -192,7 +192,7 @@ async def test_a_run_is_told_act_by_act(house: DeskHouse) -> None:
 
 
 async def test_a_model_that_failed_is_an_act_of_its_own(house: DeskHouse) -> None:
-    house.house.household.model.will_reply(says("", fails="no answer"))
+    house.house.instance.model.will_reply(text_reply("", fails="no answer"))
     envelope, _ = await house.converse(OWNER, "hello")
     trace = await traced(house, envelope)
     failed = [act for act in acts(trace, "model") if act["came"] == "failed"]
@@ -207,22 +207,22 @@ async def test_a_model_that_failed_is_an_act_of_its_own(house: DeskHouse) -> Non
 async def asking(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[DeskHouse]:
     url = request.getfixturevalue("postgres_url") if request.param == "postgres" else None
     staff = (Agent(name="ada", model="scripted", concurrency=4, approval_wait_s=1e6, tools=ASKS),)
-    async with desk_house(Household(tmp_path, url=url, agents=staff)) as made:
+    async with desk_house(LocalInstance(tmp_path, url=url, agents=staff)) as made:
         yield made
 
 
 async def asked(house: DeskHouse, who: Any = MARIA, text: str = "a line") -> dict[str, Any]:
     """A run that rests over a question; the question as its asker sees it."""
-    house.house.household.model.will_reply(calls("append_line", text=text))
+    house.house.instance.model.will_reply(tool_call_reply("append_line", text=text))
     known = {each["id"] for each in (await house.ask(OWNER, "approval.list"))["approvals"]}
     await house.ask(who, "envelope.send", to="agent:ada", text="write it", conversation=text)
-    await house.house.eventually(lambda conn: bool(_open(conn) - known), what="a question")
-    await house.house.quiet()
+    await house.house.wait_for(lambda conn: bool(_open(conn) - known), what="a question")
+    await house.house.wait_until_idle()
     return next(each for each in (await house.ask(OWNER, "approval.list"))["approvals"] if each["id"] not in known)
 
 
 def _open(conn: Any) -> set[str]:
-    return {each.id for each in approval_list.page(conn, past=False, after=START, limit=50)[0]}
+    return {each.id for each in approval_list.list_page(conn, past=False, after=START, limit=50)[0]}
 
 
 async def test_a_question_says_all_that_a_card_shows(asking: DeskHouse) -> None:
@@ -243,12 +243,12 @@ async def test_a_question_says_all_that_a_card_shows(asking: DeskHouse) -> None:
 
 async def test_what_became_of_questions_is_listed_newest_first(asking: DeskHouse) -> None:
     first = await asked(asking, text="one")
-    asking.house.household.clock.jump(timedelta(minutes=1))
+    asking.house.instance.clock.jump(timedelta(minutes=1))
     second = await asked(asking, text="two")
-    asking.house.household.model.will_reply("thanks", "very well")
+    asking.house.instance.model.will_reply("thanks", "very well")
     await asking.ask(MARIA, "approval.answer", id=first["id"], allow=True, scope="session")
     await asking.ask(OWNER, "approval.answer", id=second["id"], allow=False, because="not today")
-    await asking.house.quiet()
+    await asking.house.wait_until_idle()
     assert (await asking.ask(OWNER, "approval.list"))["approvals"] == []
     past = await asking.ask(OWNER, "approval.list", past=True)
     assert [each["id"] for each in past["approvals"]] == [second["id"], first["id"]]
@@ -270,9 +270,9 @@ async def test_the_trace_of_a_run_that_rested_tells_of_the_question(asking: Desk
     [rested] = acts(trace, "parked")
     assert (put["approval"], put["state"], put["asked-of"]) == (question["id"], "open", ["person:maria"])
     assert rested["approval"] == question["id"] and rested["because"] == question["because"]
-    asking.house.household.model.will_reply("done")
+    asking.house.instance.model.will_reply("done")
     await asking.ask(MARIA, "approval.answer", id=question["id"], allow=True)
-    await asking.house.quiet()
+    await asking.house.wait_until_idle()
     trace = await asking.ask(OWNER, "run.trace", id=question["run"])
     [resumed] = acts(trace, "resumed")
     [written] = acts(trace, "tool")
@@ -300,11 +300,13 @@ async def test_what_waits_says_why(asking: DeskHouse) -> None:
 
 
 async def test_mail_behind_a_run_at_work_is_busy_and_other_lanes_wait_for_a_slot(tmp_path: Path) -> None:
-    household = Household(tmp_path, agents=STAFF, slots=Slots(main=1))
+    household = LocalInstance(tmp_path, agents=STAFF, slots=SlotLimits(main=1))
     async with desk_house(household) as house:
-        household.model.will_reply(says("at last", after_s=3600))
+        household.model.will_reply(text_reply("at last", after_s=3600))
         await house.ask(MARIA, "envelope.send", to="agent:ada", text="one", conversation="a")
-        await house.house.eventually(lambda conn: bool(run_list.page(conn, ANY, after=START, limit=1)[0]), what="a run")
+        await house.house.wait_for(
+            lambda conn: bool(run_list.list_page(conn, ANY, after=START, limit=1)[0]), what="a run"
+        )
         await house.ask(MARIA, "envelope.send", to="agent:ada", text="two", conversation="a")
         await house.ask(NOOR, "envelope.send", to="agent:ada", text="three", conversation="b")
         shown = await house.ask(OWNER, "house.lanes")
@@ -319,7 +321,7 @@ async def test_mail_behind_a_run_at_work_is_busy_and_other_lanes_wait_for_a_slot
 
 
 async def test_mail_for_a_room_waits_in_the_open_for_the_owner_alone(house: DeskHouse) -> None:
-    await house.house.post(
+    await house.house.send(
         "hello room", sender="person:owner", recipient="channel:nowhere:42", deliver_at=_in_an_hour(house)
     )
     [room] = (await house.ask(OWNER, "house.lanes"))["rooms"]
@@ -359,7 +361,7 @@ async def test_mail_from_a_session_is_unread_until_its_reader_says_so(house: Des
 
 
 def log(house: DeskHouse, name: str, *lines: str) -> None:
-    folder = house.desk.home / "logs"
+    folder = house.desk.data_dir / "logs"
     folder.mkdir(exist_ok=True)
     (folder / name).write_text("".join(f"{line}\n" for line in lines))
 
@@ -398,11 +400,11 @@ async def test_the_log_is_read_backwards_through_files_that_were_put_away(one: D
 async def test_a_log_that_was_put_away_in_between_is_read_on_where_one_was(one: DeskHouse) -> None:
     log(one, "retinue.log", *NEW)
     page = await one.ask(OWNER, "house.logs", limit=1)
-    (one.desk.home / "logs" / "retinue.log").rename(one.desk.home / "logs" / "retinue.log.1")
+    (one.desk.data_dir / "logs" / "retinue.log").rename(one.desk.data_dir / "logs" / "retinue.log.1")
     log(one, "retinue.log", '2026-11-16T09:00:00+0000 info "new"')
     rest = await one.ask(OWNER, "house.logs", limit=1, cursor=page["next"])
     assert rest["entries"][0]["text"].startswith('"run broke"')
-    (one.desk.home / "logs" / "retinue.log.1").unlink()
+    (one.desk.data_dir / "logs" / "retinue.log.1").unlink()
     assert await one.ask(OWNER, "house.logs", cursor=rest["next"]) == {"entries": [], "next": None}
 
 
@@ -417,10 +419,10 @@ async def test_lines_longer_than_what_is_read_at_once_are_whole(
 
 
 async def test_the_log_is_for_the_privileged_and_no_link_leads_out_of_it(one: DeskHouse) -> None:
-    secret = one.desk.home / "secret"
+    secret = one.desk.data_dir / "secret"
     secret.write_text("a secret\n")
-    (one.desk.home / "logs").mkdir()
-    (one.desk.home / "logs" / "retinue.log").symlink_to(secret)
+    (one.desk.data_dir / "logs").mkdir()
+    (one.desk.data_dir / "logs" / "retinue.log").symlink_to(secret)
     assert await told(one) == []
     with pytest.raises(NotAllowed):
         await one.ask(MARIA, "house.logs")

@@ -15,12 +15,12 @@ from operations.operations_instance import DeskHouse, agent, desk_house, person
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import NotAllowed, NotFound, RetinueError
 from retinue.domain.principal import Principal
-from retinue.operations.base import perform
+from retinue.operations.base import perform_operation
 from retinue.operations.catalog import OPERATIONS
 from retinue.store.core import events
 from retinue.store.runs import approvals, runs
-from retinue.testing.local_instance import Household
-from retinue.testing.scripted_model import Line, calls, says
+from retinue.testing.local_instance import LocalInstance
+from retinue.testing.scripted_model import ScriptedReply, text_reply, tool_call_reply
 
 SECRET = "the key is under the third flowerpot"
 STRANGERS = [person("noor"), person("gus"), agent("bo"), agent("bo", PermissionLevel.BOSS)]
@@ -28,17 +28,17 @@ STRANGERS = [person("noor"), person("gus"), agent("bo"), agent("bo", PermissionL
 
 @pytest.fixture
 async def house(tmp_path: Path) -> AsyncGenerator[DeskHouse]:
-    async with desk_house(Household(tmp_path)) as made:
+    async with desk_house(LocalInstance(tmp_path)) as made:
         yield made
 
 
 async def marias_things(house: DeskHouse) -> dict[str, str]:
     """A conversation, a dead letter and an open question of Maria's, by kind."""
     maria = person("maria")
-    household = house.house.household
+    household = house.house.instance
     envelope, session = await house.converse(maria, SECRET)
-    run = (await house.house.envelope(envelope)).run
-    household.model.rule = lambda prompt: Line(fails="no more today")
+    run = (await house.house.get_envelope(envelope)).run
+    household.model.rule = lambda prompt: ScriptedReply(fails="no more today")
     dead, _ = await house.converse(maria, SECRET, conversation="dead")
     return {"envelope": envelope, "session": session, "run": str(run), "dead": dead}
 
@@ -79,11 +79,11 @@ async def test_no_operation_tells_a_stranger_of_what_is_not_theirs(house: DeskHo
     things = await marias_things(house)
     told: list[str] = []
     # Those that only look go first: what a stranger has written somewhere themselves is no news to them.
-    for operation in sorted(OPERATIONS.values(), key=lambda each: each.effect):
+    for operation in sorted(OPERATIONS.values(), key=lambda each: each.has_effect):
         for id_ in {*things.values(), *(value[:8] for value in things.values())}:
             body = json.dumps(parameters_with(operation.parameters, id_)).encode()
             try:
-                answer = (await perform(house.desk, stranger, operation, body)).decode()
+                answer = (await perform_operation(house.desk, stranger, operation, body)).decode()
             except NotAllowed:
                 continue
             except RetinueError as error:
@@ -154,20 +154,20 @@ async def test_an_open_question_is_shown_to_whom_it_concerns_alone(house: DeskHo
     def ask_first(conn: Any) -> None:
         found = agents.find(conn, "ada")
         assert found is not None
-        agents.put(conn, replace(found, tools=ToolRules(ask=("read",))), source="test", at_ms=2)
+        agents.upsert(conn, replace(found, tools=ToolRules(ask=("read",))), source="test", at_ms=2)
 
     await house.house.store.write(ask_first, point="test")
-    house.house.household.model.rule = lambda prompt: calls("read", path=SECRET)
+    house.house.instance.model.rule = lambda prompt: tool_call_reply("read", path=SECRET)
     sent = await house.ask(person("maria"), "envelope.send", to="agent:ada", text="look")
-    [approval] = await house.house.eventually(lambda conn: approvals.listed(conn, limit=5) or None, what="a question")
+    [approval] = await house.house.wait_for(lambda conn: approvals.list_open(conn, limit=5) or None, what="a question")
     for stranger in STRANGERS:
         assert SECRET not in json.dumps(await house.ask(stranger, "house.status"))
         with pytest.raises((NotFound, NotAllowed)):
             await house.ask(stranger, "approval.answer", id=approval.id, allow=True)
     assert SECRET in json.dumps(await house.ask(person("maria"), "house.status"))
-    house.house.household.model.rule = lambda prompt: says("done")
+    house.house.instance.model.rule = lambda prompt: text_reply("done")
     await house.ask(person("maria"), "approval.answer", id=approval.id[:8], allow=False)
-    await house.house.outcome(sent["envelope"])
+    await house.house.wait_for_outcome(sent["envelope"])
 
 
 async def test_news_tells_each_only_what_they_see(house: DeskHouse) -> None:
@@ -175,7 +175,7 @@ async def test_news_tells_each_only_what_they_see(house: DeskHouse) -> None:
     await house.converse(person("noor"), "hello from noor")
 
     def told(who: Principal) -> Any:
-        return lambda conn: events.after(conn, 0, limit=1000, seen_by=who)
+        return lambda conn: events.list_after(conn, 0, limit=1000, seen_by=who)
 
     everything = await house.house.store.read(told(person("owner")))
     hers = await house.house.store.read(told(person("maria")))
@@ -208,19 +208,19 @@ async def test_short_ids_are_ambiguous_only_among_what_one_sees(house: DeskHouse
     mine, session = await house.converse(person("noor"), "mine")
     length = next(n for n in range(1, 32) if mine[:n] != things["envelope"][:n])
     assert (await house.ask(person("noor"), "envelope.show", id=mine[: max(8, length)]))["text"] == "mine"
-    found = await house.house.store.read(lambda conn: runs.open_in(conn, session))
+    found = await house.house.store.read(lambda conn: runs.get_open(conn, session))
     assert found is None
 
 
 async def test_time_passes_for_nobody(house: DeskHouse) -> None:
     """A look leaves no trace: nothing a stranger asked has changed anything."""
     things = await marias_things(house)
-    before = await house.house.session(things["session"])
+    before = await house.house.get_session(things["session"])
     for stranger in STRANGERS:
         with pytest.raises((NotFound, NotAllowed)):
             await house.ask(stranger, "session.reset", session=things["session"])
-    await house.house.household.clock.advance(timedelta(seconds=1))
-    assert await house.house.session(things["session"]) == before
+    await house.house.instance.clock.advance(timedelta(seconds=1))
+    assert await house.house.get_session(things["session"]) == before
 
 
 async def test_a_client_begins_with_what_it_sees_and_goes_on_from_there(house: DeskHouse) -> None:
@@ -232,7 +232,7 @@ async def test_a_client_begins_with_what_it_sees_and_goes_on_from_there(house: D
     for stranger in STRANGERS:
         others = await house.ask(stranger, "house.state")
         assert others["sessions"] == [] and others["unread"] == 0
-    house.house.household.model.rule = lambda prompt: says("ok")
+    house.house.instance.model.rule = lambda prompt: text_reply("ok")
     await house.converse(person("maria"), "more")
-    newer = await house.house.store.read(lambda conn: events.after(conn, begun["cursor"], limit=100))
+    newer = await house.house.store.read(lambda conn: events.list_after(conn, begun["cursor"], limit=100))
     assert newer and all(piece.seq > begun["cursor"] for piece in newer)

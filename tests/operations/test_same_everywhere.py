@@ -13,11 +13,11 @@ from operations.operations_instance import DeskHouse, agent, desk_house, person
 
 from retinue.domain.agent import Agent, ToolRules
 from retinue.domain.principal import Principal
-from retinue.operations.base import Desk
+from retinue.operations.base import Services
 from retinue.operations.catalog import OPERATIONS
-from retinue.operations.operation_tools import tools_of
-from retinue.testing.local_instance import Household
-from retinue.testing.scripted_model import calls
+from retinue.operations.operation_tools import build_operation_tools
+from retinue.testing.local_instance import LocalInstance
+from retinue.testing.scripted_model import tool_call_reply
 
 STEPS: list[tuple[str, dict[str, Any]]] = [
     ("session.create", {"agent": "ada", "name": "Garden", "attributes": {"a": 1}}),
@@ -54,29 +54,29 @@ async def by_tool(house: DeskHouse) -> list[dict[str, Any]]:
     answers: list[dict[str, Any]] = []
     for name, parameters in STEPS:
         more = {"session": answers[0]["sessionId"]} if answers else {}
-        house.house.household.model.will_reply(calls(name.replace(".", "_"), **more, **parameters), "done")
-        receipt = await house.house.post("do it", sender="person:owner")
-        await house.house.outcome(receipt.envelope)
-        found = await house.house.records(receipt.session)
+        house.house.instance.model.will_reply(tool_call_reply(name.replace(".", "_"), **more, **parameters), "done")
+        receipt = await house.house.send("do it", sender="person:owner")
+        await house.house.wait_for_outcome(receipt.envelope)
+        found = await house.house.list_records(receipt.session)
         answers.append(json.loads(next(r.body.output for r in reversed(found) if r.kind == "tool")))  # type: ignore[union-attr]
     return answers
 
 
 async def as_expected(folder: Path, who: Principal) -> list[dict[str, Any]]:
     folder.mkdir()
-    async with desk_house(Household(folder)) as house:
+    async with desk_house(LocalInstance(folder)) as house:
         return walked(await by_operation(house, who))
 
 
 @pytest.mark.spec("A5")
 async def test_a_tool_gives_what_the_operation_gives(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
-    desks: list[Desk] = []
+    desks: list[Services] = []
     wanted = [OPERATIONS[f"session.{verb}"] for verb in SESSION_OPERATIONS]
-    household = Household(
+    household = LocalInstance(
         tmp_path / "one",
         agents=[Agent(name="ada", model="scripted", tools=ToolRules(allow=("*", "session_*")))],
-        tools=tools_of(wanted, lambda: desks[0]),
+        tools=build_operation_tools(wanted, lambda: desks[0]),
     )
     async with desk_house(household) as house:
         desks.append(house.desk)

@@ -13,10 +13,10 @@ from operations.operations_instance import DeskHouse, agent, desk_house, person
 from retinue.agents import daycare_format
 from retinue.domain.errors import Invalid, NotAllowed, NotFound
 from retinue.domain.ids import SessionId
-from retinue.domain.session import Origin, OriginKind, QueueOverride, Session, Wakefulness
+from retinue.domain.session import Origin, OriginKind, QueueOverride, Session, SessionActivity
 from retinue.domain.times import from_ms
-from retinue.testing.local_instance import Household
-from retinue.testing.scripted_model import calls
+from retinue.testing.local_instance import LocalInstance
+from retinue.testing.scripted_model import tool_call_reply
 
 OWNER, MARIA, NOOR = (person(name) for name in ("owner", "maria", "noor"))
 AT = 1_700_000_000_000
@@ -71,7 +71,7 @@ def files(*, descriptor: str = '{"type":"heartbeat"}', history: str | None = Non
 
 @pytest.fixture
 async def house(tmp_path: Path) -> AsyncIterator[DeskHouse]:
-    async with desk_house(Household(tmp_path)) as made:
+    async with desk_house(LocalInstance(tmp_path)) as made:
         yield made
 
 
@@ -95,9 +95,9 @@ async def test_what_is_imported_is_exported_byte_for_byte(house: DeskHouse, desc
 
 @pytest.mark.spec("D74")
 async def test_an_export_of_our_own_comes_back_the_same(house: DeskHouse) -> None:
-    household = house.house.household
+    household = house.house.instance
     household.model.rule = None
-    household.model.will_reply(calls("append_line", text="hello"), "done")
+    household.model.will_reply(tool_call_reply("append_line", text="hello"), "done")
     _, session = await house.converse(MARIA, "do it", conversation="work")
     await house.ask(MARIA, "session.reset", session=session, message="afresh")
     await house.ask(MARIA, "session.attributes", session=session, patch={"core": {"workingDir": "/srv"}})
@@ -139,17 +139,17 @@ def test_every_origin_has_one_of_the_four_forms(origin: Origin, form: tuple[str,
         agent="ada",
         origin=origin,
         name="",
-        wakefulness=Wakefulness.SLEEPING,
+        activity=SessionActivity.SLEEPING,
         queue=QueueOverride(),
         epoch=0,
         record_seq=1,
-        context_from=1,
+        context_start_seq=1,
         revision=0,
         created_at=from_ms(AT),
         updated_at=from_ms(AT),
         snippet="",
     )
-    made = json.loads(daycare_format._pretty(daycare_format.descriptor_of(session)))  # pyright: ignore[reportPrivateUsage]
+    made = json.loads(daycare_format._encode_pretty(daycare_format.build_descriptor(session)))  # pyright: ignore[reportPrivateUsage]
     assert tuple(made.values()) == form
 
 
@@ -163,7 +163,7 @@ async def test_an_imported_session_is_the_callers_and_goes_on(house: DeskHouse) 
 
     await house.converse(MARIA, "go on", session=session)
 
-    prompt = str(house.house.household.model.prompts[-1])
+    prompt = str(house.house.instance.model.prompts[-1])
     assert "And now?" in prompt and "Where is it?" not in prompt  # the context begins at the last marker
     after = await exported(house, session)
     assert after["descriptor.json"] == given_files["descriptor.json"]
@@ -214,7 +214,7 @@ async def test_three_files_are_three_files(house: DeskHouse) -> None:
 
 
 TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
-TIMES = st.integers(0, daycare_format.AT_MS_MAX)
+TIMES = st.integers(0, daycare_format.TIME_MS_MAX)
 ANYTHING = st.recursive(st.none() | st.booleans() | st.integers(-9, 9) | TEXTS, lambda v: st.dictionaries(TEXTS, v))
 SOME_LINES = st.lists(
     st.one_of(

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from operations.operations_instance import desk_house, person
 
-from retinue.api.event_feed import EVERYTHING, Feed
+from retinue.api.event_feed import NO_FILTER, EventFeed
 from retinue.domain.ids import SessionId
 from retinue.store.core import events
-from retinue.testing.local_instance import Household
-from retinue.testing.waiting import WAIT_LIMIT_S
+from retinue.testing.local_instance import LocalInstance
+from retinue.testing.wait_conditions import WAIT_LIMIT_S
 
 OWNER = person("owner")
 
@@ -20,25 +20,27 @@ OWNER = person("owner")
 async def test_whoever_follows_one_session_is_told_all_of_it_through_a_crowd_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with desk_house(Household(tmp_path)) as house:
+    async with desk_house(LocalInstance(tmp_path)) as house:
         session = SessionId((await house.ask(OWNER, "session.create", agent="ada"))["sessionId"])
         for number in range(6):
             await house.ask(OWNER, "session.create", agent="ada", name=f"Other {number}")
             await house.ask(OWNER, "session.rename", session=session, name=f"Name {number}")
-        read = await house.desk.store.read(lambda conn: events.next_of(conn, session, 0, limit=100))
-        expected = [piece.seq for piece in read.found]
-        assert len(expected) > 6 and not read.more
-        monkeypatch.setattr(events, "LOOKED_THROUGH_MAX", 4)
+        read = await house.desk.store.read(lambda conn: events.list_next(conn, session, 0, limit=100))
+        expected = [piece.seq for piece in read.events]
+        assert len(expected) > 6 and not read.has_more
+        monkeypatch.setattr(events, "SCANNED_EVENTS_MAX", 4)
         for begins in (0, expected[3]):
-            followed, joined = Feed(house.desk, OWNER), Feed(house.desk, OWNER)
+            followed, joined = EventFeed(house.desk, OWNER), EventFeed(house.desk, OWNER)
             await followed.open(begins)
             followed.follow(session)
             await joined.open(None)
-            await joined.join(session, EVERYTHING, begins)
+            await joined.subscribe(session, NO_FILTER, begins)
             for feed in (followed, joined):
                 heard: list[int] = []
                 async with asyncio.timeout(WAIT_LIMIT_S):
                     while not heard or heard[-1] < expected[-1]:
-                        heard += [event.data["seq"] for event in await feed.next() or [] if event.name == "news"]
+                        heard += [
+                            event.data["seq"] for event in await feed.next_messages() or [] if event.name == "news"
+                        ]
                 assert heard == [seq for seq in expected if seq > begins]
                 feed.close()

@@ -14,19 +14,19 @@ from stores import turn_the_clock_until_settled
 from retinue.domain.agent import Agent
 from retinue.domain.envelope import Outcome
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError, TooLarge
-from retinue.domain.event import News
-from retinue.domain.model import FREE, ModelFacts, ModelRef
+from retinue.domain.event import StoredEvent
+from retinue.domain.model import FREE_PRICE, ModelFacts, ModelRef
 from retinue.domain.ports import Clock
 from retinue.domain.principal import Principal
 from retinue.domain.tool import ToolSpec
-from retinue.models.base import Chunk, Prompt, Text
-from retinue.operations.base import Nothing
+from retinue.models.base import ModelPrompt, ReplyChunk, TextChunk
+from retinue.operations.base import EmptyRequest
 from retinue.store.core import events
-from retinue.testing.fake_connector import QuietConnector
-from retinue.testing.local_instance import Household
-from retinue.testing.scripted_model import Line, calls, says
-from retinue.testing.waiting import WAIT_LIMIT_S, wait_until
-from retinue.tools.base import Scene
+from retinue.testing.fake_connector import FakeConnector
+from retinue.testing.local_instance import LocalInstance
+from retinue.testing.scripted_model import ScriptedReply, text_reply, tool_call_reply
+from retinue.testing.wait_conditions import WAIT_LIMIT_S, wait_until
+from retinue.tools.base import ToolContext
 
 OWNER, MARIA, NOOR, GUS = (person(name) for name in ("owner", "maria", "noor", "gus"))
 SUMMARY = {"sessionId", "agentId", "name", "pinnedAt", "createdAt", "updatedAt", "lastSnippet", "attributes"}
@@ -34,7 +34,7 @@ SUMMARY = {"sessionId", "agentId", "name", "pinnedAt", "createdAt", "updatedAt",
 
 @pytest.fixture
 async def house(tmp_path: Path) -> AsyncIterator[DeskHouse]:
-    async with desk_house(Household(tmp_path)) as made:
+    async with desk_house(LocalInstance(tmp_path)) as made:
         yield made
 
 
@@ -50,14 +50,14 @@ async def ids(house: DeskHouse, who: Principal = MARIA, **kw: Any) -> list[str]:
     return [session["sessionId"] for session in await listed(house, who, **kw)]
 
 
-async def told(house: DeskHouse, who: Principal, session: str) -> list[News]:
-    look = partial(events.next_of, session=session, cursor=0, limit=1_000, seen_by=who)
-    return (await house.house.store.scan(look)).found
+async def told(house: DeskHouse, who: Principal, session: str) -> list[StoredEvent]:
+    look = partial(events.list_next, session=session, cursor=0, limit=1_000, seen_by=who)
+    return (await house.house.store.scan(look)).events
 
 
 async def wait(house: DeskHouse) -> None:
     """A moment that the clock can tell from the one before."""
-    await house.house.household.clock.advance(1.0)
+    await house.house.instance.clock.advance(1.0)
 
 
 # --- names ---
@@ -70,7 +70,7 @@ async def test_names_are_unique_without_regard_to_case_and_null_clears_one(house
     for taken in ("garden", " GARDEN "):
         with pytest.raises(Conflict) as refused:
             await house.ask(MARIA, "session.rename", session=second, name=taken)
-        assert refused.value.code == "session.name-taken"
+        assert refused.value.code == "session.name_taken"
     assert (await house.ask(MARIA, "session.rename", session=first, name="GARDEN"))["name"] == "GARDEN"
     assert (await house.ask(MARIA, "session.rename", session=first, name=None))["name"] is None
     assert (await house.ask(MARIA, "session.rename", session=second, name="garden"))["name"] == "garden"
@@ -82,7 +82,7 @@ async def test_a_name_that_cannot_be_shown_is_refused(house: DeskHouse, name: st
     session = await create(house)
     with pytest.raises(Invalid) as refused:
         await house.ask(MARIA, "session.rename", session=session, name=name)
-    assert refused.value.code == "session.name-invalid"
+    assert refused.value.code == "session.name_invalid"
 
 
 # --- routing ---
@@ -121,7 +121,7 @@ async def test_nobodys_mail_goes_to_what_is_anothers(house: DeskHouse) -> None:
 async def test_latest_without_a_session_is_an_error_and_so_is_a_session_of_another_agent(house: DeskHouse) -> None:
     with pytest.raises(NotFound) as none:
         await house.ask(MARIA, "envelope.send", to="agent:ada", text="x", session="latest")
-    assert none.value.code == "session.none-yet"
+    assert none.value.code == "session.none"
     assert await ids(house) == []
 
     session = await create(house)
@@ -129,10 +129,10 @@ async def test_latest_without_a_session_is_an_error_and_so_is_a_session_of_anoth
     assert (await house.converse(MARIA, "hello", session=session[:8]))[1] == session
     with pytest.raises(Invalid) as wrong:
         await house.ask(MARIA, "envelope.send", to="agent:bo", text="x", session=session)
-    assert wrong.value.code == "session.of-another-agent"
+    assert wrong.value.code == "session.other_agent"
     with pytest.raises(Invalid) as twice:
         await house.ask(MARIA, "envelope.send", to="agent:ada", text="x", session=session, conversation="work")
-    assert twice.value.code == "session.named-twice"
+    assert twice.value.code == "session.named_twice"
 
 
 async def test_nobody_writes_into_a_session_they_do_not_see(house: DeskHouse) -> None:
@@ -144,7 +144,7 @@ async def test_nobody_writes_into_a_session_they_do_not_see(house: DeskHouse) ->
 
 async def test_an_agent_may_reply_to_a_session_that_wrote_to_it(house: DeskHouse) -> None:
     session = await create(house)
-    first = await house.house.post("what do you think?", sender=f"agent:ada/{session}", recipient="agent:bo")
+    first = await house.house.send("what do you think?", sender=f"agent:ada/{session}", recipient="agent:bo")
     bo = agent("bo")
 
     with pytest.raises(NotFound):
@@ -155,18 +155,18 @@ async def test_an_agent_may_reply_to_a_session_that_wrote_to_it(house: DeskHouse
 
 @pytest.mark.spec("D1")
 async def test_the_same_room_comes_back_to_the_same_session_also_after_a_restart(tmp_path: Path) -> None:
-    household = Household(tmp_path)
-    household.model.rule = lambda prompt: says("ok")
-    quiet = QuietConnector(household.clock)
+    household = LocalInstance(tmp_path)
+    household.model.rule = lambda prompt: text_reply("ok")
+    quiet = FakeConnector(household.clock)
     household.connectors["quiet"] = quiet
     found: list[str | None] = []
     for _ in range(2):
-        async with household.open() as house:
+        async with household.run() as house:
             for room in ("42", "43", "42"):
-                receipt = await quiet.say("hello", room=room)
+                receipt = await quiet.send_inbound("hello", channel=room)
                 assert receipt is not None
                 found.append(receipt.session)
-            await house.quiet()
+            await house.wait_until_idle()
     assert found[0] == found[2] == found[3] == found[5]
     assert found[1] == found[4] != found[0]
 
@@ -196,7 +196,7 @@ async def test_a_working_folder_is_absolute(house: DeskHouse, folder: Any) -> No
     session = await create(house)
     with pytest.raises(Invalid) as refused:
         await house.ask(MARIA, "session.attributes", session=session, patch={"core": {"workingDir": folder}})
-    assert refused.value.code == "session.folder-not-absolute"
+    assert refused.value.code == "session.folder_not_absolute"
     with pytest.raises(Invalid):
         await create(house, attributes={"core": {"workingDir": folder}})
     assert (await listed(house))[0]["attributes"] == {}
@@ -233,9 +233,9 @@ async def test_a_summary_has_its_eight_fields_and_updated_at_advances(house: Des
         ("session.attributes", {"patch": {"a": 1}}),
     ]
     for operation, parameters in changes:
-        await house.house.household.clock.advance(60.0)
+        await house.house.instance.clock.advance(60.0)
         seen.append((await house.ask(MARIA, operation, session=session, **parameters))["updatedAt"])
-    await house.house.household.clock.advance(60.0)
+    await house.house.instance.clock.advance(60.0)
     await house.converse(MARIA, "hello", session=session)
     [last] = await listed(house)
     seen.append(last["updatedAt"])
@@ -288,9 +288,9 @@ async def test_a_list_is_read_page_by_page_and_by_agent(house: DeskHouse) -> Non
 
 @pytest.mark.spec("D66")
 async def test_history_gives_the_records_and_reset_begins_a_fresh_context(house: DeskHouse) -> None:
-    household = house.house.household
+    household = house.house.instance
     household.model.rule = None
-    household.model.will_reply(calls("append_line", text="hello"), "done")
+    household.model.will_reply(tool_call_reply("append_line", text="hello"), "done")
     _, session = await house.converse(MARIA, "do it")
     await house.ask(MARIA, "session.reset", session=session, message="afresh")
 
@@ -317,18 +317,18 @@ async def test_clear_keeps_agent_name_and_attributes(house: DeskHouse) -> None:
     kept = {key: cleared[key] for key in ("sessionId", "agentId", "name", "attributes", "lastSnippet")}
     assert kept == {"sessionId": session, "agentId": "ada", "name": "garden", "attributes": {"a": 1}, "lastSnippet": ""}
     await house.converse(MARIA, "what is it?", session=session)
-    prompt = house.house.household.model.prompts[-1]
+    prompt = house.house.instance.model.prompts[-1]
     assert "the secret is 7" not in str(prompt)
 
 
 @pytest.mark.spec("A10")
 @pytest.mark.spec("A89")
 async def test_delete_stops_what_runs_tells_all_and_is_never_routed_to(house: DeskHouse) -> None:
-    model = house.house.household.model
+    model = house.house.instance.model
     _, session = await house.converse(MARIA, "hello")
     await house.ask(MARIA, "session.rename", session=session, name="garden")
     await house.ask(MARIA, "session.share", session=session, person="noor")
-    model.rule = lambda prompt: says("never", after_s=3600)
+    model.rule = lambda prompt: text_reply("never", after_s=3600)
     running = await house.ask(MARIA, "envelope.send", to="agent:ada", text="work")
     await wait_until(lambda: len(model.prompts) >= 2, "the model is asked")
     waiting = await house.ask(MARIA, "envelope.send", to="agent:ada", text="more")
@@ -338,16 +338,16 @@ async def test_delete_stops_what_runs_tells_all_and_is_never_routed_to(house: De
 
     assert len(gone["cancelled-runs"]) == 1
     for sent in (running, waiting):
-        assert (await house.house.outcome(sent["envelope"])).outcome is Outcome.CANCELLED
+        assert (await house.house.wait_for_outcome(sent["envelope"])).outcome is Outcome.CANCELLED
     for who in (MARIA, NOOR, OWNER):
         assert "session.deleted" in [piece.kind for piece in await told(house, who, session)]
         assert session not in await ids(house, who)
-    model.rule = lambda prompt: says("ok")
+    model.rule = lambda prompt: text_reply("ok")
     _, fresh = await house.converse(MARIA, "hello again")
     assert fresh != session
     assert (await house.ask(MARIA, "session.rename", session=fresh, name="Garden"))["name"] == "Garden"
-    await house.house.household.clock.advance(3700.0)
-    refused = await house.house.outcome(later["envelope"])
+    await house.house.instance.clock.advance(3700.0)
+    refused = await house.house.wait_for_outcome(later["envelope"])
     assert (refused.outcome, refused.because) == (Outcome.REFUSED, "session-deleted")
     for operation in ("session.state", "session.pin", "session.delete", "session.history"):
         with pytest.raises(NotFound):
@@ -357,15 +357,15 @@ async def test_delete_stops_what_runs_tells_all_and_is_never_routed_to(house: De
 
 
 async def test_a_deleted_session_is_closed_by_a_house_that_stopped_in_between(tmp_path: Path) -> None:
-    household = Household(tmp_path)
+    household = LocalInstance(tmp_path)
     async with desk_house(household) as house:
-        household.model.rule = lambda prompt: says("never", after_s=3600)
+        household.model.rule = lambda prompt: text_reply("never", after_s=3600)
         sent = await house.ask(MARIA, "envelope.send", to="agent:ada", text="work")
-        await house.house.eventually(lambda conn: len(household.model.prompts) == 1, what="the model to be asked")
-        await house.house.sql("UPDATE sessions SET deleted_ms = 1")
+        await house.house.wait_for(lambda conn: len(household.model.prompts) == 1, what="the model to be asked")
+        await house.house.execute_sql("UPDATE sessions SET deleted_ms = 1")
         house.house.crash()
     async with desk_house(household) as house:
-        ended = await house.house.outcome(sent["envelope"])
+        ended = await house.house.wait_for_outcome(sent["envelope"])
         assert (ended.outcome, ended.because) == (Outcome.REFUSED, "session-deleted")
 
 
@@ -384,13 +384,13 @@ async def test_a_shared_session_is_seen_and_written_to_and_still_not_theirs(hous
     for operation, more in (("session.delete", {}), ("session.share", {"person": "gus"})):
         with pytest.raises(NotAllowed) as refused:
             await house.ask(NOOR, operation, session=session, **more)
-        assert refused.value.code == "session.not-yours"
+        assert refused.value.code == "session.not_owned"
 
     await house.ask(NOOR, "session.unshare", session=session, person="noor")
     assert await ids(house, NOOR) == []
     with pytest.raises(NotFound) as none:
         await house.ask(MARIA, "session.unshare", session=session, person="noor")
-    assert none.value.code == "session.not-shared"
+    assert none.value.code == "session.not_shared"
 
 
 async def test_an_agent_shares_nothing_and_opens_no_session_of_another(house: DeskHouse) -> None:
@@ -406,7 +406,7 @@ async def test_an_agent_shares_nothing_and_opens_no_session_of_another(house: De
 async def test_a_session_of_an_unknown_agent_is_not_created(house: DeskHouse) -> None:
     with pytest.raises(NotFound) as refused:
         await create(house, agent="zoe")
-    assert refused.value.code == "agent.not-found"
+    assert refused.value.code == "agent.not_found"
 
 
 # --- what waits ---
@@ -414,10 +414,10 @@ async def test_a_session_of_an_unknown_agent_is_not_created(house: DeskHouse) ->
 
 @pytest.mark.spec("A18")
 async def test_mail_to_a_busy_session_waits_in_order_with_its_position_and_can_be_taken_back(house: DeskHouse) -> None:
-    model = house.house.household.model
+    model = house.house.instance.model
     _, session = await house.converse(MARIA, "hello")
     await house.ask(OWNER, "agent.set", name="ada", queue_mode="followup")
-    model.rule = lambda prompt: says("ok", after_s=60)
+    model.rule = lambda prompt: text_reply("ok", after_s=60)
     first = await house.ask(MARIA, "envelope.send", to="agent:ada", text="first")
     waiting = [
         (await house.ask(MARIA, "envelope.send", to="agent:ada", text=text))["envelope"]
@@ -431,8 +431,8 @@ async def test_mail_to_a_busy_session_waits_in_order_with_its_position_and_can_b
     assert await positions() == [1, 2, 3]
     assert (await house.ask(MARIA, "envelope.cancel", id=waiting[1][:8]))["envelope"] == waiting[1]
     assert await positions() == [1, None, 2]
-    assert (await house.house.outcome(waiting[1])).outcome is Outcome.CANCELLED
-    for again, code in ((waiting[1], "envelope.not-waiting"), (first["envelope"], "envelope.not-waiting")):
+    assert (await house.house.wait_for_outcome(waiting[1])).outcome is Outcome.CANCELLED
+    for again, code in ((waiting[1], "envelope.not_waiting"), (first["envelope"], "envelope.not_waiting")):
         with pytest.raises(Conflict) as refused:
             await house.ask(MARIA, "envelope.cancel", id=again)
         assert refused.value.code == code
@@ -460,9 +460,9 @@ async def test_only_who_sent_it_or_whose_session_it_is_takes_an_envelope_back(ho
     with pytest.raises(NotFound):
         await house.ask(GUS, "envelope.cancel", id=hers)
     await house.ask(MARIA, "envelope.cancel", id=noors)
-    assert "taken back by person:maria" in (await house.house.mail_for("noor"))[-1].text
+    assert "cancelled by person:maria" in (await house.house.list_envelopes_to("noor"))[-1].text
     await house.ask(MARIA, "envelope.cancel", id=hers)
-    assert await house.house.mail_for("maria") == []
+    assert await house.house.list_envelopes_to("maria") == []
 
 
 @dataclass
@@ -475,10 +475,10 @@ class StallingModel:
 
     @property
     def facts(self) -> ModelFacts:
-        return ModelFacts(ref=ModelRef("", self.name), price=FREE)
+        return ModelFacts(ref=ModelRef("", self.name), price=FREE_PRICE)
 
-    async def reply(self, prompt: Prompt, *, key: str = "") -> AsyncIterator[Chunk]:
-        yield Text(self.words)
+    async def reply(self, prompt: ModelPrompt, *, key: str = "") -> AsyncIterator[ReplyChunk]:
+        yield TextChunk(self.words)
         await self.clock.sleep(3600)
 
 
@@ -486,7 +486,7 @@ class StallingModel:
 @pytest.mark.parametrize("way", ["operation", "command"])
 async def test_a_stop_keeps_what_was_said(tmp_path: Path, way: str) -> None:
     words = "The garden lies behind the house, and in it"
-    household = Household(tmp_path, agents=[Agent(name="ada", model="stalling")])
+    household = LocalInstance(tmp_path, agents=[Agent(name="ada", model="stalling")])
     household.models = [StallingModel(household.clock, words)]
     async with desk_house(household) as house:
         await _stop_in_the_middle(house, way, words)
@@ -494,14 +494,14 @@ async def test_a_stop_keeps_what_was_said(tmp_path: Path, way: str) -> None:
 
 async def _stop_in_the_middle(house: DeskHouse, way: str, words: str) -> None:
     sent = await house.ask(MARIA, "envelope.send", to="agent:ada", text="tell me")
-    await house.house.eventually(lambda conn: bool(house.house.live.partials()), what="the model to begin")
+    await house.house.wait_for(lambda conn: bool(house.house.events.partial_replies()), what="the model to begin")
 
     if way == "operation":
         await house.ask(MARIA, "session.stop", session=sent["session"])
     else:
         await house.ask(MARIA, "envelope.send", to="agent:ada", text="/stop")
 
-    assert (await house.house.outcome(sent["envelope"])).outcome is Outcome.CANCELLED
+    assert (await house.house.wait_for_outcome(sent["envelope"])).outcome is Outcome.CANCELLED
     found = await house.ask(MARIA, "session.history", session=sent["session"])
     said = next(record["body"] for record in found["records"] if record["kind"] == "assistant")
     assert (said["text"], said["stop"]) == (words, "cut-off")
@@ -513,18 +513,18 @@ async def _stop_in_the_middle(house: DeskHouse, way: str, words: str) -> None:
 async def test_a_stop_closes_the_calls_that_were_open(tmp_path: Path) -> None:
     class Slow:
         spec = ToolSpec(name="slow", description="waits", parameters={"type": "object", "properties": {}})
-        arguments = Nothing
+        arguments = EmptyRequest
         begun = asyncio.Event()
 
-        async def perform(self, arguments: Any, scene: Scene) -> str:
+        async def perform(self, arguments: Any, context: ToolContext) -> str:
             self.begun.set()
             await asyncio.Event().wait()
             return "never"
 
     tool = Slow()
-    household = Household(tmp_path, tools=[tool])
+    household = LocalInstance(tmp_path, tools=[tool])
     async with desk_house(household) as house:
-        household.model.will_reply(Line(text="Let me see.", calls=(("slow", {}),)))
+        household.model.will_reply(ScriptedReply(text="Let me see.", calls=(("slow", {}),)))
         sent = await house.ask(MARIA, "envelope.send", to="agent:ada", text="look")
         await asyncio.wait_for(tool.begun.wait(), WAIT_LIMIT_S)
         await house.ask(MARIA, "session.stop", session=sent["session"])

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from operations.operations_instance import DeskHouse, agent, desk_house, person
 
-from retinue.config import load
+from retinue.config import load_configuration
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Invalid, NotAllowed
 from retinue.domain.structs import replace
 from retinue.operations.config.settings import changes_between
-from retinue.operations.config_holder import Keeper
-from retinue.testing.local_instance import Household
+from retinue.operations.config_holder import ConfigHolder
+from retinue.testing.local_instance import LocalInstance
 
 OWNER, MARIA = person("owner"), person("maria")
 FILE = """# mine
@@ -44,13 +44,13 @@ async def house(tmp_path: Path) -> AsyncGenerator[DeskHouse]:
         "NAME_OF_HOUSE": "hidden.example",
         "KEY_OF_OPENAI": "sk-very-secret",
     }
-    async with desk_house(Household(tmp_path)) as made:
-        made.desk = replace(made.desk, config=Keeper(load(environment), environment))
+    async with desk_house(LocalInstance(tmp_path)) as made:
+        made.desk = replace(made.desk, config_holder=ConfigHolder(load_configuration(environment), environment))
         yield made
 
 
 def file_of(house: DeskHouse) -> Path:
-    return house.desk.keeper().current.file
+    return house.desk.require_config_holder().current.file
 
 
 async def fields(house: DeskHouse) -> dict[str, dict[str, Any]]:
@@ -126,19 +126,19 @@ async def test_a_whole_text_becomes_changes_and_what_cannot_is_refused(house: De
     await house.ask(OWNER, "config.patch", changes=seen["patch"], expected_hash=seen["hash"])
     now = (await fields(house))["house.limits.lockout_s"]
     assert (now["value"], now["from"]) == (900.0, "default")
-    with pytest.raises(Invalid, match="cannot be looked at"):
+    with pytest.raises(Invalid, match="both `changes` and `text` are given"):
         await house.ask(OWNER, "config.preview", text=text, changes={})
 
 
 async def test_a_file_that_is_broken_meanwhile_is_told_of_and_left_to_an_editor(house: DeskHouse) -> None:
     file_of(house).write_text("[house\n")
     assert [each["line"] for each in (await house.ask(OWNER, "config.fields"))["faults"]] == [1]
-    with pytest.raises(Invalid, match="cannot be looked at"):
+    with pytest.raises(Invalid, match="cannot be computed"):
         await house.ask(OWNER, "config.preview", text=FILE)
 
 
 async def test_a_file_that_holds_a_secret_is_masked_and_not_rewritten_as_a_text(house: DeskHouse) -> None:
-    house.desk = replace(house.desk, mask=lambda text: text.replace("quick", "***"))
+    house.desk = replace(house.desk, redact=lambda text: text.replace("quick", "***"))
     seen = await house.ask(OWNER, "config.preview")
     assert "quick" not in seen["old"] and seen["old"] == seen["new"]
     with pytest.raises(Invalid) as refused:

@@ -11,29 +11,29 @@ from operations.operations_instance import DeskHouse, desk_house, person
 
 from retinue.domain.envelope import Outcome
 from retinue.domain.errors import Invalid, NotFound
-from retinue.domain.event import News
+from retinue.domain.event import StoredEvent
 from retinue.domain.principal import Principal
 from retinue.store.core import events
-from retinue.testing.local_instance import Household
-from retinue.testing.scripted_model import Line, says
+from retinue.testing.local_instance import LocalInstance
+from retinue.testing.scripted_model import ScriptedReply, text_reply
 
 OWNER, MARIA, NOOR, GUS = (person(name) for name in ("owner", "maria", "noor", "gus"))
 
 
 @pytest.fixture
 async def house(tmp_path: Path) -> AsyncIterator[DeskHouse]:
-    async with desk_house(Household(tmp_path)) as made:
+    async with desk_house(LocalInstance(tmp_path)) as made:
         yield made
 
 
 async def busy(house: DeskHouse, *then: str, **kw: Any) -> tuple[str, str]:
     """A run that has a second turn to come, a second from now."""
-    model = house.house.household.model
+    model = house.house.instance.model
     model.rule = None
-    model.will_reply(Line(calls=(("session_status", {}),), after_s=1), *then)
+    model.will_reply(ScriptedReply(calls=(("session_status", {}),), after_s=1), *then)
     asked = len(model.prompts)
     sent = await house.ask(MARIA, "envelope.send", **({"to": "agent:ada", "text": "first"} | kw))
-    await house.house.eventually(lambda _: len(model.prompts) > asked, what="the model to be asked")
+    await house.house.wait_for(lambda _: len(model.prompts) > asked, what="the model to be asked")
     return sent["envelope"], sent["session"]
 
 
@@ -41,9 +41,9 @@ async def send(house: DeskHouse, session: str, text: str, who: Principal = MARIA
     return (await house.ask(who, "envelope.send", to="agent:ada", session=session, text=text, **kw))["envelope"]
 
 
-async def told(house: DeskHouse, session: str, kind: str, who: Principal = MARIA) -> list[News]:
-    found = await house.house.store.scan(lambda conn: events.next_of(conn, session, 0, limit=1_000, seen_by=who))
-    return [piece for piece in found.found if piece.kind == kind]
+async def told(house: DeskHouse, session: str, kind: str, who: Principal = MARIA) -> list[StoredEvent]:
+    found = await house.house.store.scan(lambda conn: events.list_next(conn, session, 0, limit=1_000, seen_by=who))
+    return [piece for piece in found.events if piece.kind == kind]
 
 
 async def mode(house: DeskHouse, mode: str) -> None:
@@ -60,14 +60,14 @@ async def test_a_message_that_steers_joins_the_run_and_that_is_acknowledged(hous
     assert (shown["status"], shown["when-busy"]) == ("pending", "steer")
     assert await told(house, session, "run.joined") == []
 
-    await house.house.household.clock.advance(1)
+    await house.house.instance.clock.advance(1)
 
-    assert await house.house.answer_to(steered) == "as you wish" == await house.house.answer_to(first)
+    assert await house.house.wait_for_answer(steered) == "as you wish" == await house.house.wait_for_answer(first)
     [joined] = await told(house, session, "run.joined")
     assert joined.body["envelopes"] == [steered]
     [started] = await told(house, session, "run.started")
     assert started.body["envelopes"] == [first], "it has no run of its own"
-    prompt = str(house.house.household.model.prompts[-1].records)
+    prompt = str(house.house.instance.model.prompts[-1].records)
     assert prompt.index("first") < prompt.index("make it short")
 
 
@@ -77,9 +77,9 @@ async def test_a_message_that_waits_does_so_whatever_the_queue_does_with_others(
     await mode(house, queue)
     first, session = await busy(house, "one", "two")
     later = await send(house, session, "later", when_busy="collect")
-    await house.house.household.clock.advance(1)
-    assert await house.house.answer_to(first) == "one"
-    assert await house.house.answer_to(later) == "two"
+    await house.house.instance.clock.advance(1)
+    assert await house.house.wait_for_answer(first) == "one"
+    assert await house.house.wait_for_answer(later) == "two"
     assert await told(house, session, "run.joined") == []
     assert [piece.body["envelopes"] for piece in await told(house, session, "run.started")] == [[first], [later]]
 
@@ -88,29 +88,29 @@ async def test_without_a_word_the_queue_does_as_it_did(house: DeskHouse) -> None
     first, session = await busy(house, "one", "two")
     plain = await send(house, session, "plain")
     steered = await send(house, session, "steered", when_busy="steer")
-    await house.house.household.clock.advance(1)
-    assert [await house.house.answer_to(id_) for id_ in (first, steered, plain)] == ["one", "one", "two"]
+    await house.house.instance.clock.advance(1)
+    assert [await house.house.wait_for_answer(id_) for id_ in (first, steered, plain)] == ["one", "one", "two"]
     await mode(house, "interrupt")
     running, _ = await busy(house, "about the newer", session=session)
     newer = await send(house, session, "newer")
-    assert (await house.house.outcome(running)).outcome is Outcome.CANCELLED
-    assert await house.house.answer_to(newer) == "about the newer"
+    assert (await house.house.wait_for_outcome(running)).outcome is Outcome.CANCELLED
+    assert await house.house.wait_for_answer(newer) == "about the newer"
 
 
 async def test_a_word_to_steer_opens_no_run_of_somebody_elses(house: DeskHouse) -> None:
     first, session = await busy(house, "for maria", "for noor")
     await house.ask(MARIA, "session.share", session=session, person="noor")
     noors = await send(house, session, "tell me instead", NOOR, when_busy="steer")
-    await house.house.household.clock.advance(1)
-    assert await house.house.answer_to(first) == "for maria"
-    assert await house.house.answer_to(noors) == "for noor"
+    await house.house.instance.clock.advance(1)
+    assert await house.house.wait_for_answer(first) == "for maria"
+    assert await house.house.wait_for_answer(noors) == "for noor"
     assert await told(house, session, "run.joined") == []
 
 
 async def test_a_message_to_an_idle_session_is_worked_on_whatever_it_says(house: DeskHouse) -> None:
     for word in ("steer", "collect"):
         sent = await house.ask(MARIA, "envelope.send", to="agent:ada", text="hello", when_busy=word)
-        assert await house.house.answer_to(sent["envelope"]) == "ok"
+        assert await house.house.wait_for_answer(sent["envelope"]) == "ok"
     with pytest.raises(Invalid):
         await house.ask(MARIA, "envelope.send", to="agent:ada", text="hello", when_busy="interrupt")
 
@@ -140,10 +140,10 @@ async def test_what_waits_is_shown_in_its_order_and_can_be_taken_back(house: Des
         with pytest.raises(NotFound):
             await house.ask(stranger, "session.waiting", session=session)
 
-    await house.house.household.clock.advance(1)
-    assert await house.house.answer_to(waiting[2]) == "two"
-    await house.house.quiet()
-    assert await house.house.answer_to(first) == "one"
+    await house.house.instance.clock.advance(1)
+    assert await house.house.wait_for_answer(waiting[2]) == "two"
+    await house.house.wait_until_idle()
+    assert await house.house.wait_for_answer(first) == "one"
     empty = await shown()
     assert (empty["run"], empty["envelopes"]) == (None, [])
-    house.house.household.model.rule = lambda _: says("ok")
+    house.house.instance.model.rule = lambda _: text_reply("ok")

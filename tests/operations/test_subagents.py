@@ -11,14 +11,14 @@ from flows.tools_instance import HandsHouse, hands_house
 
 from retinue.domain.agent import Agent, SubagentRules
 from retinue.domain.errors import Invalid, NotFound
-from retinue.testing.scripted_model import Line, says
-from retinue.testing.waiting import wait_until
+from retinue.testing.scripted_model import ScriptedReply, text_reply
+from retinue.testing.wait_conditions import wait_until
 
 ADA = Agent(name="ada", model="scripted", subagents=SubagentRules(archive_after_s=0.1))
 
 
-def three(**more: Any) -> Line:
-    return Line(
+def three(**more: Any) -> ScriptedReply:
+    return ScriptedReply(
         calls=tuple(("sessions_spawn", {"task": f"task {n}", "label": f"number {n}", **more}) for n in range(3))
     )
 
@@ -53,14 +53,14 @@ async def test_they_are_listed_newest_first_a_page_at_a_time(tmp_path: Path) -> 
         assert (shown["input-tokens"], shown["output-tokens"]) == (10, 5)
         by_key = await house.ask("subagent.show", id=found[0]["session-key"])
         assert by_key["id"] == shown["id"]
-        with pytest.raises(Invalid, match="no cursor"):
+        with pytest.raises(Invalid, match="invalid cursor"):
             await house.ask("subagent.list", cursor="nonsense")
 
 
 @pytest.mark.spec("C52")
 async def test_one_or_all_of_a_session_are_stopped_and_counted(tmp_path: Path) -> None:
     async with hands_house(tmp_path, config="[house.slots]\nsubagent = 2\n") as house:
-        plays(house.model, {ENDED: "NO_REPLY", "Go.": [three(), "out"], "task": says("done", after_s=3600)})
+        plays(house.model, {ENDED: "NO_REPLY", "Go.": [three(), "out"], "task": text_reply("done", after_s=3600)})
         receipt = await house.post("Go.")
         found = await until(house, "subagent.list", lambda got: len(got["subagents"]) == 3)
         at_work = ["ok", "open", "open"]
@@ -76,14 +76,14 @@ async def test_one_or_all_of_a_session_are_stopped_and_counted(tmp_path: Path) -
         outcomes = [each["outcome"] for each in (await house.ask("subagent.list"))["subagents"]]
         assert outcomes == ["stopped"] * 3
         for unclear in ({}, {"id": one, "session": receipt.session}):
-            with pytest.raises(Invalid, match="not clear"):
+            with pytest.raises(Invalid, match="give either `id` or `session`"):
                 await house.ask("subagent.stop", **unclear)
 
 
 @pytest.mark.spec("C29")
 async def test_stop_counts_the_subagents_it_has_stopped(tmp_path: Path) -> None:
     async with hands_house(tmp_path) as house:
-        plays(house.model, {ENDED: "NO_REPLY", "Go.": [three(), "out"], "task": says("done", after_s=3600)})
+        plays(house.model, {ENDED: "NO_REPLY", "Go.": [three(), "out"], "task": text_reply("done", after_s=3600)})
         await house.post("Go.")
         at_work = ["ok", "open", "open", "open"]
         await until(house, "run.list", lambda got: sorted(each["status"] for each in got["runs"]) == at_work)
@@ -137,7 +137,7 @@ async def test_one_that_was_not_to_be_kept_leaves_its_record_and_no_session(tmp_
         assert [each["sessionId"] for each in listed] == [session]
         shown = await house.ask("subagent.show", id=found["id"])
         assert shown["outcome"] == "ok" and "I see." in shown["result-text"]
-        with pytest.raises(NotFound, match="is gone"):
+        with pytest.raises(NotFound, match="was deleted"):
             await house.ask("subagent.log", id=found["id"])
-        with pytest.raises(NotFound, match="is gone"):
+        with pytest.raises(NotFound, match="was deleted"):
             await house.ask("subagent.send", id=found["id"], text="Hello?")

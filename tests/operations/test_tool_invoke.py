@@ -10,14 +10,14 @@ import pytest
 from flows.tools_instance import ADA, HandsHouse, Visit, hands_house
 from operations.operations_instance import agent, person
 
-from retinue.api.responses import status_of
+from retinue.api.responses import http_status
 from retinue.domain.agent import PermissionLevel, ToolRules
 from retinue.domain.errors import NotAllowed, NotFound
 from retinue.domain.structs import replace
 from retinue.domain.tool import RESULT_CHARS_MAX
 from retinue.domain.trust import Trust
 from retinue.policy.tools.tool_groups import INVOKE_DENIED
-from retinue.testing.scripted_model import calls
+from retinue.testing.scripted_model import tool_call_reply
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ async def test_a_tool_is_called_as_an_agent_would_and_its_answer_comes_back(hous
 
 async def test_arguments_that_do_not_fit_are_a_failed_answer_and_not_a_crash(house: HandsHouse) -> None:
     done = await house.ask("tool.invoke", agent="ada", tool="read", args={"colour": "red"})
-    assert done["failed"] and "do not fit 'read'" in done["output"]
+    assert done["failed"] and "Invalid arguments for 'read'" in done["output"]
 
 
 @pytest.mark.spec("C93")
@@ -49,8 +49,8 @@ async def test_what_is_not_allowed_is_not_there(house: HandsHouse) -> None:
         await house.ask("tool.invoke", agent="ada", tool="append_line", args={"text": "x"})
     with pytest.raises(NotFound) as unknown:
         await house.ask("tool.invoke", agent="ada", tool="fly", args={})
-    assert denied.value.code == unknown.value.code == "tool.not-found"
-    assert status_of(denied.value) == status_of(unknown.value) == 404
+    assert denied.value.code == unknown.value.code == "tool.not_found"
+    assert http_status(denied.value) == http_status(unknown.value) == 404
     assert denied.value.try_this == "change tools.deny"
     assert house.lines == []
     house.rule(deny=())
@@ -78,7 +78,7 @@ async def test_what_would_ask_is_refused_for_there_is_nobody_to_ask(house: Hands
     house.rule(ask=("append_line",))
     with pytest.raises(NotAllowed) as refused:
         await house.ask("tool.invoke", agent="ada", tool="append_line", args={"text": "x"})
-    assert refused.value.code == "tool.asks" and "grant add" in (refused.value.try_this or "")
+    assert refused.value.code == "tool.needs_approval" and "grant add" in (refused.value.try_this or "")
     assert house.lines == [] and await house.asked() == [], "and nobody finds a question that nobody waits for"
 
 
@@ -92,7 +92,7 @@ async def test_in_a_conversation_that_has_read_strangers_words_a_direct_call_is_
     house: HandsHouse,
 ) -> None:
     """It was once judged as if the conversation were empty, while `policy explain` said otherwise."""
-    session = await house.turn("Visit the page.", calls("visit"), "Read.")
+    session = await house.turn("Visit the page.", tool_call_reply("visit"), "Read.")
     asked = {"agent": "ada", "tool": "append_line", "args": {"text": "x"}, "session": session}
     explained = await house.ask("policy.explain", door="invoke", **asked)
     assert explained["verdict"] == "ask" and {"origin"} <= {found["layer"] for found in explained["findings"]}

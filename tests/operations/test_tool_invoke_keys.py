@@ -18,14 +18,14 @@ import pytest
 from cli.server_process import HouseProcess
 from flows.tools_instance import HandsHouse, hands_house
 
-from retinue.api.responses import status_of
+from retinue.api.responses import http_status
 from retinue.cli import client
-from retinue.cli.errors import HouseClosed
+from retinue.cli.errors import ServerNotAnswering
 from retinue.domain.errors import Conflict, NotAllowed, NotFound
-from retinue.domain.tool import Effect, ToolSpec
+from retinue.domain.tool import ToolEffect, ToolSpec
 from retinue.store.core import idempotency
-from retinue.testing.waiting import wait_until_sync
-from retinue.tools.base import Output, Pending, Scene, ToolFailed, schema_of
+from retinue.testing.wait_conditions import wait_until_sync
+from retinue.tools.base import CallPending, ToolContext, ToolFailed, ToolOutput, schema_of
 
 WAIT_S = 30.0
 
@@ -47,12 +47,12 @@ class Hold:
             name="hold",
             description="Wait.",
             parameters=schema_of(HoldArguments),
-            effects=frozenset({Effect.WRITES}),
+            effects=frozenset({ToolEffect.WRITES}),
             source="plugin:holding",
         )
     )
 
-    async def perform(self, arguments: HoldArguments, scene: Scene) -> Output:
+    async def perform(self, arguments: HoldArguments, context: ToolContext) -> ToolOutput:
         self.begun += 1
         self.began.set()
         await self.go_on.wait()
@@ -60,9 +60,9 @@ class Hold:
             case "failed":
                 raise ToolFailed("it could not be held")
             case "pending":
-                raise Pending(datetime(2030, 1, 1, tzinfo=UTC))
+                raise CallPending(datetime(2030, 1, 1, tzinfo=UTC))
             case _:
-                return Output(text=f"held {self.begun}")
+                return ToolOutput(text=f"held {self.begun}")
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ async def test_a_key_is_claimed_while_the_tool_is_at_work_and_then_has_its_answe
     at_work = asyncio.create_task(held(house, "k"))
     await hold.began.wait()
     assert await claims(house) == 1, "it is stored before the tool begins"
-    assert (await refused(house, "k")).code == "key.in-progress"
+    assert (await refused(house, "k")).code == "key.in_progress"
     hold.go_on.set()
     first = await at_work
     assert first == {"tool": "hold", "output": "held 1", "failed": False}
@@ -116,10 +116,10 @@ async def test_a_call_that_was_cancelled_is_not_made_again_under_its_key(house: 
         await at_work
     hold.go_on.set()
     told = [await refused(house, "k") for _ in range(3)]
-    assert {error.code for error in told} == {"key.interrupted"} and status_of(told[0]) == 409
+    assert {error.code for error in told} == {"key.interrupted"} and http_status(told[0]) == 409
     assert len({str(error) for error in told}) == 1, "it is told the same, however often it is asked"
-    assert "may or may not have been done" in told[0].sentence
-    assert told[0].because and "it began at 20" in told[0].because
+    assert "may or may not have been performed" in told[0].sentence
+    assert told[0].because and "it started at 20" in told[0].because
     assert told[0].try_this and "use a new key" in told[0].try_this
     assert (await refused(house, "k", ends="failed")).code == "key.reused", "the key is not free for something else"
     assert hold.begun == 1
@@ -128,7 +128,7 @@ async def test_a_call_that_was_cancelled_is_not_made_again_under_its_key(house: 
 
 async def test_an_error_after_the_tool_has_begun_keeps_the_key_claimed(house: HandsHouse, hold: Hold) -> None:
     hold.go_on.set()
-    with pytest.raises(Pending):  # it has set something going, and no run is there to come back to it
+    with pytest.raises(CallPending):  # it has set something going, and no run is there to come back to it
         await held(house, "k", ends="pending")
     assert (await refused(house, "k", ends="pending")).code == "key.interrupted" and hold.begun == 1
 
@@ -165,7 +165,7 @@ async def test_releasing_a_key_leaves_an_answer_alone(house: HandsHouse, hold: H
     hold.go_on.set()
     first = await held(house, "k")
     await house.house.store.write(
-        lambda conn: idempotency.release(conn, principal="person:owner", key="k"), point="key-release"
+        lambda conn: idempotency.release_claim(conn, principal="person:owner", key="k"), point="key-release"
     )
     assert await held(house, "k") == first and hold.begun == 1
 
@@ -196,13 +196,13 @@ class Server:
 
     def call(self, key: str) -> dict[str, Any]:
         args = {"command": str(self.program), "yield_ms": 60_000}
-        return json.loads(client.ask("tool.invoke", {"tool": "exec", "args": args}, key=key))
+        return json.loads(client.call_raw("tool.invoke", {"tool": "exec", "args": args}, key=key))
 
     def call_aside(self, key: str) -> threading.Thread:
         """Make a call that is cut off by the end of the server."""
 
         def call() -> None:
-            with suppress(HouseClosed):
+            with suppress(ServerNotAnswering):
                 self.call(key)
 
         calling = threading.Thread(target=call)
@@ -210,7 +210,7 @@ class Server:
         return calling
 
     def refused(self, key: str) -> dict[str, Any]:
-        with pytest.raises(client.Refused) as refused:
+        with pytest.raises(client.ApiError) as refused:
             self.call(key)
         return refused.value.error
 
@@ -253,7 +253,7 @@ def test_a_command_that_a_kill_cut_off_is_not_run_again_under_its_key(server: Se
     server.process.open()
     told = [server.refused("k") for _ in range(2)]
     assert told[0]["code"] == "key.interrupted" and told[0] == told[1]
-    assert "may or may not have been done" in told[0]["sentence"] and "use a new key" in told[0]["try"]
+    assert "may or may not have been performed" in told[0]["sentence"] and "use a new key" in told[0]["try"]
     assert server.count() == 1
     server.process.kill()
     server.process.open()

@@ -10,14 +10,14 @@ import pytest
 from operations.operations_instance import DeskHouse, desk_house, person
 
 from retinue.domain.errors import NotFound
-from retinue.testing.local_instance import Household
+from retinue.testing.local_instance import LocalInstance
 
 OWNER, GUS = person("owner"), person("gus")
 
 
 @pytest.fixture
 async def house(tmp_path: Path) -> AsyncIterator[DeskHouse]:
-    async with desk_house(Household(tmp_path)) as made:
+    async with desk_house(LocalInstance(tmp_path)) as made:
         yield made
 
 
@@ -25,7 +25,7 @@ async def talked(house: DeskHouse, *texts: str) -> str:
     session = ""
     for text in texts:
         sent = await house.ask(OWNER, "envelope.send", to="agent:ada", text=text)
-        await house.house.outcome(sent["envelope"])
+        await house.house.wait_for_outcome(sent["envelope"])
         session = sent["session"]
     return session
 

@@ -11,17 +11,17 @@ import pytest
 from operations.operations_instance import DeskHouse, agent, desk_house, person
 from store.model_spending import Till, run_of, terms
 
-from retinue.config import load
+from retinue.config import load_configuration
 from retinue.domain.agent import Agent
 from retinue.domain.errors import Invalid
-from retinue.domain.model import FREE, ModelRef
+from retinue.domain.model import FREE_PRICE, ModelRef
 from retinue.domain.record import Usage
 from retinue.domain.run import Run
 from retinue.domain.structs import replace
-from retinue.operations.config_holder import Keeper
-from retinue.policy.limits.budgets import days
+from retinue.operations.config_holder import ConfigHolder
+from retinue.policy.limits.budgets import compute_budget_days
 from retinue.store.agents import agents
-from retinue.testing.local_instance import Household
+from retinue.testing.local_instance import LocalInstance
 
 OWNER, MARIA, NOOR = person("owner"), person("maria"), person("noor")
 USAGE = Usage(input_tokens=1_000, output_tokens=100, cache_read_tokens=400, reasoning_tokens=30)  # 4,500
@@ -31,13 +31,13 @@ LOCAL = ModelRef("", "local")
 @pytest.fixture(params=["sqlite", "postgres"])
 async def house(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[DeskHouse]:
     url = request.getfixturevalue("postgres_url") if request.param == "postgres" else None
-    async with desk_house(Household(tmp_path, url=url)) as made:
+    async with desk_house(LocalInstance(tmp_path, url=url)) as made:
         yield made
 
 
 def till_of(house: DeskHouse, *, days_ago: int = 0) -> Till:
     now = house.desk.clock.now() - timedelta(days=days_ago)
-    return Till(house.house.store, days(now, house.desk.zone))
+    return Till(house.house.store, compute_budget_days(now, house.desk.zone))
 
 
 async def spend(
@@ -53,7 +53,7 @@ async def a_week(house: DeskHouse) -> None:
     await spend(house, run_of("1"), days_ago=6)
     await spend(house, run_of("1"), turn=1, days_ago=6)
     await spend(house, run_of("2", agent="bo", sender="person:noor"), days_ago=1)
-    await spend(house, run_of("3", agent="bo", sender="schedule:abcdef01"), price=FREE, ref=LOCAL)
+    await spend(house, run_of("3", agent="bo", sender="schedule:abcdef01"), price=FREE_PRICE, ref=LOCAL)
     await spend(house, run_of("4"), usage=replace(USAGE, estimated=True))
     await till_of(house).reserve(run_of("5"), terms())
     await till_of(house).fail(run_of("6"), terms(), unknown=False)
@@ -151,7 +151,7 @@ async def test_what_is_left_out_is_counted_and_the_total_is_of_all(house: DeskHo
     ],
 )
 async def test_what_cannot_be_asked_is_refused_with_a_reason(tmp_path: Path, asked: Any, code: str) -> None:
-    async with desk_house(Household(tmp_path)) as house:
+    async with desk_house(LocalInstance(tmp_path)) as house:
         with pytest.raises(Invalid) as refused:
             await used(house, **asked)
     assert refused.value.code == code
@@ -161,13 +161,15 @@ async def test_what_cannot_be_asked_is_refused_with_a_reason(tmp_path: Path, ask
 
 
 async def with_caps(house: DeskHouse, **budgets: float) -> DeskHouse:
-    home = house.desk.home
+    home = house.desk.data_dir
     lines = [f"{name} = {dollars}" for name, dollars in budgets.items()]
     (home / "retinue.toml").write_text("\n".join(["[budgets]", *lines, ""]))
     environment = {"RETINUE_HOME": str(home)}
     ada = Agent(name="ada", model="scripted", day_microusd_max=100_000, cost_microusd_max=50_000)
-    await house.house.store.write(lambda conn: agents.put(conn, ada, source="test", at_ms=2), point="test")
-    return replace(house, desk=replace(house.desk, config=Keeper(load(environment), environment)))
+    await house.house.store.write(lambda conn: agents.upsert(conn, ada, source="test", at_ms=2), point="test")
+    return replace(
+        house, desk=replace(house.desk, config_holder=ConfigHolder(load_configuration(environment), environment))
+    )
 
 
 async def budgets_of(house: DeskHouse, who: Any) -> dict[tuple[str, str], tuple[Any, ...]]:

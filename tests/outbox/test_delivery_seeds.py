@@ -17,20 +17,20 @@ import sqlalchemy as sa
 
 from retinue.connectors.base import DeliveryFailed
 from retinue.domain import address
-from retinue.domain.envelope import Draft, Envelope, Outcome
+from retinue.domain.envelope import Envelope, EnvelopeDraft, Outcome
 from retinue.domain.errors import StoreError
 from retinue.domain.ids import EnvelopeId
 from retinue.domain.times import to_ms
-from retinue.intake.accept import Inbox, RoomWake, Wake
-from retinue.outbox.deliveries import Bounds, Outbox
+from retinue.intake.accept import ChannelWake, EnvelopeIntake, Wake
+from retinue.outbox.deliveries import Outbox, OutboxLimits
 from retinue.store.channels import deliveries
 from retinue.store.core.sqlite import InlineStore
 from retinue.store.core.transaction import latest_ms
 from retinue.store.envelopes import envelopes
-from retinue.store.ledger.ledger import Ledger, check
-from retinue.store.open_store import open_inline
-from retinue.testing.fake_connector import QuietConnector, Trouble
-from retinue.testing.local_instance import CountedIds
+from retinue.store.ledger.ledger import LedgerReport, check_ledger
+from retinue.store.open_store import open_inline_store
+from retinue.testing.fake_connector import DeliveryFault, FakeConnector
+from retinue.testing.local_instance import SequentialIds
 from retinue.testing.virtual_time import VirtualClock, simulate
 
 SEEDS_QUICK = 10
@@ -46,22 +46,22 @@ class Crash(BaseException):
     """The house stops here, as `kill -9` would have it."""
 
 
-class Unreliable(QuietConnector):
+class Unreliable(FakeConnector):
     """Draws what befalls each delivery."""
 
     chance: random.Random
 
-    def _next_trouble(self, room: str) -> Trouble:
+    def _next_fault(self, channel: str) -> DeliveryFault:
         drawn = self.chance.random()
         if drawn < 0.12:
-            return Trouble(failure=DeliveryFailed("closed"), after_s=self.chance.random())
+            return DeliveryFault(failure=DeliveryFailed("closed"), delay_s=self.chance.random())
         if drawn < 0.16:
-            return Trouble(failure=DeliveryFailed("not so fast", retry_after_s=self.chance.randint(1, 90)))
+            return DeliveryFault(failure=DeliveryFailed("not so fast", retry_after_s=self.chance.randint(1, 90)))
         if drawn < 0.18:
-            return Trouble(failure=DeliveryFailed("no such room", permanent=True))
+            return DeliveryFault(failure=DeliveryFailed("no such room", permanent=True))
         if drawn < 0.26:
-            return Trouble(breaks=True, arrives=self.chance.random() < 0.5, after_s=self.chance.random())
-        return Trouble(after_s=self.chance.choice((0.0, 0.0, 0.3, 4.0)))
+            return DeliveryFault(breaks=True, arrives=self.chance.random() < 0.5, delay_s=self.chance.random())
+        return DeliveryFault(delay_s=self.chance.choice((0.0, 0.0, 0.3, 4.0)))
 
 
 @dataclass
@@ -87,28 +87,30 @@ class World:
             raise Crash(point)
 
     def wake(self, wake: Wake) -> None:
-        if isinstance(wake, RoomWake) and self.outbox is not None:
+        if isinstance(wake, ChannelWake) and self.outbox is not None:
             self.outbox.wake(wake.channel)
 
 
 async def live_through(world: World) -> None:
     """Open the house again after every crash, until everything was posted and has ended."""
-    ids = CountedIds()
+    ids = SequentialIds()
     while True:
         world.down.clear()
-        store = open_inline(world.path, faults=world)
+        store = open_inline_store(world.path, faults=world)
         outbox = Outbox(
             store,
             world.clock,
             world.connectors,
-            bounds=Bounds(rooms_at_once=4, rooms_at_once_each=3, rooms_ready_max=4, rooms_resting_max=2),
+            limits=OutboxLimits(
+                channels_active_max=4, channels_per_connector_max=3, channels_queued_max=4, channels_waiting_max=2
+            ),
             faults=world,
         )
         tasks: list[asyncio.Task[Any]] = []
         try:
             await outbox.start()
             world.outbox = outbox
-            inbox = Inbox(store, world.clock, world.wake)
+            inbox = EnvelopeIntake(store, world.clock, world.wake)
             tasks = [
                 asyncio.create_task(post_all(world, inbox, ids)),
                 asyncio.create_task(ring(world, store)),
@@ -134,13 +136,13 @@ async def live_through(world: World) -> None:
             await store.close()
 
 
-async def post_all(world: World, inbox: Inbox, ids: CountedIds) -> None:
+async def post_all(world: World, inbox: EnvelopeIntake, ids: SequentialIds) -> None:
     try:
         while world.drafts_left:
             draft = next_draft(world, ids)
             while True:
                 try:
-                    await inbox.post(draft)
+                    await inbox.accept(draft)
                     break
                 except StoreError:
                     await world.clock.sleep(0.5)
@@ -150,17 +152,17 @@ async def post_all(world: World, inbox: Inbox, ids: CountedIds) -> None:
         return  # no receipt: whoever posts sends the same again
 
 
-def next_draft(world: World, ids: CountedIds) -> Draft:
+def next_draft(world: World, ids: SequentialIds) -> EnvelopeDraft:
     number = ENVELOPES - world.drafts_left
     draw = random.Random(f"{number} of {world.path.name}")  # the same after a crash, as a careful client would
     later = draw.random() < 0.15
-    return Draft(
+    return EnvelopeDraft(
         id=EnvelopeId(ids.new()),
-        sender=address.agent("ada"),
-        recipient=address.parse(f"channel:{draw.choice(('safe', 'forgetful'))}:{draw.randrange(5)}"),
+        sender=address.agent_address("ada"),
+        recipient=address.parse_address(f"channel:{draw.choice(('safe', 'forgetful'))}:{draw.randrange(5)}"),
         text=f"{number}",
         source="test",
-        key=f"{number}",
+        idempotency_key=f"{number}",
         deliver_at=world.clock.now() + timedelta(seconds=draw.randint(1, 60)) if later else None,
     )
 
@@ -170,8 +172,8 @@ async def ring(world: World, store: InlineStore) -> None:
     while True:
         await world.clock.sleep(5.0)
         now_ms = to_ms(world.clock.now())
-        for channel in await store.scan(partial(deliveries.due_rooms, now_ms=now_ms, after="", limit=100)):
-            world.wake(RoomWake(channel))
+        for channel in await store.scan(partial(deliveries.list_due_channels, now_ms=now_ms, after="", limit=100)):
+            world.wake(ChannelWake(channel))
 
 
 async def jump_about(world: World) -> None:
@@ -195,17 +197,17 @@ class Found:
     envelopes: list[Envelope]
     outcomes: dict[EnvelopeId, Outcome]
     open_attempts: int
-    ledger: Ledger
+    ledger: LedgerReport
 
 
 def look_into(path: Path) -> Found:
-    store = open_inline(path, yields=False)
+    store = open_inline_store(path, yields=False)
     conn = store.connection
     rows = conn.execute(sa.text("SELECT id FROM envelopes ORDER BY seq")).all()
     kept = [envelope for row in rows if (envelope := envelopes.get(conn, row.id)) is not None]
-    outcomes = {e.id: ended.outcome for e in kept if (ended := envelopes.settled(conn, e.id)) is not None}
+    outcomes = {e.id: ended.outcome for e in kept if (ended := envelopes.get_outcome(conn, e.id)) is not None}
     opened = conn.execute(sa.text("SELECT count(*) FROM deliveries WHERE state = 'sending'")).scalar_one()
-    checked = check(conn, now_ms=latest_ms(conn))
+    checked = check_ledger(conn, now_ms=latest_ms(conn))
     conn.close()
     return Found(kept, outcomes, opened, checked)
 
@@ -232,7 +234,7 @@ def test_nothing_is_lost_doubled_or_reordered_on_a_rough_day(seed: int, tmp_path
         clock = VirtualClock()
         chance = random.Random(f"rough day {seed}")
         for name, safe in (("safe", True), ("forgetful", False)):
-            connectors[name] = Unreliable(clock, instance=name, repeats_safely=safe)
+            connectors[name] = Unreliable(clock, name=name, repeats_safely=safe)
             connectors[name].chance = chance
         await live_through(World(path, chance, clock, connectors))
 
@@ -242,9 +244,9 @@ def test_nothing_is_lost_doubled_or_reordered_on_a_rough_day(seed: int, tmp_path
     assert [envelope.text for envelope in found.envelopes] == [str(number) for number in range(ENVELOPES)]
     assert len(found.outcomes) == ENVELOPES
     assert found.open_attempts == 0
-    assert found.ledger.holds, "\n".join(found.ledger.lines())
+    assert found.ledger.is_ok, "\n".join(found.ledger.lines())
     for name, connector in connectors.items():
-        arrived = [envelope.id for envelope in connector.arrived]
+        arrived = [envelope.id for envelope in connector.delivered_envelopes]
         assert len(arrived) == len(set(arrived)), f"{name}: something was read twice"
         for envelope in found.envelopes:
             if envelope.recipient.name != name:
@@ -263,34 +265,39 @@ def test_nothing_is_lost_doubled_or_reordered_on_a_rough_day(seed: int, tmp_path
 
 @pytest.mark.parametrize(
     ("rooms", "bounds"),
-    [pytest.param(6, Bounds(), id="roomy"), pytest.param(25, Bounds(rooms_at_once=2, rooms_ready_max=2), id="cramped")],
+    [
+        pytest.param(6, OutboxLimits(), id="roomy"),
+        pytest.param(25, OutboxLimits(channels_active_max=2, channels_queued_max=2), id="cramped"),
+    ],
 )
 @pytest.mark.parametrize("seed", range(5))
 def test_mail_that_arrives_at_any_moment_leaves_without_the_help_of_the_alarm(
-    seed: int, rooms: int, bounds: Bounds
+    seed: int, rooms: int, bounds: OutboxLimits
 ) -> None:
     async def main() -> None:
-        clock, chance, ids = VirtualClock(), random.Random(f"any moment {seed}"), CountedIds()
-        store = open_inline()
-        connector = QuietConnector(clock, after_s=chance.choice((0.0, 0.2)))
-        outbox = Outbox(store, clock, {"quiet": connector}, bounds=bounds)
-        inbox = Inbox(store, clock, lambda wake: outbox.wake(wake.channel) if isinstance(wake, RoomWake) else None)
+        clock, chance, ids = VirtualClock(), random.Random(f"any moment {seed}"), SequentialIds()
+        store = open_inline_store()
+        connector = FakeConnector(clock, delay_s=chance.choice((0.0, 0.2)))
+        outbox = Outbox(store, clock, {"quiet": connector}, limits=bounds)
+        inbox = EnvelopeIntake(
+            store, clock, lambda wake: outbox.wake(wake.channel) if isinstance(wake, ChannelWake) else None
+        )
         await outbox.start()
         for number in range(100):
-            await inbox.post(
-                Draft(
+            await inbox.accept(
+                EnvelopeDraft(
                     id=EnvelopeId(ids.new()),
-                    sender=address.agent("ada"),
-                    recipient=address.parse(f"channel:quiet:{chance.randrange(rooms)}"),
+                    sender=address.agent_address("ada"),
+                    recipient=address.parse_address(f"channel:quiet:{chance.randrange(rooms)}"),
                     text=f"{number}",
                     source="test",
-                    key=f"{number}",
+                    idempotency_key=f"{number}",
                 )
             )
             for _ in range(chance.choice((0, 0, 1, 2, 3, 5, 8))):
                 await asyncio.sleep(0)
         await clock.sleep(60.0)
-        assert len(connector.arrived) == 100
+        assert len(connector.delivered_envelopes) == 100
         await outbox.stop()
         await store.close()
 

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from retinue.config.sandbox import SandboxKind, SandboxMode, SandboxSettings, SessionsSeen
+from retinue.config.sandbox import SandboxKind, SandboxMode, SandboxSettings, SandboxVisibleSessions
 from retinue.domain.agent import Agent, DelegationRules, SubagentRules
-from retinue.policy.access.agent_visibility import Sight, may_message, may_see, may_spawn, sessions_seen, visible_to
+from retinue.policy.access.agent_visibility import (
+    SessionVisibility,
+    decide_session_visibility,
+    list_visible_agents,
+    may_message,
+    may_see_session,
+    may_spawn,
+)
 
 BO, CLERK, NIGHT = Agent(name="bo"), Agent(name="clerk"), Agent(name="night-clerk")
 GHOST = Agent(name="ghost", visible=False)
@@ -37,8 +44,8 @@ def test_an_agent_sees_whom_its_globs_allow_and_nobody_hidden(
     allow: tuple[str, ...], deny: tuple[str, ...], seen: list[str]
 ) -> None:
     asker = ada(allow=allow, deny=deny)
-    assert [agent.name for agent in visible_to(asker, STAFF)] == seen
-    assert [agent.name for agent in STAFF if may_message(asker, agent).allowed] == seen
+    assert [agent.name for agent in list_visible_agents(asker, STAFF)] == seen
+    assert [agent.name for agent in STAFF if may_message(asker, agent).is_allowed] == seen
 
 
 @pytest.mark.parametrize(
@@ -53,8 +60,8 @@ def test_an_agent_sees_whom_its_globs_allow_and_nobody_hidden(
 )
 def test_a_refusal_to_write_names_the_setting(asker: Agent, target: Agent, key: str) -> None:
     decision = may_message(asker, target)
-    assert decision.denied
-    assert decision.key == key
+    assert decision.is_denied
+    assert decision.setting_key == key
     assert key in decision.because and target.name in decision.because
 
 
@@ -73,48 +80,50 @@ def test_a_refusal_to_write_names_the_setting(asker: Agent, target: Agent, key: 
 )
 def test_an_agent_sends_out_itself_and_whom_it_is_allowed(asker: Agent, target: Agent, key: str | None) -> None:
     decision = may_spawn(asker, target)
-    assert decision.allowed is (key is None)
-    assert decision.key == (key or "")
+    assert decision.is_allowed is (key is None)
+    assert decision.setting_key == (key or "")
     assert (key or "") in decision.because
 
 
 @pytest.mark.parametrize(
     ("sandbox", "main", "sight"),
     [
-        (SandboxSettings(), False, Sight.SPAWNED),
-        (SandboxSettings(mode=SandboxMode.NON_MAIN), False, Sight.SPAWNED),
-        (SandboxSettings(mode=SandboxMode.NON_MAIN), True, Sight.OWN),
-        (SandboxSettings(), True, Sight.OWN),
-        (SandboxSettings(mode=SandboxMode.OFF), False, Sight.OWN),
-        (SandboxSettings(kind=SandboxKind.OFF), False, Sight.OWN),
-        (SandboxSettings(sessions=SessionsSeen.ALL), False, Sight.OWN),
+        (SandboxSettings(), False, SessionVisibility.SPAWNED),
+        (SandboxSettings(mode=SandboxMode.NON_MAIN), False, SessionVisibility.SPAWNED),
+        (SandboxSettings(mode=SandboxMode.NON_MAIN), True, SessionVisibility.OWN),
+        (SandboxSettings(), True, SessionVisibility.OWN),
+        (SandboxSettings(mode=SandboxMode.OFF), False, SessionVisibility.OWN),
+        (SandboxSettings(kind=SandboxKind.OFF), False, SessionVisibility.OWN),
+        (SandboxSettings(sessions=SandboxVisibleSessions.ALL), False, SessionVisibility.OWN),
     ],
 )
 def test_a_sandboxed_session_sees_only_those_it_has_sent_out(
-    sandbox: SandboxSettings, main: bool, sight: Sight
+    sandbox: SandboxSettings, main: bool, sight: SessionVisibility
 ) -> None:
-    assert sessions_seen(ada(), sandbox, main=main) is sight
+    assert decide_session_visibility(ada(), sandbox, is_main=main) is sight
     wide = Agent(name="ada", delegation=DelegationRules(histories=True))
-    assert sessions_seen(wide, sandbox, main=main) is (Sight.SPAWNED if sight is Sight.SPAWNED else Sight.ALL)
+    assert decide_session_visibility(wide, sandbox, is_main=main) is (
+        SessionVisibility.SPAWNED if sight is SessionVisibility.SPAWNED else SessionVisibility.ALL
+    )
 
 
 @pytest.mark.parametrize(
     ("sight", "target", "spawned", "key"),
     [
-        (Sight.SPAWNED, BO, True, None),
-        (Sight.SPAWNED, ada(), False, "sandbox.sessions"),
-        (Sight.SPAWNED, BO, False, "sandbox.sessions"),
-        (Sight.OWN, ada(), False, None),
-        (Sight.OWN, BO, True, None),
-        (Sight.OWN, BO, False, "agents.ada.delegation.histories"),
-        (Sight.ALL, BO, False, None),
-        (Sight.ALL, CLERK, False, "agents.ada.delegation.deny"),
+        (SessionVisibility.SPAWNED, BO, True, None),
+        (SessionVisibility.SPAWNED, ada(), False, "sandbox.sessions"),
+        (SessionVisibility.SPAWNED, BO, False, "sandbox.sessions"),
+        (SessionVisibility.OWN, ada(), False, None),
+        (SessionVisibility.OWN, BO, True, None),
+        (SessionVisibility.OWN, BO, False, "agents.ada.delegation.histories"),
+        (SessionVisibility.ALL, BO, False, None),
+        (SessionVisibility.ALL, CLERK, False, "agents.ada.delegation.deny"),
     ],
 )
 def test_a_session_is_seen_as_far_as_the_sight_goes(
-    sight: Sight, target: Agent, spawned: bool, key: str | None
+    sight: SessionVisibility, target: Agent, spawned: bool, key: str | None
 ) -> None:
-    decision = may_see(ada(deny=("clerk",)), sight, target, spawned=spawned)
-    assert decision.allowed is (key is None)
-    assert decision.key == (key or "")
+    decision = may_see_session(ada(deny=("clerk",)), sight, target, is_spawned=spawned)
+    assert decision.is_allowed is (key is None)
+    assert decision.setting_key == (key or "")
     assert (key or "") in decision.because

@@ -10,16 +10,39 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retinue.domain.agent import Agent
-from retinue.domain.budget_caps import Payer, Standing, free_again, grant, key_of, warning
-from retinue.domain.model import FREE, ModelRef, Price
-from retinue.domain.money import BudgetSpent, CallTerms, Caps, Days, PriceUnknown, date_of, day_number, usd
+from retinue.domain.budget_caps import (
+    BudgetBalance,
+    BudgetPayer,
+    budget_setting,
+    budget_warning,
+    grant_output_tokens,
+    reset_date,
+)
+from retinue.domain.model import FREE_PRICE, ModelRef, Price
+from retinue.domain.money import (
+    BudgetLimits,
+    BudgetPeriod,
+    BudgetSpent,
+    ModelCallReservationRequest,
+    PriceUnknown,
+    date_of_day_number,
+    day_number,
+    format_usd,
+)
 from retinue.domain.record import Usage
-from retinue.policy.limits.budgets import OUTPUT_TOKENS_LEAST, affordable, bound_microusd, caps_of, days, input_bound
+from retinue.policy.limits.budgets import (
+    OUTPUT_TOKENS_MIN,
+    affordable_output_tokens,
+    build_budget_caps,
+    compute_budget_days,
+    max_cost_microusd,
+    max_input_tokens,
+)
 
 CLAUDE = ModelRef("anthropic", "claude")
 BERLIN = ZoneInfo("Europe/Berlin")
-ADA = Payer(agent="ada", person="maria")
-NOVEMBER = Days(day=20_772, month_from=20_758, month_to=20_787)  # 2026-11-15
+ADA = BudgetPayer(agent="ada", person="maria")
+NOVEMBER = BudgetPeriod(day=20_772, month_first_day=20_758, month_last_day=20_787)  # 2026-11-15
 
 tokens = st.integers(0, 2_000_000)
 prices = st.builds(
@@ -48,26 +71,26 @@ def usages(draw: st.DrawFn) -> Usage:
 
 
 def test_two_bytes_are_a_token_until_a_reply_has_told_better() -> None:
-    assert input_bound(0) == 0
-    assert input_bound(3) == 2
-    assert input_bound(1_000, known_tokens=1_600) == 2_100
+    assert max_input_tokens(0) == 0
+    assert max_input_tokens(3) == 2
+    assert max_input_tokens(1_000, known_tokens=1_600) == 2_100
 
 
 def test_once_calibrated_an_input_may_be_a_quarter_longer_than_the_last_would_make_it() -> None:
-    assert input_bound(1_000, calibrated=0.25) == 313
-    assert input_bound(1_000, known_tokens=100, calibrated=0.25) == 438
+    assert max_input_tokens(1_000, tokens_per_byte=0.25) == 313
+    assert max_input_tokens(1_000, known_tokens=100, tokens_per_byte=0.25) == 438
 
 
 @pytest.mark.parametrize("nonsense", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_calibration_that_makes_no_sense_is_none(nonsense: float) -> None:
-    assert input_bound(1_000, calibrated=nonsense) == 500
+    assert max_input_tokens(1_000, tokens_per_byte=nonsense) == 500
 
 
 @given(price=prices, usage=usages(), spare=tokens, more=tokens)
 def test_no_call_within_its_bounds_costs_more_than_was_reserved(
     price: Price, usage: Usage, spare: int, more: int
 ) -> None:
-    bound = bound_microusd(price, input_tokens=usage.input_tokens + spare, output_tokens=usage.output_tokens + more)
+    bound = max_cost_microusd(price, input_tokens=usage.input_tokens + spare, output_tokens=usage.output_tokens + more)
     assert price.cost_microusd(usage) <= bound
 
 
@@ -75,18 +98,23 @@ def test_no_call_within_its_bounds_costs_more_than_was_reserved(
 def test_what_is_affordable_fits_and_one_token_more_would_not(
     price: Price, input_tokens: int, wanted: int, left: int
 ) -> None:
-    found = affordable(price, input_tokens_bound=input_tokens, output_tokens_max=wanted, left_microusd=left)
+    found = affordable_output_tokens(
+        price, input_tokens_max=input_tokens, output_tokens_max=wanted, remaining_microusd=left
+    )
     assert 0 <= found <= wanted
-    if bound_microusd(price, input_tokens=input_tokens, output_tokens=0) <= left:
-        assert bound_microusd(price, input_tokens=input_tokens, output_tokens=found) <= left
+    if max_cost_microusd(price, input_tokens=input_tokens, output_tokens=0) <= left:
+        assert max_cost_microusd(price, input_tokens=input_tokens, output_tokens=found) <= left
     else:
         assert found == 0
     if 0 < found < wanted:
-        assert bound_microusd(price, input_tokens=input_tokens, output_tokens=found + 1) > left
+        assert max_cost_microusd(price, input_tokens=input_tokens, output_tokens=found + 1) > left
 
 
 def test_what_is_free_is_bounded_by_nothing() -> None:
-    assert affordable(FREE, input_tokens_bound=10**6, output_tokens_max=8_192, left_microusd=0) == 8_192
+    assert (
+        affordable_output_tokens(FREE_PRICE, input_tokens_max=10**6, output_tokens_max=8_192, remaining_microusd=0)
+        == 8_192
+    )
 
 
 # Days
@@ -102,15 +130,15 @@ def test_what_is_free_is_bounded_by_nothing() -> None:
     ],
 )
 def test_a_day_and_a_month_are_those_of_the_owners_wall(moment: str, day: date, month: tuple[date, date]) -> None:
-    found = days(datetime.fromisoformat(moment), BERLIN)
-    assert date_of(found.day) == day
-    assert (date_of(found.month_from), date_of(found.month_to)) == month
+    found = compute_budget_days(datetime.fromisoformat(moment), BERLIN)
+    assert date_of_day_number(found.day) == day
+    assert (date_of_day_number(found.month_first_day), date_of_day_number(found.month_last_day)) == month
 
 
 def test_days_are_counted_as_the_store_has_counted_them_before() -> None:
     assert day_number(date(1970, 1, 1)) == 0
     moment = datetime(2026, 11, 15, 12, tzinfo=UTC)
-    assert days(moment, ZoneInfo("UTC")) == NOVEMBER
+    assert compute_budget_days(moment, ZoneInfo("UTC")) == NOVEMBER
     assert int(moment.timestamp()) // 86_400 == NOVEMBER.day
 
 
@@ -119,20 +147,20 @@ def test_days_are_counted_as_the_store_has_counted_them_before() -> None:
 
 def test_of_an_agents_cap_and_the_houses_the_tighter_holds() -> None:
     ada = Agent(name="ada", cost_microusd_max=500_000, tree_microusd_max=3_000_000, day_microusd_max=7)
-    caps = caps_of(ada, run_usd=1.0, tree_usd=2.0, house_month_usd=0.1, warn_share=0.5)
-    assert caps == Caps(
+    caps = build_budget_caps(ada, run_usd=1.0, tree_usd=2.0, server_month_usd=0.1, warn_share=0.5)
+    assert caps == BudgetLimits(
         run_microusd=500_000,
         tree_microusd=2_000_000,
         agent_day_microusd=7,
-        house_month_microusd=100_000,
+        instance_month_microusd=100_000,
         warn_share=0.5,
     )
-    assert caps.any and not caps_of(Agent(name="bo")).any
+    assert caps.has_any and not build_budget_caps(Agent(name="bo")).has_any
 
 
 def test_a_cap_of_nothing_is_a_cap() -> None:
-    caps = caps_of(Agent(name="ada"), house_day_usd=0)
-    assert caps.house_day_microusd == 0 and caps.any
+    caps = build_budget_caps(Agent(name="ada"), server_day_usd=0)
+    assert caps.instance_day_microusd == 0 and caps.has_any
 
 
 # Granted and refused
@@ -140,74 +168,83 @@ def test_a_cap_of_nothing_is_a_cap() -> None:
 PRICE = Price(input=3_000_000, output=15_000_000)
 
 
-def asked(*, input_tokens: int = 1_000, output_tokens: int = 8_192) -> CallTerms:
-    return CallTerms(ref=CLAUDE, price=PRICE, input_tokens_bound=input_tokens, output_tokens_max=output_tokens)
+def asked(*, input_tokens: int = 1_000, output_tokens: int = 8_192) -> ModelCallReservationRequest:
+    return ModelCallReservationRequest(
+        ref=CLAUDE, price=PRICE, input_tokens_max=input_tokens, output_tokens_max=output_tokens
+    )
 
 
-def standing(what: str, cap: int, settled: int = 0, held: int = 0) -> Standing:
-    return Standing(what=what, cap_microusd=cap, settled_microusd=settled, held_microusd=held)
+def standing(what: str, cap: int, settled: int = 0, held: int = 0) -> BudgetBalance:
+    return BudgetBalance(name=what, limit_microusd=cap, spent_microusd=settled, reserved_microusd=held)
 
 
 def test_the_tightest_cap_says_how_long_a_reply_may_be() -> None:
     wide, tight = standing("house's day", 10_000_000), standing("run", 100_000, 20_000, 20_000)
-    assert grant(asked(), PRICE, [wide, tight], payer=ADA, days=NOVEMBER) == (60_000 - 3_000) // 15
-    assert grant(asked(), PRICE, [wide], payer=ADA, days=NOVEMBER) == 8_192
-    assert grant(asked(), PRICE, [], payer=ADA, days=NOVEMBER) == 8_192
+    assert grant_output_tokens(asked(), PRICE, [wide, tight], payer=ADA, period=NOVEMBER) == (60_000 - 3_000) // 15
+    assert grant_output_tokens(asked(), PRICE, [wide], payer=ADA, period=NOVEMBER) == 8_192
+    assert grant_output_tokens(asked(), PRICE, [], payer=ADA, period=NOVEMBER) == 8_192
 
 
 def test_a_reply_that_would_be_too_short_is_not_asked_for() -> None:
-    needs = bound_microusd(PRICE, input_tokens=1_000, output_tokens=OUTPUT_TOKENS_LEAST)
+    needs = max_cost_microusd(PRICE, input_tokens=1_000, output_tokens=OUTPUT_TOKENS_MIN)
     enough = standing("run", needs)
-    assert grant(asked(), PRICE, [enough], payer=ADA, days=NOVEMBER) == OUTPUT_TOKENS_LEAST
+    assert grant_output_tokens(asked(), PRICE, [enough], payer=ADA, period=NOVEMBER) == OUTPUT_TOKENS_MIN
     with pytest.raises(BudgetSpent):
-        grant(asked(), PRICE, [standing("run", needs - 1)], payer=ADA, days=NOVEMBER)
+        grant_output_tokens(asked(), PRICE, [standing("run", needs - 1)], payer=ADA, period=NOVEMBER)
 
 
 def test_a_reply_that_was_meant_to_be_short_may_be() -> None:
-    needs = bound_microusd(PRICE, input_tokens=1_000, output_tokens=100)
-    assert grant(asked(output_tokens=100), PRICE, [standing("run", needs)], payer=ADA, days=NOVEMBER) == 100
+    needs = max_cost_microusd(PRICE, input_tokens=1_000, output_tokens=100)
+    assert (
+        grant_output_tokens(asked(output_tokens=100), PRICE, [standing("run", needs)], payer=ADA, period=NOVEMBER)
+        == 100
+    )
 
 
 def test_an_input_that_nothing_is_left_for_is_refused_however_short_the_reply() -> None:
     with pytest.raises(BudgetSpent):
-        grant(asked(output_tokens=0), PRICE, [standing("run", 2_999)], payer=ADA, days=NOVEMBER)
+        grant_output_tokens(asked(output_tokens=0), PRICE, [standing("run", 2_999)], payer=ADA, period=NOVEMBER)
 
 
 @pytest.mark.parametrize(
     ("what", "sentence", "try_this"),
     [
         ("run", "the budget of this run is spent", "raise the lower of `cost_microusd_max` of agent 'ada' and "),
-        ("tree", "the budget of this run and those that came of it is spent", "raise the lower of `tree_microusd_max`"),
+        ("tree", "the budget of this run and the runs it started is spent", "raise the lower of `tree_microusd_max`"),
         ("agent's day", "the budget of agent 'ada' for today is spent", "wait until 2026-11-16, or raise `day_microus"),
         ("agent's month", "the budget of agent 'ada' for this month is spent", "wait until 2026-12-01, or raise `mon"),
         ("person's day", "the budget of 'maria' for today is spent", "wait until 2026-11-16, or raise `budgets.perso"),
-        ("house's month", "the budget of the house for this month is spent", "wait until 2026-12-01, or raise `budge"),
+        (
+            "house's month",
+            "the budget of this server for this month is spent",
+            "wait until 2026-12-01, or raise `budge",
+        ),
     ],
 )
 def test_a_refusal_says_which_cap_how_much_of_it_when_it_is_free_again_and_what_to_raise(
     what: str, sentence: str, try_this: str
 ) -> None:
     with pytest.raises(BudgetSpent) as refused:
-        grant(asked(), PRICE, [standing(what, 1_000_000, 950_000, 40_000)], payer=ADA, days=NOVEMBER)
+        grant_output_tokens(asked(), PRICE, [standing(what, 1_000_000, 950_000, 40_000)], payer=ADA, period=NOVEMBER)
     assert refused.value.code == "budget.spent"
     assert refused.value.sentence == sentence
     assert refused.value.because == (
-        "$0.95 of $1.00 is spent and $0.04 held for calls under way, and the next call may cost $0.018360"
+        "$0.95 of $1.00 is spent and $0.04 is reserved for running calls, and the next call may cost $0.018360"
     )
     assert refused.value.try_this.startswith(try_this)
 
 
 def test_every_cap_has_a_key_to_raise_it_by() -> None:
-    keys = {what: key_of(what, "ada") for what in Caps().of_each()}
+    keys = {what: budget_setting(what, "ada") for what in BudgetLimits().by_name()}
     assert keys["house's day"] == "`budgets.house_day_usd`"
     assert keys["person's month"] == "`budgets.person_month_usd`"
     assert len(set(keys.values())) == len(keys)
-    assert free_again("run", NOVEMBER) is None is free_again("tree", NOVEMBER)
+    assert reset_date("run", NOVEMBER) is None is reset_date("tree", NOVEMBER)
 
 
 def test_a_warning_comes_with_the_call_that_crosses_the_share_and_with_no_other() -> None:
     at = [standing("agent's day", 1_000_000, settled) for settled in (790_000, 800_000, 810_000)]
-    assert [warning(each, 0.8, last_microusd=10_000, payer=ADA) for each in at] == [
+    assert [budget_warning(each, 0.8, last_microusd=10_000, payer=ADA) for each in at] == [
         None,
         "80% of the budget of agent 'ada' for today is spent: $0.80 of $1.00",
         None,
@@ -216,7 +253,7 @@ def test_a_warning_comes_with_the_call_that_crosses_the_share_and_with_no_other(
 
 def test_what_costs_nobody_knows_what_says_which_keys_to_set() -> None:
     error = PriceUnknown(CLAUDE)
-    assert error.code == "model.price-unknown"
+    assert error.code == "model.price_unknown"
     assert '[models.entries."anthropic/claude"]' in error.try_this
 
 
@@ -234,4 +271,4 @@ def test_what_costs_nobody_knows_what_says_which_keys_to_set() -> None:
     ],
 )
 def test_amounts_are_shown_in_cents_or_as_small_as_they_are(microusd: int, shown: str) -> None:
-    assert usd(microusd) == shown
+    assert format_usd(microusd) == shown

@@ -14,57 +14,65 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from retinue.domain.decision import Decision, Verdict
+from retinue.domain.decision import Decision, DecisionKind
 from retinue.domain.display_options import Elevation
 from retinue.domain.errors import Invalid
 from retinue.domain.structs import replace
-from retinue.policy.tools.exec_allowlist import RUNS_WHAT_IT_IS_TOLD, Program, allows, programs_named, rule
-from retinue.policy.tools.exec_placement import (
-    Asking,
-    Elevated,
-    ExecPolicy,
-    Gates,
-    Security,
-    Where,
-    Wish,
-    decide,
-    resolve,
+from retinue.policy.tools.exec_allowlist import (
+    CODE_RUNNERS,
+    ResolvedProgram,
+    decide_by_allowlist,
+    list_program_names,
+    parse_command_rule,
 )
-from retinue.testing.waiting import WAIT_LIMIT_S
+from retinue.policy.tools.exec_placement import (
+    CommandAsk,
+    CommandLocation,
+    CommandSecurity,
+    ElevatedPolicy,
+    ElevationGates,
+    ExecPolicy,
+    ExecRequest,
+    decide_exec,
+    resolve_placement,
+)
+from retinue.testing.wait_conditions import WAIT_LIMIT_S
 from retinue.text.shell_parser import (
     COMMAND_CHARS_MAX,
-    PARTS_MAX,
+    COMMANDS_MAX,
     WORDS_MAX,
-    Follows,
-    Line,
-    NotPlain,
-    Part,
-    parse,
-    quoted,
-    rendered,
+    CommandLine,
+    CommandOperator,
+    ShellSyntaxRefused,
+    SimpleCommand,
+    format_command_line,
+    parse_command_line,
+    quote_word,
 )
 
 BIN = {
-    "ls": Program("/usr/bin/ls", "/usr/bin/ls"),
-    "git": Program("/usr/bin/git", "/usr/bin/git"),
-    "/usr/bin/git": Program("/usr/bin/git", "/usr/bin/git"),
-    "cat": Program("/usr/bin/cat", "/usr/bin/cat"),
-    "find": Program("/usr/bin/find", "/usr/bin/find"),
-    "sort": Program("/usr/bin/sort", "/usr/bin/sort"),
-    "python3": Program("/usr/bin/python3", "/usr/bin/python3.11"),
-    "vi": Program("/usr/bin/vi", "/usr/bin/vim.tiny"),
-    "/opt/tools/report": Program("/opt/tools/report", "/opt/tools/report"),
-    "/opt/tools/deep/x": Program("/opt/tools/deep/x", "/opt/tools/deep/x"),
-    "/home/ada/work/ls": Program("/home/ada/work/ls", "/home/ada/work/ls"),
-    "/bin/ls": Program("/bin/ls", "/usr/bin/ls"),
-    "cp": Program("/bin/cp", "/bin/busybox"),
-    "mv": Program("/bin/mv", "/bin/busybox"),
+    "ls": ResolvedProgram("/usr/bin/ls", "/usr/bin/ls"),
+    "git": ResolvedProgram("/usr/bin/git", "/usr/bin/git"),
+    "/usr/bin/git": ResolvedProgram("/usr/bin/git", "/usr/bin/git"),
+    "cat": ResolvedProgram("/usr/bin/cat", "/usr/bin/cat"),
+    "find": ResolvedProgram("/usr/bin/find", "/usr/bin/find"),
+    "sort": ResolvedProgram("/usr/bin/sort", "/usr/bin/sort"),
+    "python3": ResolvedProgram("/usr/bin/python3", "/usr/bin/python3.11"),
+    "vi": ResolvedProgram("/usr/bin/vi", "/usr/bin/vim.tiny"),
+    "/opt/tools/report": ResolvedProgram("/opt/tools/report", "/opt/tools/report"),
+    "/opt/tools/deep/x": ResolvedProgram("/opt/tools/deep/x", "/opt/tools/deep/x"),
+    "/home/ada/work/ls": ResolvedProgram("/home/ada/work/ls", "/home/ada/work/ls"),
+    "/bin/ls": ResolvedProgram("/bin/ls", "/usr/bin/ls"),
+    "cp": ResolvedProgram("/bin/cp", "/bin/busybox"),
+    "mv": ResolvedProgram("/bin/mv", "/bin/busybox"),
 }
 
 
-def listed(rules: list[str], command: str, *, programs: Mapping[str, Program] = BIN) -> Decision:
+def listed(rules: list[str], command: str, *, programs: Mapping[str, ResolvedProgram] = BIN) -> Decision:
     writable = [PurePosixPath("/home/ada/work")]
-    return allows([rule(each) for each in rules], parse(command), programs, writable=writable)
+    return decide_by_allowlist(
+        [parse_command_rule(each) for each in rules], parse_command_line(command), programs, writable=writable
+    )
 
 
 # A line and its meaning
@@ -129,8 +137,8 @@ def listed(rules: list[str], command: str, *, programs: Mapping[str, Program] = 
     ],
 )
 def test_whatever_a_shell_would_read_in_its_own_way_is_refused(command: str) -> None:
-    with pytest.raises(NotPlain) as refused:
-        parse(command)
+    with pytest.raises(ShellSyntaxRefused) as refused:
+        parse_command_line(command)
 
     assert refused.value.because and refused.value.try_this
 
@@ -140,29 +148,29 @@ def test_whatever_a_shell_would_read_in_its_own_way_is_refused(command: str) -> 
 )
 def test_a_command_that_cannot_be_shown_is_none(command: str) -> None:
     with pytest.raises(Invalid, match=r"command\.invalid"):
-        parse(command)
+        parse_command_line(command)
 
 
 def test_a_line_is_bounded() -> None:
-    assert len(parse(" ".join(["a"] * WORDS_MAX)).parts[0].argv) == WORDS_MAX
-    with pytest.raises(NotPlain, match="words"):
-        parse(" ".join(["a"] * (WORDS_MAX + 1)))
-    assert len(parse(";".join(["a"] * PARTS_MAX)).parts) == PARTS_MAX
-    with pytest.raises(NotPlain, match="commands"):
-        parse(";".join(["a"] * (PARTS_MAX + 1)))
+    assert len(parse_command_line(" ".join(["a"] * WORDS_MAX)).commands[0].argv) == WORDS_MAX
+    with pytest.raises(ShellSyntaxRefused, match="words"):
+        parse_command_line(" ".join(["a"] * (WORDS_MAX + 1)))
+    assert len(parse_command_line(";".join(["a"] * COMMANDS_MAX)).commands) == COMMANDS_MAX
+    with pytest.raises(ShellSyntaxRefused, match="commands"):
+        parse_command_line(";".join(["a"] * (COMMANDS_MAX + 1)))
 
 
 @pytest.mark.spec("C62")
 def test_a_line_is_split_outside_quotes_only() -> None:
-    line = parse("""git log 'a && b' "c | d" e\\;f && ls || cat x ; sort | ls""")
+    line = parse_command_line("""git log 'a && b' "c | d" e\\;f && ls || cat x ; sort | ls""")
 
-    assert line == Line(
+    assert line == CommandLine(
         (
-            Part(("git", "log", "a && b", "c | d", "e;f")),
-            Part(("ls",), Follows.AND),
-            Part(("cat", "x"), Follows.OR),
-            Part(("sort",), Follows.THEN),
-            Part(("ls",), Follows.PIPE),
+            SimpleCommand(("git", "log", "a && b", "c | d", "e;f")),
+            SimpleCommand(("ls",), CommandOperator.AND),
+            SimpleCommand(("cat", "x"), CommandOperator.OR),
+            SimpleCommand(("sort",), CommandOperator.SEQUENCE),
+            SimpleCommand(("ls",), CommandOperator.PIPE),
         )
     )
     assert line.argv is None
@@ -181,7 +189,7 @@ def test_a_line_is_split_outside_quotes_only() -> None:
     ],
 )
 def test_words_are_read_as_a_shell_reads_them(command: str, argv: tuple[str, ...]) -> None:
-    assert parse(command).argv == argv
+    assert parse_command_line(command).argv == argv
 
 
 # Against a real shell
@@ -264,13 +272,13 @@ def run_by(shell: list[str], command: str, recorder: Path) -> Counter[tuple[str,
     return Counter(tuple(os.fsdecode(word) for word in each.split(b"\0")[:-1]) for each in recorded)
 
 
-def meant(line: Line) -> Counter[tuple[str, ...]]:
+def meant(line: CommandLine) -> Counter[tuple[str, ...]]:
     """Which commands run where each one succeeds."""
     ran: list[tuple[str, ...]] = []
     running = True
-    for part in line.parts:
-        if part.follows is not Follows.PIPE:
-            running = part.follows is not Follows.OR
+    for part in line.commands:
+        if part.operator is not CommandOperator.PIPE:
+            running = part.operator is not CommandOperator.OR
         if running:
             ran.append(part.argv)
     return Counter(ran)
@@ -288,26 +296,26 @@ def test_what_is_accepted_is_what_a_shell_would_run(recorder: Path, pieces: list
     command = "".join(f"{recorder}{arguments}{follows}" for arguments, follows in pieces)
     command = command[: -len(pieces[-1][1])]
     try:
-        line = parse(command)
+        line = parse_command_line(command)
     except Invalid:
         return
-    if any(part.argv[0] != str(recorder) for part in line.parts):
+    if any(part.argv[0] != str(recorder) for part in line.commands):
         return  # no other program is run here
 
     for shell in SHELLS:
         assert run_by(shell, command, recorder) == meant(line)
-        assert run_by(shell, rendered(line), recorder) == meant(line)
+        assert run_by(shell, format_command_line(line), recorder) == meant(line)
 
 
 @pytest.mark.spec("C62")
 @settings(max_examples=100, deadline=None)
 @given(st.lists(ANY_WORD, max_size=4))
 def test_any_words_survive_being_quoted(recorder: Path, words: list[str]) -> None:
-    line = Line((Part((str(recorder), *words)),))
+    line = CommandLine((SimpleCommand((str(recorder), *words)),))
 
-    assert parse(rendered(line)) == line
-    assert parse(" ".join(map(quoted, line.parts[0].argv))) == line
-    assert run_by(SHELLS[0], rendered(line), recorder) == meant(line)
+    assert parse_command_line(format_command_line(line)) == line
+    assert parse_command_line(" ".join(map(quote_word, line.commands[0].argv))) == line
+    assert run_by(SHELLS[0], format_command_line(line), recorder) == meant(line)
 
 
 @pytest.mark.parametrize(
@@ -342,7 +350,7 @@ def test_the_recorder_sees_an_expansion_that_is_let_through(recorder: Path, word
     ],
 )
 def test_a_command_that_a_rule_names_passes(rules: list[str], command: str) -> None:
-    assert listed(rules, command).verdict is Verdict.ALLOW
+    assert listed(rules, command).kind is DecisionKind.ALLOW
 
 
 @pytest.mark.spec("C62")
@@ -356,10 +364,10 @@ def test_a_command_that_a_rule_names_passes(rules: list[str], command: str) -> N
         (["git *"], "git -c 'alias.x=!id' x", "no rule"),
         (["ls *"], "ls | cat x", "no rule"),
         (["ls *"], "ls && git status", "no rule"),
-        (["ls *"], "./ls", "depends on the folder"),
-        (["ls *"], "work/ls", "depends on the folder"),
-        (["ls *"], "/home/ada/work/ls", "the agent can write"),
-        (["/home/ada/work/* *"], "/home/ada/work/ls", "the agent can write"),
+        (["ls *"], "./ls", "depends on the current folder"),
+        (["ls *"], "work/ls", "depends on the current folder"),
+        (["ls *"], "/home/ada/work/ls", "the agent can change"),
+        (["/home/ada/work/* *"], "/home/ada/work/ls", "the agent can change"),
         (["ls *"], "unknown", "no program"),
         (["/opt/tools/* *"], "/opt/tools/deep/x", "no rule"),
         (["cat *.md"], "cat --show-all.md", "no rule"),
@@ -381,24 +389,24 @@ def test_a_command_that_a_rule_names_passes(rules: list[str], command: str) -> N
 def test_a_command_that_no_rule_means_is_asked_about(rules: list[str], command: str, because: str) -> None:
     decision = listed(rules, command)
 
-    assert decision.verdict is Verdict.ASK
+    assert decision.kind is DecisionKind.ASK
     assert because in decision.because
 
 
 @pytest.mark.spec("C62")
-@pytest.mark.parametrize("name", sorted(RUNS_WHAT_IT_IS_TOLD - {".", "time"}))
+@pytest.mark.parametrize("name", sorted(CODE_RUNNERS - {".", "time"}))
 def test_a_program_that_runs_others_never_passes_by_a_blanket_rule(name: str) -> None:
     for found in (name, f"{name}-3.11", f"{name}-12"):
-        program = {found: Program(f"/usr/bin/{found}", f"/usr/bin/{found}")}
+        program = {found: ResolvedProgram(f"/usr/bin/{found}", f"/usr/bin/{found}")}
 
-        assert listed([f"{found} *"], f"'{found}' a", programs=program).verdict is Verdict.ASK
-        assert listed(["/usr/bin/* *"], f"'{found}' a", programs=program).verdict is Verdict.ASK
+        assert listed([f"{found} *"], f"'{found}' a", programs=program).kind is DecisionKind.ASK
+        assert listed(["/usr/bin/* *"], f"'{found}' a", programs=program).kind is DecisionKind.ASK
 
 
 def test_a_link_to_an_interpreter_is_one() -> None:
-    harmless = {"report": Program("/usr/local/bin/report", "/usr/bin/perl")}
+    harmless = {"report": ResolvedProgram("/usr/local/bin/report", "/usr/bin/perl")}
 
-    assert listed(["report *"], "report -e 1", programs=harmless).verdict is Verdict.ASK
+    assert listed(["report *"], "report -e 1", programs=harmless).kind is DecisionKind.ASK
 
 
 @pytest.mark.parametrize(
@@ -406,143 +414,166 @@ def test_a_link_to_an_interpreter_is_one() -> None:
     ["", "* *", "li* x", "./ls", "a/b", "ls 'a b'", "ls $HOME", "ls; id", "ls | cat", "/opt/../bin/ls", "ls \x07"],
 )
 def test_a_rule_that_says_something_else_than_it_seems_is_refused(text: str) -> None:
-    with pytest.raises(Invalid, match=r"command\.rule-invalid"):
-        rule(text)
+    with pytest.raises(Invalid, match=r"command\.rule_invalid"):
+        parse_command_rule(text)
 
 
 def test_the_names_to_look_up_are_those_of_the_line_and_of_the_rules() -> None:
-    named = programs_named(parse("ls | cat x"), [rule("git status"), rule("/opt/* *")])
+    named = list_program_names(
+        parse_command_line("ls | cat x"), [parse_command_rule("git status"), parse_command_rule("/opt/* *")]
+    )
 
     assert named == {"ls", "cat", "git"}
 
 
 # Where it runs, and who is asked
 
-OPEN = Gates(owner=True, foreground=True)
-HIT = Decision(Verdict.ALLOW, "listed")
-MISS = Decision(Verdict.ASK, "not listed")
+OPEN = ElevationGates(is_for_owner=True, is_foreground=True)
+HIT = Decision(DecisionKind.ALLOW, "listed")
+MISS = Decision(DecisionKind.ASK, "not listed")
 
 
 @pytest.mark.spec("C60")
 @given(
     st.builds(
         ExecPolicy,
-        host=st.sampled_from(Where),
-        security=st.sampled_from(Security),
-        ask=st.sampled_from(Asking),
-        sandbox_security=st.sampled_from(Security),
-        sandbox_ask=st.sampled_from(Asking),
-        elevated=st.sampled_from(Elevated),
+        host=st.sampled_from(CommandLocation),
+        security=st.sampled_from(CommandSecurity),
+        ask=st.sampled_from(CommandAsk),
+        sandbox_security=st.sampled_from(CommandSecurity),
+        sandbox_ask=st.sampled_from(CommandAsk),
+        elevated=st.sampled_from(ElevatedPolicy),
     ),
     st.builds(
-        Wish,
-        host=st.none() | st.sampled_from(Where),
-        security=st.none() | st.sampled_from(Security),
-        ask=st.none() | st.sampled_from(Asking),
+        ExecRequest,
+        host=st.none() | st.sampled_from(CommandLocation),
+        security=st.none() | st.sampled_from(CommandSecurity),
+        ask=st.none() | st.sampled_from(CommandAsk),
     ),
     st.sampled_from([HIT, MISS]),
     st.booleans(),
 )
 def test_what_a_call_asks_for_never_makes_anything_looser(
-    policy: ExecPolicy, wish: Wish, on_list: Decision, sandbox_works: bool
+    policy: ExecPolicy, wish: ExecRequest, on_list: Decision, sandbox_works: bool
 ) -> None:
-    strict = [Verdict.DENY, Verdict.ASK, Verdict.ALLOW]
-    plain = resolve(policy, Wish(host=wish.host and policy.host), Gates(), sandbox_works=sandbox_works)
-    wished = resolve(policy, wish, Gates(), sandbox_works=sandbox_works)
+    strict = [DecisionKind.DENY, DecisionKind.ASK, DecisionKind.ALLOW]
+    plain = resolve_placement(
+        policy, ExecRequest(host=wish.host and policy.host), ElevationGates(), sandbox_works=sandbox_works
+    )
+    wished = resolve_placement(policy, wish, ElevationGates(), sandbox_works=sandbox_works)
 
     if wished.where is plain.where:
-        assert strict.index(decide(wished, on_list).verdict) <= strict.index(decide(plain, on_list).verdict)
+        assert strict.index(decide_exec(wished, on_list).kind) <= strict.index(decide_exec(plain, on_list).kind)
     else:
-        assert (plain.where, wished.where) == (Where.HOST, Where.SANDBOX) or wished.refused
+        assert (plain.where, wished.where) == (CommandLocation.HOST, CommandLocation.SANDBOX) or wished.is_refused
 
 
 @pytest.mark.spec("C60")
 def test_the_host_is_not_to_be_had_by_asking_for_it() -> None:
-    resolved = resolve(ExecPolicy(), Wish(host=Where.HOST), OPEN, sandbox_works=True)
+    resolved = resolve_placement(ExecPolicy(), ExecRequest(host=CommandLocation.HOST), OPEN, sandbox_works=True)
 
-    assert decide(resolved, HIT).denied
-    assert "elevated" in decide(resolved, HIT).because
+    assert decide_exec(resolved, HIT).is_denied
+    assert "elevated" in decide_exec(resolved, HIT).because
 
 
 @pytest.mark.spec("C60")
 @pytest.mark.parametrize(
     ("gates", "level", "because"),
     [
-        (OPEN, Elevated.OFF, "tools.exec.elevated"),
-        (Gates(owner=False, foreground=True), Elevated.FULL, "owner"),
-        (Gates(owner=True, foreground=False), Elevated.FULL, "nobody sits"),
-        (Gates(owner=True, foreground=True, agent=False), Elevated.FULL, "this agent"),
+        (OPEN, ElevatedPolicy.OFF, "tools.exec.elevated"),
+        (ElevationGates(is_for_owner=False, is_foreground=True), ElevatedPolicy.FULL, "owner"),
+        (ElevationGates(is_for_owner=True, is_foreground=False), ElevatedPolicy.FULL, "no person takes part"),
+        (
+            ElevationGates(is_for_owner=True, is_foreground=True, is_agent_permitted=False),
+            ElevatedPolicy.FULL,
+            "this agent",
+        ),
     ],
 )
-def test_one_closed_gate_keeps_a_command_inside(gates: Gates, level: Elevated, because: str) -> None:
-    resolved = resolve(ExecPolicy(elevated=level), Wish(elevated=True), gates, sandbox_works=True)
+def test_one_closed_gate_keeps_a_command_inside(gates: ElevationGates, level: ElevatedPolicy, because: str) -> None:
+    resolved = resolve_placement(ExecPolicy(elevated=level), ExecRequest(elevated=True), gates, sandbox_works=True)
 
-    assert resolved.where is Where.SANDBOX
-    assert decide(resolved, HIT).denied and because in decide(resolved, HIT).because
+    assert resolved.where is CommandLocation.SANDBOX
+    assert decide_exec(resolved, HIT).is_denied and because in decide_exec(resolved, HIT).because
 
 
 @pytest.mark.spec("C60")
 def test_through_open_gates_a_command_leaves_the_sandbox_as_it_is_set() -> None:
-    def elevated(level: Elevated, ask: Asking | None = None) -> Decision:
-        resolved = resolve(ExecPolicy(elevated=level), Wish(elevated=True, ask=ask), OPEN, sandbox_works=True)
-        assert resolved.where is Where.HOST
-        return decide(resolved, MISS)
+    def elevated(level: ElevatedPolicy, ask: CommandAsk | None = None) -> Decision:
+        resolved = resolve_placement(
+            ExecPolicy(elevated=level), ExecRequest(elevated=True, ask=ask), OPEN, sandbox_works=True
+        )
+        assert resolved.where is CommandLocation.HOST
+        return decide_exec(resolved, MISS)
 
-    assert elevated(Elevated.ASK).verdict is Verdict.ASK
-    bare = ExecPolicy(elevated=Elevated.ASK, security=Security.FULL, ask=Asking.OFF)
-    assert decide(resolve(bare, Wish(elevated=True), OPEN, sandbox_works=True), MISS).verdict is Verdict.ASK
-    assert elevated(Elevated.FULL).verdict is Verdict.ALLOW
-    assert elevated(Elevated.FULL, ask=Asking.ALWAYS).verdict is Verdict.ASK
+    assert elevated(ElevatedPolicy.ASK).kind is DecisionKind.ASK
+    bare = ExecPolicy(elevated=ElevatedPolicy.ASK, security=CommandSecurity.FULL, ask=CommandAsk.OFF)
+    assert (
+        decide_exec(resolve_placement(bare, ExecRequest(elevated=True), OPEN, sandbox_works=True), MISS).kind
+        is DecisionKind.ASK
+    )
+    assert elevated(ElevatedPolicy.FULL).kind is DecisionKind.ALLOW
+    assert elevated(ElevatedPolicy.FULL, ask=CommandAsk.ALWAYS).kind is DecisionKind.ASK
 
 
 @pytest.mark.spec("C30", "C60")
 @pytest.mark.parametrize(
     ("setting", "level", "where", "verdict"),
     [
-        (Elevated.FULL, None, Where.SANDBOX, Verdict.ALLOW),  # nobody asked for it
-        (Elevated.FULL, Elevation.OFF, Where.SANDBOX, Verdict.ALLOW),
-        (Elevated.FULL, Elevation.ON, Where.HOST, Verdict.ASK),
-        (Elevated.FULL, Elevation.ASK, Where.HOST, Verdict.ASK),
-        (Elevated.FULL, Elevation.FULL, Where.HOST, Verdict.ALLOW),
-        (Elevated.ASK, Elevation.FULL, Where.HOST, Verdict.ASK),  # no looser than the setting
-        (Elevated.OFF, Elevation.FULL, Where.SANDBOX, Verdict.ALLOW),
+        (ElevatedPolicy.FULL, None, CommandLocation.SANDBOX, DecisionKind.ALLOW),  # nobody asked for it
+        (ElevatedPolicy.FULL, Elevation.OFF, CommandLocation.SANDBOX, DecisionKind.ALLOW),
+        (ElevatedPolicy.FULL, Elevation.ON, CommandLocation.HOST, DecisionKind.ASK),
+        (ElevatedPolicy.FULL, Elevation.ASK, CommandLocation.HOST, DecisionKind.ASK),
+        (ElevatedPolicy.FULL, Elevation.FULL, CommandLocation.HOST, DecisionKind.ALLOW),
+        (ElevatedPolicy.ASK, Elevation.FULL, CommandLocation.HOST, DecisionKind.ASK),  # no looser than the setting
+        (ElevatedPolicy.OFF, Elevation.FULL, CommandLocation.SANDBOX, DecisionKind.ALLOW),
     ],
 )
 def test_a_conversation_may_have_all_its_commands_leave_the_sandbox_and_none_looser_than_it_is_set(
-    setting: Elevated, level: Elevation | None, where: Where, verdict: Verdict
+    setting: ElevatedPolicy, level: Elevation | None, where: CommandLocation, verdict: DecisionKind
 ) -> None:
     gates = replace(OPEN, level=level)
-    resolved = resolve(ExecPolicy(elevated=setting), Wish(), gates, sandbox_works=True)
+    resolved = resolve_placement(ExecPolicy(elevated=setting), ExecRequest(), gates, sandbox_works=True)
 
-    assert (resolved.where, decide(resolved, MISS).verdict) == (where, verdict)
-    inside = resolve(ExecPolicy(elevated=setting), Wish(host=Where.SANDBOX), gates, sandbox_works=True)
-    assert inside.where is Where.SANDBOX, "a call may always ask for the stricter place"
-    for closed in (replace(gates, owner=False), replace(gates, foreground=False), replace(gates, agent=False)):
-        kept = resolve(ExecPolicy(elevated=setting), Wish(), closed, sandbox_works=True)
-        assert kept.where is Where.SANDBOX and not kept.refused
+    assert (resolved.where, decide_exec(resolved, MISS).kind) == (where, verdict)
+    inside = resolve_placement(
+        ExecPolicy(elevated=setting), ExecRequest(host=CommandLocation.SANDBOX), gates, sandbox_works=True
+    )
+    assert inside.where is CommandLocation.SANDBOX, "a call may always ask for the stricter place"
+    for closed in (
+        replace(gates, is_for_owner=False),
+        replace(gates, is_foreground=False),
+        replace(gates, is_agent_permitted=False),
+    ):
+        kept = resolve_placement(ExecPolicy(elevated=setting), ExecRequest(), closed, sandbox_works=True)
+        assert kept.where is CommandLocation.SANDBOX and not kept.is_refused
 
 
 @pytest.mark.spec("C30")
 def test_a_conversation_that_has_it_turned_off_keeps_a_call_inside_that_asks_to_leave() -> None:
     gates = replace(OPEN, level=Elevation.OFF)
-    resolved = resolve(ExecPolicy(elevated=Elevated.FULL), Wish(elevated=True), gates, sandbox_works=True)
+    resolved = resolve_placement(
+        ExecPolicy(elevated=ElevatedPolicy.FULL), ExecRequest(elevated=True), gates, sandbox_works=True
+    )
 
-    assert decide(resolved, HIT).denied and "/elevated" in decide(resolved, HIT).because
+    assert decide_exec(resolved, HIT).is_denied and "/elevated" in decide_exec(resolved, HIT).because
 
 
 @pytest.mark.spec("C60")
 def test_without_a_sandbox_that_works_a_person_is_asked() -> None:
-    resolved = resolve(ExecPolicy(), Wish(), OPEN, sandbox_works=False)
+    resolved = resolve_placement(ExecPolicy(), ExecRequest(), OPEN, sandbox_works=False)
 
-    assert resolved.where is Where.HOST
-    assert decide(resolved, HIT).verdict is Verdict.ASK
-    assert decide(resolve(ExecPolicy(), Wish(), OPEN, sandbox_works=True), MISS).allowed
+    assert resolved.where is CommandLocation.HOST
+    assert decide_exec(resolved, HIT).kind is DecisionKind.ASK
+    assert decide_exec(resolve_placement(ExecPolicy(), ExecRequest(), OPEN, sandbox_works=True), MISS).is_allowed
 
 
 @pytest.mark.spec("C60")
 def test_a_list_without_asking_denies_what_it_does_not_name() -> None:
-    resolved = resolve(ExecPolicy(host=Where.HOST, ask=Asking.OFF), Wish(), OPEN, sandbox_works=True)
+    resolved = resolve_placement(
+        ExecPolicy(host=CommandLocation.HOST, ask=CommandAsk.OFF), ExecRequest(), OPEN, sandbox_works=True
+    )
 
-    assert decide(resolved, HIT).allowed
-    assert decide(resolved, MISS).denied
-    assert re.search("not listed", decide(resolved, MISS).because)
+    assert decide_exec(resolved, HIT).is_allowed
+    assert decide_exec(resolved, MISS).is_denied
+    assert re.search("not listed", decide_exec(resolved, MISS).because)

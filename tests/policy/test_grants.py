@@ -10,52 +10,60 @@ import pytest
 
 from retinue.domain.grant import Grant
 from retinue.domain.ids import GrantId, SessionId
-from retinue.domain.permission import WEB, Access, Permission, Rights
+from retinue.domain.permission import WEB_PERMISSION, AgentRights, Permission, PermissionKind
 from retinue.domain.session import OriginKind
-from retinue.policy.tools.grants import in_force, lets_use, missing
+from retinue.policy.tools.grants import find_missing_permissions, find_tool_grant, list_active_permissions
 
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
 HERE, THERE = SessionId("5" * 32), SessionId("6" * 32)
-READ = Permission(Access.READ, "/srv/music")
-WRITE = Permission(Access.WRITE, "/srv")
+READ = Permission(PermissionKind.READ, "/srv/music")
+WRITE = Permission(PermissionKind.WRITE, "/srv")
 
 
 def grant(**kw: Any) -> Grant:
     given = dict[str, Any](
-        id=GrantId("a" * 32), agent="ada", session=None, permission=WEB, granted_by="owner", because="x", at=NOON
+        id=GrantId("a" * 32),
+        agent="ada",
+        session=None,
+        permission=WEB_PERMISSION,
+        granted_by="owner",
+        because="x",
+        at=NOON,
     )
     return Grant(**{**given, **kw})
 
 
 def held(*grants: Grant, agent: str = "ada", origin: OriginKind = OriginKind.TERMINAL) -> tuple[Permission, ...]:
-    return in_force(grants, agent=agent, session=HERE, origin=origin, now=NOON)
+    return list_active_permissions(grants, agent=agent, session=HERE, origin=origin, now=NOON)
 
 
 @pytest.mark.parametrize("origin", list(OriginKind))
 def test_what_was_granted_for_good_counts_where_a_person_opened_the_session(origin: OriginKind) -> None:
-    assert held(grant(), origin=origin) == ((WEB,) if origin in ("chat", "web", "terminal") else ())
-    assert held(grant(session=HERE), origin=origin) == (WEB,), "what was granted in a session counts there"
+    assert held(grant(), origin=origin) == ((WEB_PERMISSION,) if origin in ("chat", "web", "terminal") else ())
+    assert held(grant(session=HERE), origin=origin) == (WEB_PERMISSION,), "what was granted in a session counts there"
     assert held(grant(session=THERE), origin=origin) == ()
 
 
 def test_a_grant_is_for_its_agent_and_its_time() -> None:
     assert held(grant(), agent="bob") == ()
     assert held(grant(revoked_at=NOON)) == ()
-    assert held(grant(expires_at=NOON)) == () and held(grant(expires_at=NOON + timedelta(seconds=1))) == (WEB,)
+    assert held(grant(expires_at=NOON)) == () and held(grant(expires_at=NOON + timedelta(seconds=1))) == (
+        WEB_PERMISSION,
+    )
 
 
 def test_what_a_call_lacks_is_what_no_grant_covers() -> None:
-    rights = Rights(workspace=Path("/w"))
-    assert missing([READ, WEB, READ], rights, []) == (READ, WEB)
-    assert missing([READ], rights, [WRITE]) == (), "to write a folder is to read what is in it"
-    assert missing([WRITE], rights, [READ]) == (WRITE,)
-    assert missing([Permission(Access.READ, "/srv/music2")], rights, [READ]) != ()
-    assert missing([WEB], Rights(workspace=Path("/w"), web=True), []) == ()
+    rights = AgentRights(workspace=Path("/w"))
+    assert find_missing_permissions([READ, WEB_PERMISSION, READ], rights, []) == (READ, WEB_PERMISSION)
+    assert find_missing_permissions([READ], rights, [WRITE]) == (), "to write a folder is to read what is in it"
+    assert find_missing_permissions([WRITE], rights, [READ]) == (WRITE,)
+    assert find_missing_permissions([Permission(PermissionKind.READ, "/srv/music2")], rights, [READ]) != ()
+    assert find_missing_permissions([WEB_PERMISSION], AgentRights(workspace=Path("/w"), web=True), []) == ()
 
 
 def test_a_tool_that_is_asked_about_is_used_by_a_grant_that_names_it() -> None:
-    exec_, every_web = Permission(Access.TOOL, "exec"), Permission(Access.TOOL, "web_*")
-    assert lets_use([WEB, exec_], "exec") is exec_
-    assert lets_use([exec_], "execute") is None
-    assert lets_use([every_web], "web_fetch") is every_web
-    assert lets_use([READ, WEB], "read") is None, "a permission for a place is none for a tool"
+    exec_, every_web = Permission(PermissionKind.TOOL, "exec"), Permission(PermissionKind.TOOL, "web_*")
+    assert find_tool_grant([WEB_PERMISSION, exec_], "exec") is exec_
+    assert find_tool_grant([exec_], "execute") is None
+    assert find_tool_grant([every_web], "web_fetch") is every_web
+    assert find_tool_grant([READ, WEB_PERMISSION], "read") is None, "a permission for a place is none for a tool"

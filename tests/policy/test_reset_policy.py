@@ -10,19 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retinue.domain import address
-from retinue.domain.envelope import Kind
+from retinue.domain.envelope import EnvelopeKind
 from retinue.domain.ids import SessionId
-from retinue.domain.reset_rules import BECAUSE_LENGTH_MAX, NO_RULES, ResetRules, time_of_day, with_reason
-from retinue.domain.session import Origin, OriginKind, QueueOverride, Session, Wakefulness
-from retinue.domain.session_keys import ChatType, connectors_of
+from retinue.domain.reset_rules import NO_RESET_RULES, REASONS_LENGTH_MAX, ResetRules, add_reason, parse_time_of_day
+from retinue.domain.session import Origin, OriginKind, QueueOverride, Session, SessionActivity
+from retinue.domain.session_keys import ChatType, connector_names
 from retinue.domain.times import from_ms, to_ms
 from retinue.policy.limits.reset_policy import (
-    ahead,
-    begins_something,
-    keeps_awake,
-    rules_for,
-    why_afresh,
-    why_too_long,
+    counts_as_activity,
+    explain_context_limit,
+    explain_due_reset,
+    find_next_reset,
+    resolve_reset_rules,
+    starts_new_work,
 )
 
 BERLIN, UTC_ZONE = ZoneInfo("Europe/Berlin"), ZoneInfo("UTC")
@@ -48,23 +48,23 @@ def a_session(
         agent="ada",
         origin=Origin(kind, key),
         name="",
-        wakefulness=Wakefulness.SLEEPING,
+        activity=SessionActivity.SLEEPING,
         queue=QueueOverride(),
         epoch=1,
         record_seq=3 + said,
-        context_from=3,
+        context_start_seq=3,
         revision=0,
         created_at=from_ms(0),
         updated_at=from_ms(0),
         snippet="",
-        began_ms=began,
-        active_ms=active,
+        context_started_ms=began,
+        last_active_ms=active,
         chat_type=chat_type,
     )
 
 
 def daily(began: int, now: int, zone: ZoneInfo = UTC_ZONE, rules: ResetRules = AT_FOUR) -> str:
-    return why_afresh(rules, a_session(began=began, active=now - 1), now_ms=now, zone=zone)
+    return explain_due_reset(rules, a_session(began=began, active=now - 1), now_ms=now, zone=zone)
 
 
 # Daily
@@ -74,7 +74,7 @@ def daily(began: int, now: int, zone: ZoneInfo = UTC_ZONE, rules: ResetRules = A
 def test_the_first_run_after_the_boundary_begins_afresh_and_the_next_one_does_not() -> None:
     yesterday, boundary = at("2026-03-01 22:00"), at("2026-03-02 04:00")
     assert not daily(yesterday, boundary - 1)
-    assert daily(yesterday, boundary) == "a new day begins at 04:00 (2026-03-02T04:00:00+00:00)"
+    assert daily(yesterday, boundary) == "contexts are reset daily at 04:00 (2026-03-02T04:00:00+00:00)"
     assert daily(yesterday, boundary + 7 * 86_400_000), "however late that run comes"
     assert not daily(boundary, boundary + 1), "it began with that boundary"
     assert not daily(boundary + 60_000, boundary + 86_399_999)
@@ -122,7 +122,7 @@ def test_between_two_moments_lies_a_boundary_just_where_the_wall_clock_says_so(
     rules = ResetRules(daily_at=f"{hour:02}:{minute:02}")
     began = datetime(2026, 1, 1, 11, 7, tzinfo=UTC) + timedelta(days=days, seconds=apart % 86_399)
     now = began + timedelta(seconds=apart)
-    found = ahead(rules, a_session(began=to_ms(began)), now_ms=to_ms(began), zone=zone)
+    found = find_next_reset(rules, a_session(began=to_ms(began)), now_ms=to_ms(began), zone=zone)
     assert found is not None and began < found.at <= began + timedelta(hours=49)
     assert bool(daily(to_ms(began), to_ms(now), zone, rules)) == (found.at <= now)
 
@@ -135,9 +135,9 @@ def test_longer_than_the_time_out_is_idle_and_just_as_long_is_not() -> None:
     rules, last = ResetRules(idle_minutes=30), at("2026-03-01 12:00")
     session = a_session(began=last - 86_400_000, active=last)
     half_an_hour = last + 30 * 60_000
-    assert not why_afresh(rules, session, now_ms=half_an_hour, zone=UTC_ZONE)
-    because = why_afresh(rules, session, now_ms=half_an_hour + 1, zone=UTC_ZONE)
-    assert because == "nothing was said here for over 30 minutes, since 2026-03-01T12:00:00+00:00"
+    assert not explain_due_reset(rules, session, now_ms=half_an_hour, zone=UTC_ZONE)
+    because = explain_due_reset(rules, session, now_ms=half_an_hour + 1, zone=UTC_ZONE)
+    assert because == "there was no activity for over 30 minutes, since 2026-03-01T12:00:00+00:00"
 
 
 @pytest.mark.spec("C12")
@@ -145,37 +145,39 @@ def test_whichever_comes_first_wins() -> None:
     rules = ResetRules(daily_at="04:00", idle_minutes=60)
     late = at("2026-03-01 23:30")
     session = a_session(began=at("2026-03-01 09:00"), active=late)
-    found = ahead(rules, session, now_ms=late, zone=UTC_ZONE)
+    found = find_next_reset(rules, session, now_ms=late, zone=UTC_ZONE)
     assert found == (from_ms(late + 3_600_000), "idle")
     at_night = a_session(began=late, active=at("2026-03-02 03:30"))
-    assert ahead(rules, at_night, now_ms=at("2026-03-02 03:30"), zone=UTC_ZONE) == (
+    assert find_next_reset(rules, at_night, now_ms=at("2026-03-02 03:30"), zone=UTC_ZONE) == (
         from_ms(at("2026-03-02 04:00")),
         "daily",
     )
-    assert "a new day" in why_afresh(rules, at_night, now_ms=at("2026-03-02 04:01"), zone=UTC_ZONE)
-    assert "nothing was said" in why_afresh(rules, session, now_ms=at("2026-03-02 00:31"), zone=UTC_ZONE)
+    assert "contexts are reset daily" in explain_due_reset(
+        rules, at_night, now_ms=at("2026-03-02 04:01"), zone=UTC_ZONE
+    )
+    assert "there was no activity" in explain_due_reset(rules, session, now_ms=at("2026-03-02 00:31"), zone=UTC_ZONE)
 
 
 def test_a_context_in_which_nothing_was_said_yet_is_as_fresh_as_can_be() -> None:
     session = a_session(said=0)
-    assert not why_afresh(AT_FOUR, session, now_ms=at("2026-03-02 05:00"), zone=UTC_ZONE)
-    assert ahead(AT_FOUR, session, now_ms=at("2026-03-02 05:00"), zone=UTC_ZONE) is None
-    assert why_afresh(AT_FOUR, a_session(), now_ms=at("2026-03-02 05:00"), zone=UTC_ZONE)
+    assert not explain_due_reset(AT_FOUR, session, now_ms=at("2026-03-02 05:00"), zone=UTC_ZONE)
+    assert find_next_reset(AT_FOUR, session, now_ms=at("2026-03-02 05:00"), zone=UTC_ZONE) is None
+    assert explain_due_reset(AT_FOUR, a_session(), now_ms=at("2026-03-02 05:00"), zone=UTC_ZONE)
 
 
-@pytest.mark.parametrize("rules", [NO_RULES, ResetRules(daily_at="never", idle_minutes=0, context_tokens_max=0)])
+@pytest.mark.parametrize("rules", [NO_RESET_RULES, ResetRules(daily_at="never", idle_minutes=0, context_tokens_max=0)])
 def test_without_a_rule_nothing_begins_anew(rules: ResetRules) -> None:
-    assert not why_afresh(rules, a_session(), now_ms=at("2030-01-01 00:00"), zone=UTC_ZONE)
-    assert ahead(rules, a_session(), now_ms=at("2030-01-01 00:00"), zone=UTC_ZONE) is None
-    assert not why_too_long(rules, 10**9)
+    assert not explain_due_reset(rules, a_session(), now_ms=at("2030-01-01 00:00"), zone=UTC_ZONE)
+    assert find_next_reset(rules, a_session(), now_ms=at("2030-01-01 00:00"), zone=UTC_ZONE) is None
+    assert not explain_context_limit(rules, 10**9)
 
 
 @pytest.mark.spec("H42")
 def test_a_context_is_too_long_above_its_limit_and_one_that_nobody_knows_is_not() -> None:
     rules = ResetRules(context_tokens_max=1_000)
-    assert why_too_long(rules, 1_001) == "the context had 1,001 tokens, and 1,000 are the most"
-    assert not why_too_long(rules, 1_000)
-    assert not why_too_long(rules, None)
+    assert explain_context_limit(rules, 1_001) == "the context had 1,001 tokens; the limit is 1,000"
+    assert not explain_context_limit(rules, 1_000)
+    assert not explain_context_limit(rules, None)
 
 
 # Activity
@@ -195,11 +197,15 @@ def test_a_context_is_too_long_above_its_limit_and_one_that_nobody_knows_is_not(
 def test_what_the_clock_sends_keeps_only_its_own_conversation_awake(
     sender: str, kind: OriginKind, *, counts: bool
 ) -> None:
-    assert keeps_awake(address.parse(sender), Origin(kind, "key")) is counts
+    assert counts_as_activity(address.parse_address(sender), Origin(kind, "key")) is counts
 
 
 def test_what_goes_on_with_something_begins_nothing() -> None:
-    assert {kind for kind in Kind if not begins_something(kind)} == {Kind.ANSWER, Kind.NOTICE, Kind.DECISION}
+    assert {kind for kind in EnvelopeKind if not starts_new_work(kind)} == {
+        EnvelopeKind.ANSWER,
+        EnvelopeKind.NOTICE,
+        EnvelopeKind.DECISION,
+    }
 
 
 # Whose word holds
@@ -211,8 +217,8 @@ def test_each_rule_is_that_of_the_first_who_has_a_word_on_it() -> None:
     by_kind = {"chat": ResetRules(daily_at="02:00", idle_minutes=2), "group": ResetRules(daily_at="03:00")}
     by_channel = {"telegram": ResetRules(daily_at="04:00")}
 
-    def held(session: Session, own: ResetRules = NO_RULES) -> tuple[object, ...]:
-        rules = rules_for(session, own, house, by_kind=by_kind, by_channel=by_channel)
+    def held(session: Session, own: ResetRules = NO_RESET_RULES) -> tuple[object, ...]:
+        rules = resolve_reset_rules(session, own, house, by_kind=by_kind, by_channel=by_channel)
         return rules.daily_at, rules.idle_minutes, rules.context_tokens_max
 
     assert held(a_session()) == ("01:00", 1, 1)
@@ -229,9 +235,9 @@ def test_each_rule_is_that_of_the_first_who_has_a_word_on_it() -> None:
 @pytest.mark.parametrize("kind", ["subagent", "background", "schedule", "heartbeat"])
 def test_one_that_was_sent_out_and_the_clocks_own_keep_their_context_unless_their_kind_is_named(kind: str) -> None:
     session = a_session(kind=OriginKind(kind), key="5" * 32)
-    assert rules_for(session, AT_FOUR, AT_FOUR, by_kind={}, by_channel={}) == NO_RULES
+    assert resolve_reset_rules(session, AT_FOUR, AT_FOUR, by_kind={}, by_channel={}) == NO_RESET_RULES
     named = {kind: ResetRules(idle_minutes=5)}
-    assert rules_for(session, AT_FOUR, AT_FOUR, by_kind=named, by_channel={}) == ResetRules(idle_minutes=5)
+    assert resolve_reset_rules(session, AT_FOUR, AT_FOUR, by_kind=named, by_channel={}) == ResetRules(idle_minutes=5)
 
 
 @pytest.mark.parametrize(
@@ -246,17 +252,17 @@ def test_one_that_was_sent_out_and_the_clocks_own_keep_their_context_unless_thei
     ],
 )
 def test_a_chats_connector_is_read_from_its_key(key: str, names: tuple[str, ...]) -> None:
-    assert connectors_of(key) == names
+    assert connector_names(key) == names
 
 
 def test_times_of_day_and_reasons() -> None:
-    assert [str(time_of_day(text)) for text in ("4:05", "04:05", "23:59", "0:00")] == [
+    assert [str(parse_time_of_day(text)) for text in ("4:05", "04:05", "23:59", "0:00")] == [
         "04:05:00",
         "04:05:00",
         "23:59:00",
         "00:00:00",
     ]
-    assert {time_of_day(text) for text in ("24:00", "4", "04:60", "never", "", "4:5", " 4:05", "٤:٠٥")} == {None}
-    assert with_reason("", "one") == "one"
-    assert with_reason("one", "two") == "one; two" and with_reason("one; two", "two") == "one; two"
-    assert len(with_reason("x" * BECAUSE_LENGTH_MAX, "more")) == BECAUSE_LENGTH_MAX
+    assert {parse_time_of_day(text) for text in ("24:00", "4", "04:60", "never", "", "4:5", " 4:05", "٤:٠٥")} == {None}
+    assert add_reason("", "one") == "one"
+    assert add_reason("one", "two") == "one; two" and add_reason("one; two", "two") == "one; two"
+    assert len(add_reason("x" * REASONS_LENGTH_MAX, "more")) == REASONS_LENGTH_MAX

@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 from policy.test_reset_policy import a_session
 
-from retinue.domain.decision import Decision, Verdict
+from retinue.domain.decision import Decision, DecisionKind
 from retinue.domain.send_policy import SendAction, SendRule
-from retinue.domain.session import Mind, OriginKind, Session
+from retinue.domain.session import OriginKind, Session, SessionOptions
 from retinue.domain.session_keys import ChatType
 from retinue.policy.access.send_policy import may_send
 
@@ -37,32 +37,32 @@ def decided(*rules: SendRule, session: Session = GROUP, default: SendAction = AL
     ],
 )
 def test_a_rule_fits_where_all_that_it_names_does(rule: SendRule, *, fits: bool) -> None:
-    assert decided(rule).denied is fits
+    assert decided(rule).is_denied is fits
 
 
 @pytest.mark.spec("C15")
 def test_a_rule_that_denies_wins_and_one_that_allows_goes_before_the_default() -> None:
     deny, allow = SendRule(channel="telegram"), SendRule(action=ALLOW, chat_type=ChatType.GROUP)
     for rules in ((deny, allow), (allow, deny)):
-        assert decided(*rules).denied
-    assert decided(allow, default=DENY).allowed
-    assert decided().allowed
+        assert decided(*rules).is_denied
+    assert decided(allow, default=DENY).is_allowed
+    assert decided().is_allowed
     assert decided(default=DENY) == Decision(
-        Verdict.DENY, "no rule allows it, and the default is deny", "sessions.send.default"
+        DecisionKind.DENY, "no rule allows it, and the default is deny", "sessions.send.default"
     )
 
 
 @pytest.mark.spec("C15")
 def test_a_conversations_own_word_goes_before_all_rules() -> None:
-    on, off = (replace(GROUP, mind=Mind(send=send)) for send in (True, False))
-    assert decided(SendRule(), session=on).allowed and decided(session=on, default=DENY).allowed
+    on, off = (replace(GROUP, options=SessionOptions(send=send)) for send in (True, False))
+    assert decided(SendRule(), session=on).is_allowed and decided(session=on, default=DENY).is_allowed
     assert decided(SendRule(action=ALLOW), session=off) == Decision(
-        Verdict.DENY, "/send off was said in this conversation", "/send"
+        DecisionKind.DENY, "/send off was set in this conversation", "/send"
     )
 
 
 def test_a_denial_names_its_rule() -> None:
-    because = "the rule r0 says so: deny for channel telegram, chat_type group"
+    because = "the rule r0 matches: deny for channel telegram, chat_type group"
     assert decided(SendRule(channel="telegram", chat_type=ChatType.GROUP)) == Decision(
-        Verdict.DENY, because, "sessions.send.rules.r0"
+        DecisionKind.DENY, because, "sessions.send.rules.r0"
     )

@@ -9,12 +9,12 @@ import pytest
 
 from retinue.config.speech import SpeechCommand, SpeechMode, SpeechSettings
 from retinue.domain.attachment import Attachment
-from retinue.intake.speech import FOLDER, Speech
-from retinue.policy.speech import cut, decide, order, read_tags, spoken_words
+from retinue.intake.speech import FOLDER, SpeechPrograms
+from retinue.policy.speech import decide_speech, order_speakers, parse_speech_tags, shorten_speech, to_spoken_text
 from retinue.sandbox.base import Sandbox, SandboxFailed
-from retinue.sandbox.host import Host
-from retinue.store.envelopes.attachment_files import Files
-from retinue.testing.loop_time import skipping_loop_time
+from retinue.sandbox.host import HostSandbox
+from retinue.store.envelopes.attachment_files import AttachmentFiles
+from retinue.testing.loop_time import skip_loop_time_on_increase
 
 SPEAKS = SpeechCommand(command=("/bin/cp", "{input}", "{output}"), voice="alloy")
 HEARS = SpeechCommand(command=("/bin/cat", "{input}"))
@@ -45,25 +45,28 @@ def settings(mode: SpeechMode = SpeechMode.ALWAYS, **more: Any) -> SpeechSetting
     ],
 )
 def test_each_mode_speaks_when_it_should(mode: SpeechMode, text: str, answers_voice: bool, spoken: bool) -> None:
-    decided = decide(settings(mode), text, answers_voice=answers_voice)
-    assert bool(decided.words) is spoken
+    decided = decide_speech(settings(mode), text, answers_voice=answers_voice)
+    assert bool(decided.spoken_text) is spoken
     assert bool(decided.because) is not spoken
-    assert decided.shown == "A good morning."  # tags are shown to nobody
+    assert decided.visible_text == "A good morning."  # tags are shown to nobody
 
 
 def test_nothing_is_spoken_that_is_short_or_has_a_sound_or_that_no_program_could_speak() -> None:
-    assert decide(settings(), "Yes.", answers_voice=True).because == "it is too short"
-    assert decide(settings(), "A good morning.", answers_voice=True, has_sound=True).because
-    assert decide(settings(speakers={}), "A good morning.", answers_voice=True).because == "no program speaks here"
-    assert decide(SpeechSettings(), "A good morning.", answers_voice=True).because == "speech is off"
+    assert decide_speech(settings(), "Yes.", answers_voice=True).because == "it is too short"
+    assert decide_speech(settings(), "A good morning.", answers_voice=True, has_sound=True).because
+    assert (
+        decide_speech(settings(speakers={}), "A good morning.", answers_voice=True).because
+        == "no speech program is configured"
+    )
+    assert decide_speech(SpeechSettings(), "A good morning.", answers_voice=True).because == "speech is disabled"
 
 
 @pytest.mark.spec("C97")
 def test_a_tag_names_other_words_to_speak_and_sets_only_what_the_owner_lets_it() -> None:
     text = "[[tts:voice=nova]][[tts:speed=1.5]]The table:\n|a|b|[[tts:text]]It has two columns.[[/tts:text]]"
-    decided = decide(settings(SpeechMode.TAGGED, overrides=("voice",)), text, answers_voice=False)
-    assert decided.words == "It has two columns."
-    assert decided.shown == "The table:\n|a|b|"
+    decided = decide_speech(settings(SpeechMode.TAGGED, overrides=("voice",)), text, answers_voice=False)
+    assert decided.spoken_text == "It has two columns."
+    assert decided.visible_text == "The table:\n|a|b|"
     assert decided.overrides == {"voice": "nova"}
 
 
@@ -80,49 +83,49 @@ def test_a_tag_names_other_words_to_speak_and_sets_only_what_the_owner_lets_it()
     ],
 )
 def test_what_is_no_whole_tag_stays_as_it_is_written(text: str) -> None:
-    assert read_tags(text).shown == text
-    assert not read_tags(text).asked
+    assert parse_speech_tags(text).visible_text == text
+    assert not parse_speech_tags(text).is_requested
 
 
 def test_a_text_of_nothing_but_brackets_is_read_to_its_end() -> None:
     text = "[[tts" * 50_000
-    assert read_tags(text).shown == text
-    assert spoken_words("[" * 200_000 + "](") is not None
+    assert parse_speech_tags(text).visible_text == text
+    assert to_spoken_text("[" * 200_000 + "](") is not None
 
 
 def test_words_to_speak_have_no_code_no_marks_and_of_an_address_only_its_host() -> None:
     code = "```py\nprint(1)\n```"
     text = f"# Hello\n\n**Bold** and [a page](https://example.com/x).\n{code}\n- see https://a.example/b?c=d now"
-    assert spoken_words(text) == "Hello\nBold and a page.\nsee a.example now"
+    assert to_spoken_text(text) == "Hello\nBold and a page.\nsee a.example now"
 
 
 def test_what_is_too_long_is_cut_at_the_end_of_a_sentence() -> None:
-    assert cut("One two. Three four. Five six seven", 25) == "One two. Three four."
-    assert cut("abcdefghij" * 10, 20) == "abcdefghij" * 2 + "…"
-    assert cut("short", 20) == "short"
+    assert shorten_speech("One two. Three four. Five six seven", 25) == "One two. Three four."
+    assert shorten_speech("abcdefghij" * 10, 20) == "abcdefghij" * 2 + "…"
+    assert shorten_speech("short", 20) == "short"
 
 
 def test_the_program_that_a_tag_names_is_tried_first_and_the_others_after_it() -> None:
     now = settings(speakers={"one": SPEAKS, "two": SPEAKS, "three": SPEAKS})
-    assert order(now, {}) == ("one", "two", "three")
-    assert order(now, {"provider": "three"}) == ("three", "one", "two")
-    assert order(now, {"provider": "unheard"}) == ("one", "two", "three")
+    assert order_speakers(now, {}) == ("one", "two", "three")
+    assert order_speakers(now, {"provider": "three"}) == ("three", "one", "two")
+    assert order_speakers(now, {"provider": "unheard"}) == ("one", "two", "three")
 
 
 # --- what is done ---
 
 
 async def bare() -> Sandbox:
-    return Host()
+    return HostSandbox()
 
 
-def voice(tmp_path: Path, now: SpeechSettings, **more: Any) -> tuple[Speech, Files]:
-    files = Files(tmp_path / "files")
+def voice(tmp_path: Path, now: SpeechSettings, **more: Any) -> tuple[SpeechPrograms, AttachmentFiles]:
+    files = AttachmentFiles(tmp_path / "files")
     more.setdefault("sandbox", bare)
-    return Speech(lambda: now, files, home=tmp_path, environment={}, **more), files
+    return SpeechPrograms(lambda: now, files, data_dir=tmp_path, environment={}, **more), files
 
 
-def content(files: Files, attachment: Attachment) -> str:
+def content(files: AttachmentFiles, attachment: Attachment) -> str:
     with files.open(attachment.hash) as opened:
         return opened.read().decode()
 
@@ -130,8 +133,8 @@ def content(files: Files, attachment: Attachment) -> str:
 @pytest.mark.spec("C97")
 async def test_an_answer_becomes_a_voice_message_beside_its_words(tmp_path: Path) -> None:
     speech, files = voice(tmp_path, settings())
-    uttered = await speech.uttered("A **good** morning.", answers_voice=False)
-    assert uttered.shown == "A **good** morning."
+    uttered = await speech.prepare_reply("A **good** morning.", answers_voice=False)
+    assert uttered.text == "A **good** morning."
     assert uttered.voice is not None
     assert (uttered.voice.name, uttered.voice.media_type) == ("voice.ogg", "audio/ogg")
     assert content(files, uttered.voice) == "A good morning."
@@ -147,15 +150,15 @@ async def test_where_one_program_fails_the_next_is_tried_and_where_all_fail_word
     gone = SpeechCommand(command=("/no/such/program", "{output}"))
     bad = {"breaks": BREAKS, "sleeps": sleeps, "silent": silent, "links": links, "gone": gone, "unset": SpeechCommand()}
     speech, files = voice(tmp_path, settings(speakers={**bad, "works": SPEAKS}, timeout_s=60))
-    async with skipping_loop_time(60, each_time=lambda: begun.exists() and len(begun.read_text())):
-        uttered = await speech.uttered("A good morning.", answers_voice=False)
+    async with skip_loop_time_on_increase(60, count=lambda: begun.exists() and len(begun.read_text())):
+        uttered = await speech.prepare_reply("A good morning.", answers_voice=False)
     assert uttered.voice is not None
     assert content(files, uttered.voice) == "A good morning."
     speech, _ = voice(tmp_path, settings(speakers=bad, timeout_s=60))
     begun.unlink()
-    async with skipping_loop_time(60, each_time=lambda: begun.exists() and len(begun.read_text())):
-        uttered = await speech.uttered("A good morning.", answers_voice=False)
-    assert (uttered.shown, uttered.voice) == ("A good morning.", None)
+    async with skip_loop_time_on_increase(60, count=lambda: begun.exists() and len(begun.read_text())):
+        uttered = await speech.prepare_reply("A good morning.", answers_voice=False)
+    assert (uttered.text, uttered.voice) == ("A good morning.", None)
     assert uttered.because
 
 
@@ -168,11 +171,11 @@ async def test_a_long_answer_is_told_in_short_before_it_is_spoken(tmp_path: Path
     )
     tellers = {"broken": broken, "silent": silent, "counts": counts}
     speech, files = voice(tmp_path, settings(summarisers=tellers))
-    uttered = await speech.uttered(LONG, answers_voice=False)
+    uttered = await speech.prepare_reply(LONG, answers_voice=False)
     assert uttered.voice is not None
     assert content(files, uttered.voice) == f"Many sentences: {len(LONG.strip())} to 1500."
-    assert uttered.shown == LONG
-    brief = await speech.uttered("A good morning.", answers_voice=False)
+    assert uttered.text == LONG
+    brief = await speech.prepare_reply("A good morning.", answers_voice=False)
     assert brief.voice is not None and content(files, brief.voice) == "A good morning."
 
 
@@ -183,7 +186,7 @@ async def test_a_long_answer_that_nobody_tells_in_short_is_spoken_to_its_bound(
 ) -> None:
     tellers = {"broken": SpeechCommand(command=("/bin/false",))}
     speech, files = voice(tmp_path, settings(summarisers=tellers, **more))
-    uttered = await speech.uttered(LONG, answers_voice=False)
+    uttered = await speech.prepare_reply(LONG, answers_voice=False)
     assert uttered.voice is not None
     said = content(files, uttered.voice)
     assert most // 2 < len(said) <= most
@@ -193,7 +196,7 @@ async def test_a_long_answer_that_nobody_tells_in_short_is_spoken_to_its_bound(
 async def test_a_voice_that_an_agent_chose_reaches_the_program_as_part_of_one_word(tmp_path: Path) -> None:
     says = SpeechCommand(command=("/bin/echo", "--voice={voice}", "{model}"), voice="alloy", model="{input}")
     speech, files = voice(tmp_path, settings(SpeechMode.TAGGED, speakers={"says": says}, overrides=("voice",)))
-    uttered = await speech.uttered("[[tts:voice=nova]] A good morning.", answers_voice=False)
+    uttered = await speech.prepare_reply("[[tts:voice=nova]] A good morning.", answers_voice=False)
     assert uttered.voice is not None
     assert content(files, uttered.voice) == "--voice=nova {input}\n"
 
@@ -203,7 +206,7 @@ async def test_nothing_is_run_bare_where_no_sandbox_holds(tmp_path: Path) -> Non
         raise SandboxFailed("it was not begun", because="no sandbox works here")
 
     speech, _ = voice(tmp_path, settings(), sandbox=none)
-    assert (await speech.uttered("A good morning.", answers_voice=False)).voice is None
+    assert (await speech.prepare_reply("A good morning.", answers_voice=False)).voice is None
 
 
 @pytest.mark.spec("C97")
@@ -211,16 +214,16 @@ async def test_a_voice_message_is_heard_by_the_first_program_that_can_tell_its_w
     silent = SpeechCommand(command=("/bin/true",))
     writes = SpeechCommand(command=("/bin/cp", "{input}", "{output}"), ending="txt")
     speech, files = voice(tmp_path, SpeechSettings(listeners={"a": BREAKS, "b": silent, "c": writes}))
-    came = files.keep([b" Buy some milk. "], name="voice.oga", media_type="audio/ogg")
-    assert await speech.heard(came) == "Buy some milk."
+    came = files.store([b" Buy some milk. "], name="voice.oga", media_type="audio/ogg")
+    assert await speech.transcribe(came) == "Buy some milk."
     speech, _ = voice(tmp_path, SpeechSettings(listeners={"a": HEARS}))
-    assert await speech.heard(came) == "Buy some milk."
+    assert await speech.transcribe(came) == "Buy some milk."
 
 
 async def test_what_is_no_voice_or_too_large_or_by_nobody_heard_gives_no_words(tmp_path: Path) -> None:
     speech, files = voice(tmp_path, SpeechSettings(listeners={"a": HEARS}, audio_bytes_max=1_024))
-    picture = files.keep([b"picture"], name="a.png", media_type="image/png")
-    large = files.keep([b"x" * 2_000], name="a.ogg", media_type="audio/ogg")
-    assert [await speech.heard(each) for each in (picture, large)] == ["", ""]
+    picture = files.store([b"picture"], name="a.png", media_type="image/png")
+    large = files.store([b"x" * 2_000], name="a.ogg", media_type="audio/ogg")
+    assert [await speech.transcribe(each) for each in (picture, large)] == ["", ""]
     speech, _ = voice(tmp_path, SpeechSettings())
-    assert await speech.heard(large) == ""
+    assert await speech.transcribe(large) == ""

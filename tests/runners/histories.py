@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from retinue.domain.ids import RunId, SessionId
-from retinue.domain.record import Body, Note, Record, Reply, Summary, Usage, UserTurn, kind_of
+from retinue.domain.record import Note, Record, RecordBody, Reply, Summary, Usage, UserTurn, body_kind
 from retinue.domain.times import to_ms
 from retinue.domain.tool import Call, ToolResult
 
@@ -17,15 +17,15 @@ NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
 SESSION = SessionId("s")
 
 
-def record(seq: int, body: Body, *, run: str = "r", at: datetime = NOON) -> Record:
-    return Record(session=SESSION, seq=seq, kind=kind_of(body), body=body, at_ms=to_ms(at), run=RunId(run))
+def record(seq: int, body: RecordBody, *, run: str = "r", at: datetime = NOON) -> Record:
+    return Record(session=SESSION, seq=seq, kind=body_kind(body), body=body, at_ms=to_ms(at), run=RunId(run))
 
 
-def told(*bodies: Body) -> list[Record]:
+def told(*bodies: RecordBody) -> list[Record]:
     return [record(seq, body, at=NOON + timedelta(seconds=seq)) for seq, body in enumerate(bodies, start=1)]
 
 
-def bodies(records: Sequence[Record]) -> list[Body]:
+def bodies(records: Sequence[Record]) -> list[RecordBody]:
     return [r.body for r in records]
 
 
@@ -74,13 +74,13 @@ def texts(draw: st.DrawFn) -> str:
 def histories(draw: st.DrawFn, *, ends_with_turn: bool | None = None) -> list[Record]:
     """Runs one after the other, as they are stored: turns, calls and their results in any order, notes in between, and
     some replies whose tokens were counted. Numbers have gaps, as they do where a record was damaged."""
-    made: list[Body] = []
+    made: list[RecordBody] = []
     for run in range(draw(st.integers(1, 4))):
         made.append(user(f"question {run} " + draw(texts())))
         for turn in range(draw(st.integers(0, 3))):
             ids = [f"{run}-{turn}-{n}" for n in range(draw(st.integers(1, 3)))]
             made.append(asks(*ids, arguments={"path": draw(words)}))
-            results: list[Body] = [result(id_, draw(texts()), failed=draw(st.booleans())) for id_ in ids]
+            results: list[RecordBody] = [result(id_, draw(texts()), failed=draw(st.booleans())) for id_ in ids]
             if draw(st.booleans()):
                 results.insert(draw(st.integers(0, len(results))), Note(text="a note " + draw(words)))
             made += draw(st.permutations(results))

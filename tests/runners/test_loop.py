@@ -17,26 +17,34 @@ from retinue.domain.agent import Agent, ToolRules
 from retinue.domain.approval import ApprovalState
 from retinue.domain.event import Delta, DeltaKind
 from retinue.domain.ids import RunId, SessionId
-from retinue.domain.model import FREE, ModelFacts, ModelFailed, ModelRef, Price
-from retinue.domain.money import CallTerms, Granted
+from retinue.domain.model import FREE_PRICE, ModelFacts, ModelFailed, ModelRef, Price
+from retinue.domain.money import ModelCallReservation, ModelCallReservationRequest
 from retinue.domain.permission import Permission
-from retinue.domain.ports import Asking
-from retinue.domain.record import Note, Record, Reply, Stop, Summary, Usage, UserTurn, kind_of, least_believed
+from retinue.domain.ports import CallModel
+from retinue.domain.record import Note, Record, Reply, StopReason, Summary, Usage, UserTurn, body_kind, least_trust_in
 from retinue.domain.run import Run, RunStatus
-from retinue.domain.session import LaneKind, Origin, OriginKind, QueueOverride, Session, Wakefulness
+from retinue.domain.session import LaneKind, Origin, OriginKind, QueueOverride, Session, SessionActivity
 from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
 from retinue.domain.tool import Call, ToolResult, call_hash
 from retinue.domain.trust import Trust
-from retinue.models.base import Asks, Chunk, Ended, Prompt, Text, Thinking
-from retinue.models.tool_call_limits import ARGUMENTS_DEPTH_MAX, CALLS_MAX, UNPARSED, plain
-from retinue.runners.base import Assignment, Finished, Parked
-from retinue.runners.loop import Answer, AskModel, Loop, PerformCalls, PerformStored, next_move, spent
-from retinue.runners.stream_reader import listen
+from retinue.models.base import EndChunk, ModelPrompt, ReplyChunk, TextChunk, ThinkingChunk, ToolCallChunk
+from retinue.models.tool_call_limits import ARGUMENTS_DEPTH_MAX, CALLS_MAX, UNPARSED, normalize_value
+from retinue.runners.base import RunAnswer, RunAssignment, Suspended
+from retinue.runners.loop import (
+    FinishRun,
+    PerformCalls,
+    PerformStoredCalls,
+    RequestReply,
+    ToolLoop,
+    next_step,
+    reached_limit,
+)
+from retinue.runners.stream_reader import read_reply
 from retinue.testing.fake_clock import FakeClock
-from retinue.testing.loop_factory import Thinking as Thoughts
-from retinue.testing.scripted_model import ScriptedModel, calls, says
-from retinue.testing.tools import AppendLine
+from retinue.testing.loop_factory import LoopParts as Thoughts
+from retinue.testing.scripted_model import ScriptedModel, text_reply, tool_call_reply
+from retinue.testing.tools import AppendLineTool
 from retinue.tools.toolbox import Toolbox
 
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
@@ -47,7 +55,7 @@ RUN = Run(
     lane=LaneKind.MAIN,
     epoch=1,
     status=RunStatus.RUNNING,
-    sender=address.person("maria"),
+    sender=address.person_address("maria"),
     envelopes=(),
     first_seq=2,
     attempt=1,
@@ -58,11 +66,11 @@ SESSION = Session(
     agent="ada",
     origin=Origin(OriginKind.WEB, "person:maria"),
     name="",
-    wakefulness=Wakefulness.ACTIVE,
+    activity=SessionActivity.ACTIVE,
     queue=QueueOverride(),
     epoch=1,
     record_seq=2,
-    context_from=1,
+    context_start_seq=1,
     revision=0,
     created_at=NOON,
     updated_at=NOON,
@@ -73,7 +81,7 @@ ADA = Agent(name="ada", model="scripted")
 
 def own(*bodies: Any) -> list[Record]:
     return [
-        Record(session=RUN.session, seq=n, kind=kind_of(body), body=body, at_ms=to_ms(NOON), run=RUN.id)
+        Record(session=RUN.session, seq=n, kind=body_kind(body), body=body, at_ms=to_ms(NOON), run=RUN.id)
         for n, body in enumerate(bodies, start=2)
     ]
 
@@ -93,30 +101,30 @@ ONE, TWO = call(1), call(2)
 @pytest.mark.parametrize(
     ("bodies", "move"),
     [
-        ((USER,), AskModel(0)),
-        ((USER, Reply(text="hi")), Answer(Reply(text="hi"))),
+        ((USER,), RequestReply(0)),
+        ((USER, Reply(text="hi")), FinishRun(Reply(text="hi"))),
         ((USER, Reply(text="", calls=(ONE, TWO))), PerformCalls(0, (ONE, TWO), (1, 2))),
         ((USER, Reply(text="", calls=(ONE, TWO)), result(2)), PerformCalls(0, (ONE,), (1,))),
         ((USER, Reply(text="", calls=(ONE, TWO)), result(1)), PerformCalls(0, (TWO,), (2,))),
-        ((USER, Reply(text="", calls=(ONE, TWO)), result(2), result(1)), AskModel(1)),
+        ((USER, Reply(text="", calls=(ONE, TWO)), result(2), result(1)), RequestReply(1)),
         ((USER, Reply(text="", calls=(ONE,)), result(1), Reply(text="", calls=(TWO,))), PerformCalls(1, (TWO,), (1,))),
-        ((USER, Reply(text="", calls=(ONE,)), result(1), Reply(text="done")), Answer(Reply(text="done"))),
-        ((USER, Reply(text="", calls=(ONE,)), result(1), USER), AskModel(1)),
-        ((USER, Reply(text="hi"), USER), AskModel(1)),
-        ((USER, Reply(text="hi"), USER, Reply(text="ho")), Answer(Reply(text="ho"))),
-        ((), AskModel(0)),
+        ((USER, Reply(text="", calls=(ONE,)), result(1), Reply(text="done")), FinishRun(Reply(text="done"))),
+        ((USER, Reply(text="", calls=(ONE,)), result(1), USER), RequestReply(1)),
+        ((USER, Reply(text="hi"), USER), RequestReply(1)),
+        ((USER, Reply(text="hi"), USER, Reply(text="ho")), FinishRun(Reply(text="ho"))),
+        ((), RequestReply(0)),
     ],
 )
 def test_the_next_move_follows_from_the_records(bodies: Sequence[Any], move: object) -> None:
-    assert next_move(own(*bodies), ()) == move
+    assert next_step(own(*bodies), ()) == move
 
 
 def test_stored_calls_come_first_and_keep_their_places() -> None:
     noted = Note(text="it returned", call="1")
-    assert next_move(own(USER), (ONE, TWO)) == PerformStored((ONE, TWO), (1, 2))
-    assert next_move(own(USER, noted), (ONE, TWO)) == PerformStored((TWO,), (2,))
-    assert next_move(own(USER, replace(noted, call="2")), (ONE, TWO)) == PerformStored((ONE,), (1,))
-    assert next_move(own(USER, noted, replace(noted, call="2")), (ONE, TWO)) == AskModel(0)
+    assert next_step(own(USER), (ONE, TWO)) == PerformStoredCalls((ONE, TWO), (1, 2))
+    assert next_step(own(USER, noted), (ONE, TWO)) == PerformStoredCalls((TWO,), (2,))
+    assert next_step(own(USER, replace(noted, call="2")), (ONE, TWO)) == PerformStoredCalls((ONE,), (1,))
+    assert next_step(own(USER, noted, replace(noted, call="2")), (ONE, TWO)) == RequestReply(0)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +139,7 @@ def test_stored_calls_come_first_and_keep_their_places() -> None:
 )
 def test_a_bound_is_reached_exactly_there(bounds: dict[str, Any], words: str) -> None:
     usage = Usage(input_tokens=10, output_tokens=5, cost_microusd=7_000)
-    said = spent(replace(ADA, **bounds), own(USER, Reply(text="", usage=usage), Reply(text="", usage=usage)))
+    said = reached_limit(replace(ADA, **bounds), own(USER, Reply(text="", usage=usage), Reply(text="", usage=usage)))
     assert (words in said) if words else said == ""
 
 
@@ -148,10 +156,10 @@ def test_a_bound_is_reached_exactly_there(bounds: dict[str, Any], words: str) ->
 def test_arguments_are_what_the_store_gives_back(given: Any, kept: Any) -> None:
     import msgspec
 
-    assert plain(given) == kept
-    again = msgspec.json.decode(msgspec.json.encode(plain(given)))
+    assert normalize_value(given) == kept
+    again = msgspec.json.decode(msgspec.json.encode(normalize_value(given)))
     assert again == kept
-    assert call_hash(Call(id="1", tool="t", arguments=plain(given))) == call_hash(
+    assert call_hash(Call(id="1", tool="t", arguments=normalize_value(given))) == call_hash(
         Call(id="1", tool="t", arguments=again)
     )
 
@@ -167,41 +175,43 @@ class PowerCut(Exception):
 class MemoryJournal:
     """What a run has written, and how often each effect was begun."""
 
-    own: list[Record]
+    run_records: list[Record]
     run: Run = RUN
     open: dict[tuple[int, int], str] = field(default_factory=dict[tuple[int, int], str])
     left: int = 10**9
 
     @property
     def records(self) -> Sequence[Record]:
-        return self.own
+        return self.run_records
 
     @property
-    def believed(self) -> Trust:
-        return least_believed(self.own)
+    def least_trust(self) -> Trust:
+        return least_trust_in(self.run_records)
 
-    async def reply(self, turn: int, ask: Asking, *, terms: CallTerms) -> Reply:
+    async def call_model(self, turn: int, call: CallModel, *, request: ModelCallReservationRequest) -> Reply:
         self._step()
-        reply = await ask(1, Granted(output_tokens_max=terms.output_tokens_max))
+        reply = await call(1, ModelCallReservation(output_tokens_max=request.output_tokens_max))
         self._keep(reply)
         return reply
 
-    async def summarize(self, turn: int, ask: Asking, *, terms: CallTerms, notice: str = "") -> Reply:
+    async def summarize(
+        self, turn: int, call: CallModel, *, request: ModelCallReservationRequest, notice: str = ""
+    ) -> Reply:
         raise AssertionError("nothing here is long enough")
 
     async def compact(self, summary: Summary) -> None:
         raise AssertionError("nothing here is long enough")
 
-    async def settle_up(self) -> None:
+    async def flush(self) -> None:
         return
 
-    def failed(self, turn: int, error: ModelFailed, *, next_move: str) -> None:
+    def record_failure(self, turn: int, error: ModelFailed, *, next_move: str) -> None:
         return
 
-    async def note(self, note: Note) -> None:
+    async def add_note(self, note: Note) -> None:
         self._keep(note)
 
-    def begun(self, turn: int, index: int) -> bool:
+    def was_interrupted(self, turn: int, index: int) -> bool:
         return (turn, index) in self.open
 
     async def perform(
@@ -212,8 +222,8 @@ class MemoryJournal:
         act: Callable[[], Awaitable[ToolResult]],
         *,
         repeatable: bool,
-        looks: bool = False,
-        stored: bool = False,
+        is_read_only: bool = False,
+        is_late: bool = False,
         because: str = "",
     ) -> ToolResult:
         was_open = self.open.get((turn, index)) == call.id
@@ -226,18 +236,18 @@ class MemoryJournal:
             done = await act()
             self._step()
         del self.open[turn, index]
-        self._keep(Note(text=done.output, call=done.call) if stored else done)
+        self._keep(Note(text=done.output, call=done.call) if is_late else done)
         return done
 
-    async def keep(self, bodies: Sequence[ToolResult | Reply]) -> None:
+    async def add_bodies(self, bodies: Sequence[ToolResult | Reply]) -> None:
         for kept in bodies:
             self._keep(kept)
 
-    async def keep_note(self, result: ToolResult) -> None:
+    async def add_late_result(self, result: ToolResult) -> None:
         self._keep(Note(text=result.output, call=result.call))
 
     def _keep(self, body: Reply | ToolResult | Note) -> None:
-        self.own.append(own(body)[0]._replace(seq=len(self.own) + 2))
+        self.run_records.append(own(body)[0]._replace(seq=len(self.run_records) + 2))
 
     def _step(self) -> None:
         self.left -= 1
@@ -246,13 +256,13 @@ class MemoryJournal:
 
 
 class Nobody:
-    def answer_to(self, call: Call) -> ApprovalState | None:
+    def state_of(self, call: Call) -> ApprovalState | None:
         return None
 
-    def name_of(self, call: Call) -> str:
+    def short_id_of(self, call: Call) -> str:
         return ""
 
-    def gives(self, call: Call) -> Sequence[Permission]:
+    def permissions_of(self, call: Call) -> Sequence[Permission]:
         return ()
 
 
@@ -262,13 +272,13 @@ class Somebody:
     def __init__(self, state: ApprovalState) -> None:
         self.state = state
 
-    def answer_to(self, call: Call) -> ApprovalState | None:
+    def state_of(self, call: Call) -> ApprovalState | None:
         return self.state
 
-    def name_of(self, call: Call) -> str:
+    def short_id_of(self, call: Call) -> str:
         return "abcd1234"
 
-    def gives(self, call: Call) -> Sequence[Permission]:
+    def permissions_of(self, call: Call) -> Sequence[Permission]:
         return ()
 
 
@@ -276,10 +286,10 @@ class Ear:
     def __init__(self) -> None:
         self.heard: list[Delta] = []
 
-    def called(self, run: RunId, tool: str) -> None:
+    def on_tool_call(self, run: RunId, tool: str) -> None:
         pass
 
-    def delta(self, delta: Delta) -> None:
+    def on_delta(self, delta: Delta) -> None:
         self.heard.append(delta)
 
 
@@ -293,8 +303,8 @@ class Desk:
     stored: tuple[Call, ...] = ()
 
     @property
-    def loop(self) -> Loop:
-        toolbox = Toolbox([AppendLine(self.root / "witness")])
+    def loop(self) -> ToolLoop:
+        toolbox = Toolbox([AppendLineTool(self.root / "witness")])
         # A model of the house needs no key, so nothing about keys is ever looked up.
         nothing = cast(Any, None)
         return Thoughts(nothing, self.model.clock, [self.model], toolbox, ZoneInfo("UTC")).loop
@@ -304,9 +314,11 @@ class Desk:
         file = self.root / "witness"
         return [line.split(" ", 1)[1] for line in file.read_text().splitlines()] if file.exists() else []
 
-    async def work(self, journal: MemoryJournal, ask: Any = None) -> Finished:
-        assignment = Assignment(agent=self.agent, session=SESSION, home=self.root, stored=self.stored)
-        return await self.loop.work(assignment, journal, ask or Nobody(), Ear())
+    async def work(self, journal: MemoryJournal, ask: Any = None) -> RunAnswer:
+        assignment = RunAssignment(
+            agent=self.agent, session=SESSION, agent_directory=self.root, stored_calls=self.stored
+        )
+        return await self.loop.take_turns(assignment, journal, ask or Nobody(), Ear())
 
 
 @pytest.fixture
@@ -314,16 +326,16 @@ def desk(tmp_path: Path) -> Desk:
     return Desk(tmp_path)
 
 
-def script(prompt: Prompt) -> Any:
+def script(prompt: ModelPrompt) -> Any:
     """Three turns, each depending on nothing but what it reads."""
     done = sum(isinstance(record.body, ToolResult) for record in prompt.records)
     match done:
         case 0:
-            return calls("append_line", text="one")
+            return tool_call_reply("append_line", text="one")
         case 1:
-            return replace(says(""), calls=(("append_line", {"text": "two"}), ("append_line", {"text": "three"})))
+            return replace(text_reply(""), calls=(("append_line", {"text": "two"}), ("append_line", {"text": "three"})))
         case _:
-            return says("done")
+            return text_reply("done")
 
 
 async def test_a_run_ends_when_the_model_asks_for_nothing_more(desk: Desk) -> None:
@@ -345,7 +357,7 @@ async def test_a_run_taken_up_after_a_power_cut_anywhere_does_nothing_twice(desk
         journal.left = 10**9
         assert (await desk.work(journal)).text == "done"
     assert len(desk.witness) == len(set(desk.witness))
-    outputs = [record.body.output for record in journal.own if isinstance(record.body, ToolResult)]
+    outputs = [record.body.output for record in journal.run_records if isinstance(record.body, ToolResult)]
     assert outputs.count("interrupted") <= 1
     assert len(outputs) == 3
 
@@ -354,7 +366,7 @@ async def test_a_run_taken_up_after_a_power_cut_anywhere_does_nothing_twice(desk
 async def test_stored_calls_taken_up_after_a_power_cut_are_not_made_twice(desk: Desk, left: int) -> None:
     desk.stored = (call(1, text="same"), call(2, text="same"))
     desk.agent = replace(ADA, tools=ToolRules(ask=("*",)))
-    desk.model.rule = lambda prompt: says("done")
+    desk.model.rule = lambda prompt: text_reply("done")
     journal = MemoryJournal(own(USER), left=left)
     said_yes = Somebody(ApprovalState.ALLOWED)
     try:
@@ -363,7 +375,7 @@ async def test_stored_calls_taken_up_after_a_power_cut_are_not_made_twice(desk: 
         journal.left = 10**9
         await desk.work(journal, said_yes)
     assert len(desk.witness) <= 2
-    notes = [record.body for record in journal.own if isinstance(record.body, Note)]
+    notes = [record.body for record in journal.run_records if isinstance(record.body, Note)]
     assert [note.call for note in notes] == ["1", "2"]
     assert sum(note.text == "interrupted" for note in notes) + len(desk.witness) >= 2
 
@@ -371,7 +383,7 @@ async def test_stored_calls_taken_up_after_a_power_cut_are_not_made_twice(desk: 
 async def test_a_stored_call_that_nobody_allowed_is_not_made(desk: Desk) -> None:
     desk.stored = (call(1, text="never"),)
     desk.agent = replace(ADA, tools=ToolRules(ask=("*",)))
-    desk.model.rule = lambda prompt: says("done")
+    desk.model.rule = lambda prompt: text_reply("done")
     for ask in (Nobody(), Somebody(ApprovalState.DENIED), Somebody(ApprovalState.OPEN)):
         journal = MemoryJournal(own(USER))
         await desk.work(journal, ask)
@@ -380,23 +392,23 @@ async def test_a_stored_call_that_nobody_allowed_is_not_made(desk: Desk) -> None
 
 async def test_a_call_that_asks_parks_the_run_after_the_others_are_done(desk: Desk) -> None:
     desk.agent = replace(ADA, tools=ToolRules(ask=("append_line",), allow=()))
-    desk.model.will_reply(calls("append_line", text="never"))
+    desk.model.will_reply(tool_call_reply("append_line", text="never"))
     journal = MemoryJournal(own(USER))
-    with pytest.raises(Parked) as parked:
+    with pytest.raises(Suspended) as parked:
         await desk.work(journal)
     assert (parked.value.turn, [c.arguments for c in parked.value.calls]) == (0, [{"text": "never"}])
-    assert parked.value.because == "the agent ada asks before 'append_line'"
+    assert parked.value.because == "the agent ada requires approval for 'append_line'"
     assert desk.witness == []
 
 
 async def test_ids_of_calls_are_ours_and_the_same_on_each_attempt(desk: Desk) -> None:
     for _ in range(2):
-        desk.model.will_reply(replace(says(""), calls=(("append_line", {"text": "x"}),) * 3))
+        desk.model.will_reply(replace(text_reply(""), calls=(("append_line", {"text": "x"}),) * 3))
         journal = MemoryJournal(own(USER))
         journal.left = 1
         with pytest.raises(PowerCut):
             await desk.work(journal)
-        (reply,) = [record.body for record in journal.own if isinstance(record.body, Reply)]
+        (reply,) = [record.body for record in journal.run_records if isinstance(record.body, Reply)]
         assert [c.id for c in reply.calls] == ["abcdef01-0-1", "abcdef01-0-2", "abcdef01-0-3"]
 
 
@@ -407,17 +419,17 @@ async def test_ids_of_calls_are_ours_and_the_same_on_each_attempt(desk: Desk) ->
 class Speaker:
     """Says exactly these chunks, and notices when nobody listens any more."""
 
-    chunks: Sequence[Chunk]
+    chunks: Sequence[ReplyChunk]
     error: Exception | None = None
     name: str = "speaker"
-    price: Price = FREE
+    price: Price = FREE_PRICE
     closed: bool = False
 
     @property
     def facts(self) -> ModelFacts:
         return ModelFacts(ref=ModelRef("", self.name), price=self.price)
 
-    async def reply(self, prompt: Prompt, *, key: str = "") -> AsyncIterator[Chunk]:
+    async def reply(self, prompt: ModelPrompt, *, key: str = "") -> AsyncIterator[ReplyChunk]:
         try:
             for chunk in self.chunks:
                 yield chunk
@@ -428,16 +440,18 @@ class Speaker:
 
 
 async def hear(speaker: Speaker, ear: Ear) -> Reply:
-    prompt = Prompt(session=RUN.session, instructions="", records=(), tools=())
-    return await listen(speaker, prompt, RUN, ear, turn=3, attempt=2)
+    prompt = ModelPrompt(session=RUN.session, instructions="", records=(), tools=())
+    return await read_reply(speaker, prompt, RUN, ear, turn=3, attempt=2)
 
 
-END = Ended(Stop.END, Usage(input_tokens=1))
+END = EndChunk(StopReason.END, Usage(input_tokens=1))
 
 
 async def test_a_reply_is_told_as_it_is_said_with_offsets_for_each_kind() -> None:
     ear = Ear()
-    reply = await hear(Speaker([Thinking("hm"), Text("Good "), Thinking("m."), Text("day"), END]), ear)
+    reply = await hear(
+        Speaker([ThinkingChunk("hm"), TextChunk("Good "), ThinkingChunk("m."), TextChunk("day"), END]), ear
+    )
     assert (reply.text, reply.thinking, reply.model) == ("Good day", "hmm.", "speaker")
     assert [(d.kind, d.offset, d.text) for d in ear.heard] == [
         (DeltaKind.THINKING, 0, "hm"),
@@ -451,24 +465,24 @@ async def test_a_reply_is_told_as_it_is_said_with_offsets_for_each_kind() -> Non
 async def test_words_no_store_can_keep_are_replaced_before_anyone_hears_them() -> None:
     ear = Ear()
     asked = Call(id="x", tool="t\x00", arguments={"a": "\ud800"})
-    reply = await hear(Speaker([Text("a\x00b"), Thinking("\udfff"), Asks(asked), END]), ear)
+    reply = await hear(Speaker([TextChunk("a\x00b"), ThinkingChunk("\udfff"), ToolCallChunk(asked), END]), ear)
     assert (reply.text, reply.thinking) == ("a\ufffdb", "\ufffd")
     assert reply.calls[0] == Call(id="abcdef01-3-1", tool="t\ufffd", arguments={"a": "\ufffd"})
     assert [d.text for d in ear.heard] == ["a\ufffdb", "\ufffd"]
 
 
 async def test_a_stream_is_closed_as_soon_as_the_reply_is_whole() -> None:
-    speaker = Speaker([Text("done"), END, Text("and more")])
+    speaker = Speaker([TextChunk("done"), END, TextChunk("and more")])
     assert (await hear(speaker, Ear())).text == "done"
     assert speaker.closed
 
 
 async def test_a_stream_that_ends_without_an_end_is_no_reply() -> None:
-    speaker = Speaker([Text("half a sen")])
+    speaker = Speaker([TextChunk("half a sen")])
     with pytest.raises(ModelFailed) as raised:
         await hear(speaker, Ear())
-    assert raised.value.code == "model.broke-off"
-    broken = Speaker([Text("half")], error=OSError("gone"))
+    assert raised.value.code == "model.truncated"
+    broken = Speaker([TextChunk("half")], error=OSError("gone"))
     with pytest.raises(OSError, match="gone"):
         await hear(broken, Ear())
     assert speaker.closed and broken.closed
@@ -484,22 +498,22 @@ def nested(deep: int) -> Any:
 @pytest.mark.parametrize("deep", [ARGUMENTS_DEPTH_MAX + 1, 300, 900])
 async def test_arguments_nested_without_end_are_a_call_that_cannot_be_made_and_no_broken_run(deep: int) -> None:
     asked = Call(id="x", tool="t", arguments=nested(deep))
-    reply = await hear(Speaker([Asks(asked), END]), Ear())
+    reply = await hear(Speaker([ToolCallChunk(asked), END]), Ear())
     assert reply.calls[0].arguments == {UNPARSED: "nested more than 64 deep"}
     shallow = Call(id="x", tool="t", arguments=nested(ARGUMENTS_DEPTH_MAX))
-    assert (await hear(Speaker([Asks(shallow), END]), Ear())).calls[0].arguments == shallow.arguments
+    assert (await hear(Speaker([ToolCallChunk(shallow), END]), Ear())).calls[0].arguments == shallow.arguments
 
 
 async def test_a_reply_that_asks_for_calls_without_end_is_none() -> None:
-    asked = Asks(Call(id="x", tool="t" * 10_000))
+    asked = ToolCallChunk(Call(id="x", tool="t" * 10_000))
     assert len((await hear(Speaker([asked, END]), Ear())).calls[0].tool) == 200
     with pytest.raises(ModelFailed) as failed:
         await hear(Speaker([*[asked] * (CALLS_MAX + 1), END]), Ear())
-    assert failed.value.code == "model.malformed"
+    assert failed.value.code == "model.too_many_calls"
 
 
 async def test_a_reply_that_does_not_come_to_an_end_is_none() -> None:
-    speaker = Speaker([*[Text("word " * 50_000)] * 10, *[Thinking("hmm, " * 50_000)] * 10, END])
+    speaker = Speaker([*[TextChunk("word " * 50_000)] * 10, *[ThinkingChunk("hmm, " * 50_000)] * 10, END])
     with pytest.raises(ModelFailed) as failed:
         await hear(speaker, Ear())
     assert "4,000,000" in failed.value.because
@@ -517,25 +531,27 @@ async def test_a_bill_that_cannot_be_is_believed_only_as_far_as_one_can_be(count
         cache_write_tokens=count,
         reasoning_tokens=count,
     )
-    heard = (await hear(Speaker([Text("Yes."), Ended(Stop.END, usage)]), Ear())).usage
+    heard = (await hear(Speaker([TextChunk("Yes."), EndChunk(StopReason.END, usage)]), Ear())).usage
     assert all(0 <= value <= 10**12 for value in structs.astuple(heard))
 
 
 @pytest.mark.parametrize(("words", "known"), [("Yes.", True), ("word " * 40, False)])
 async def test_words_that_were_counted_as_none_cost_what_nobody_knows(words: str, known: bool) -> None:
     """Anthropic's count begins with one token, and a server that never tells the rest has not said what it costs."""
-    speaker = Speaker([Text(words), Ended(Stop.END, Usage(input_tokens=10, output_tokens=1))], price=Price(output=1))
+    speaker = Speaker(
+        [TextChunk(words), EndChunk(StopReason.END, Usage(input_tokens=10, output_tokens=1))], price=Price(output=1)
+    )
     usage = (await hear(speaker, Ear())).usage
     assert usage.estimated is not known
 
 
 async def test_a_call_that_cannot_be_read_is_not_made_and_nobody_is_asked_about_it(desk: Desk) -> None:
     desk.agent = replace(ADA, tools=ToolRules(ask=("append_line",), allow=()))
-    desk.model.will_reply(replace(says(""), calls=(("append_line", {UNPARSED: '{"text": "hal'}),)))
-    desk.model.will_reply(says("I see."))
+    desk.model.will_reply(replace(text_reply(""), calls=(("append_line", {UNPARSED: '{"text": "hal'}),)))
+    desk.model.will_reply(text_reply("I see."))
     journal = MemoryJournal(own(USER))
     assert (await desk.work(journal)).text == "I see."
-    (result,) = [record.body for record in journal.own if isinstance(record.body, ToolResult)]
+    (result,) = [record.body for record in journal.run_records if isinstance(record.body, ToolResult)]
     assert result.failed
     assert "could not be read" in result.output
     assert desk.witness == []

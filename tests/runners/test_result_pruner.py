@@ -10,30 +10,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runners.histories import NOON, SESSION, asks, bodies, histories, record, result, says, told, user
 
-from retinue.config.models import HardClear, PrunedTools, Pruning, PruningMode, SoftTrim
+from retinue.config.models import HardClearSettings, PrunedToolSettings, PruningMode, PruningSettings, SoftTrimSettings
 from retinue.domain.ids import SessionId
-from retinue.domain.record import Body, Record, Summary
+from retinue.domain.record import Record, RecordBody, Summary
 from retinue.domain.structs import replace
 from retinue.domain.tool import ToolResult
-from retinue.models.base import WireCache
+from retinue.models.base import EncodedContextCache
 from retinue.runners.result_pruner import (
     RESULT_CHARS_CAP,
     RESULT_CHARS_KEPT_MIN,
-    Shortened,
-    capped,
-    idle_s,
-    pruned,
+    ResultShortener,
+    cap_results,
+    prune_results,
     result_chars_max,
+    seconds_since_reply,
 )
 
 WINDOW = 20_000  # 80,000 characters
-ON = Pruning(mode=PruningMode.CACHE_TTL)
+ON = PruningSettings(mode=PruningMode.CACHE_TTL)
 COLD_S = 301.0
 WARM_S = 299.0
 
 
 def exchanges(count: int, *, chars: int = 10_000, tool: str = "read") -> list[Record]:
-    made: list[Body] = []
+    made: list[RecordBody] = []
     for n in range(count):
         made += [user(f"question {n}"), asks(str(n), tool=tool), result(str(n), "r" * chars, tool=tool), says("answer")]
     return told(*made)
@@ -45,9 +45,9 @@ def outputs(records: object) -> list[str]:
 
 
 def view(
-    records: list[Record], settings: Pruning, *, idle: float | None = COLD_S, window: int = WINDOW
+    records: list[Record], settings: PruningSettings, *, idle: float | None = COLD_S, window: int = WINDOW
 ) -> list[Record]:
-    return list(Shortened().view(SESSION, records, settings, window_tokens=window, idle_s=idle))
+    return list(ResultShortener().shorten(SESSION, records, settings, window_tokens=window, idle_s=idle))
 
 
 # The cap
@@ -63,7 +63,7 @@ def test_one_result_takes_at_most_30_percent_of_the_window_and_400000_characters
 @pytest.mark.spec("C45")
 def test_a_longer_result_is_cut_at_the_end_of_a_line_with_a_note() -> None:
     records = told(user(), asks("1"), result("1", "a line of words\n" * 5_000))
-    [output] = outputs(view(records, Pruning()))
+    [output] = outputs(view(records, PruningSettings()))
     cut, _, note = output.partition("\n\n[cut: ")
     assert cut.endswith("a line of words") and "80000 characters" in note
     assert 24_000 * 0.8 <= len(output) <= 24_000
@@ -72,15 +72,15 @@ def test_a_longer_result_is_cut_at_the_end_of_a_line_with_a_note() -> None:
 @pytest.mark.spec("C45")
 @given(st.text(alphabet="ab\n漢", min_size=2_500, max_size=9_000), st.integers(2_000, 2_400))
 def test_whatever_is_cut_at_least_2000_characters_stay(text: str, chars_max: int) -> None:
-    [output] = outputs(list(capped(told(result("1", text)), chars_max)))
+    [output] = outputs(list(cap_results(told(result("1", text)), chars_max)))
     kept = output.rpartition("\n\n[cut: ")[0]
     assert text.startswith(kept) and len(kept) >= 2_000
 
 
 def test_a_result_that_fits_is_left_alone_and_the_list_is_the_same() -> None:
     records = exchanges(3, chars=100)
-    assert capped(records, 2_000) is records
-    seen = Shortened().view(SESSION, records, ON, window_tokens=WINDOW, idle_s=COLD_S)
+    assert cap_results(records, 2_000) is records
+    seen = ResultShortener().shorten(SESSION, records, ON, window_tokens=WINDOW, idle_s=COLD_S)
     assert seen is records
 
 
@@ -99,12 +99,12 @@ def test_old_results_are_pruned_only_once_the_cache_is_cold() -> None:
 @pytest.mark.spec("C117")
 def test_pruning_is_off_unless_it_is_asked_for() -> None:
     records = exchanges(6)
-    assert view(records, Pruning()) == records
+    assert view(records, PruningSettings()) == records
 
 
 def test_the_last_call_is_as_old_as_the_newest_reply() -> None:
-    assert idle_s(told(user(), says("k"), user()), NOON + timedelta(seconds=62)) == 60
-    assert idle_s(told(user()), NOON) is None
+    assert seconds_since_reply(told(user(), says("k"), user()), NOON + timedelta(seconds=62)) == 60
+    assert seconds_since_reply(told(user()), NOON) is None
 
 
 # Pruning: what
@@ -146,14 +146,14 @@ def test_a_result_with_an_image_stays_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("tools", "expected"),
     [
-        (PrunedTools(allow=("web_*",)), {"web_fetch"}),
-        (PrunedTools(deny=("READ",)), {"web_fetch", "shell"}),
-        (PrunedTools(allow=("*",), deny=("web_*", "shell")), {"read"}),
-        (PrunedTools(allow=()), set()),
+        (PrunedToolSettings(allow=("web_*",)), {"web_fetch"}),
+        (PrunedToolSettings(deny=("READ",)), {"web_fetch", "shell"}),
+        (PrunedToolSettings(allow=("*",), deny=("web_*", "shell")), {"read"}),
+        (PrunedToolSettings(allow=()), set()),
     ],
 )
-def test_only_allowed_tools_are_pruned_and_denied_ones_never(tools: PrunedTools, expected: set[str]) -> None:
-    made: list[Body] = []
+def test_only_allowed_tools_are_pruned_and_denied_ones_never(tools: PrunedToolSettings, expected: set[str]) -> None:
+    made: list[RecordBody] = []
     for n, tool in enumerate(["web_fetch", "read", "shell"] * 3):
         made += [user("q"), asks(str(n), tool=tool), result(str(n), "r" * 10_000, tool=tool), says("answer")]
     made += [user("q"), says("a"), says("b"), says("c")]
@@ -178,11 +178,14 @@ def test_from_30_percent_of_the_window_long_results_keep_their_beginning_and_end
 @pytest.mark.spec("C117")
 def test_how_much_of_a_result_is_kept_is_as_set() -> None:
     records = exchanges(4, chars=9_000)
-    soft = SoftTrim(max_chars=8_999, head_chars=10, tail_chars=0)
+    soft = SoftTrimSettings(max_chars=8_999, head_chars=10, tail_chars=0)
     first, *_ = outputs(view(records, replace(ON, soft_trim=soft)))
     assert first.startswith("r" * 10 + "\n") and first.count("r") < 40
     assert view(records, replace(ON, soft_trim=replace(soft, max_chars=9_000))) == records
-    assert view(records, replace(ON, soft_trim=SoftTrim(max_chars=100, head_chars=4_500, tail_chars=4_500))) == records
+    assert (
+        view(records, replace(ON, soft_trim=SoftTrimSettings(max_chars=100, head_chars=4_500, tail_chars=4_500)))
+        == records
+    )
 
 
 @pytest.mark.spec("C117")
@@ -200,8 +203,8 @@ def test_from_50_percent_on_the_oldest_are_cleared_until_it_is_less() -> None:
 @pytest.mark.spec("C117")
 def test_clearing_can_be_turned_off_worded_otherwise_and_is_not_done_for_little() -> None:
     records = exchanges(20, chars=4_000)
-    assert view(records, replace(ON, hard_clear=HardClear(enabled=False))) == records
-    assert outputs(view(records, replace(ON, hard_clear=HardClear(placeholder="gone"))))[0] == "gone"
+    assert view(records, replace(ON, hard_clear=HardClearSettings(enabled=False))) == records
+    assert outputs(view(records, replace(ON, hard_clear=HardClearSettings(placeholder="gone"))))[0] == "gone"
     assert view(records, replace(ON, min_prunable_chars=80_001)) == records
     assert outputs(view(records, replace(ON, min_prunable_chars=1)))[0].startswith("[Old")
 
@@ -211,18 +214,18 @@ def test_clearing_can_be_turned_off_worded_otherwise_and_is_not_done_for_little(
 
 def test_what_was_pruned_stays_so_while_the_cache_is_warm_again() -> None:
     """The provider's cache now begins with the shorter form: the longer one would be read at its full price."""
-    shortened = Shortened()
+    shortened = ResultShortener()
     records = exchanges(6)
-    cold = shortened.view(SESSION, records, ON, window_tokens=WINDOW, idle_s=COLD_S)
+    cold = shortened.shorten(SESSION, records, ON, window_tokens=WINDOW, idle_s=COLD_S)
     records += [r._replace(seq=r.seq + 100) for r in exchanges(1)]
-    warm = shortened.view(SESSION, records, ON, window_tokens=WINDOW, idle_s=1.0)
+    warm = shortened.shorten(SESSION, records, ON, window_tokens=WINDOW, idle_s=1.0)
     assert all(ours is theirs for ours, theirs in zip(cold, warm, strict=False))
     assert list(warm[len(cold) :]) == records[len(cold) :]
     assert shortened.counts(SESSION) == (0, 5)
 
 
 def test_the_same_records_are_handed_out_again_so_that_nothing_is_encoded_twice() -> None:
-    shortened, cache = Shortened(), WireCache()
+    shortened, cache = ResultShortener(), EncodedContextCache()
     encoded: list[int] = []
 
     def encode(item: Record) -> bytes:
@@ -231,29 +234,31 @@ def test_the_same_records_are_handed_out_again_so_that_nothing_is_encoded_twice(
 
     records = exchanges(6, chars=30_000)
     for idle in (COLD_S, 1.0, 1.0, COLD_S):
-        seen = shortened.view(SESSION, records, ON, window_tokens=WINDOW, idle_s=idle)
-        cache.of(SESSION, list(seen), encode)
+        seen = shortened.shorten(SESSION, records, ON, window_tokens=WINDOW, idle_s=idle)
+        cache.encode_records(SESSION, list(seen), encode)
     assert len(encoded) == len(records)
 
 
 def test_a_context_that_is_another_now_is_looked_at_afresh() -> None:
-    shortened = Shortened()
-    shortened.view(SESSION, exchanges(6), ON, window_tokens=WINDOW, idle_s=COLD_S)
+    shortened = ResultShortener()
+    shortened.shorten(SESSION, exchanges(6), ON, window_tokens=WINDOW, idle_s=COLD_S)
     others = exchanges(6, chars=50)
-    assert shortened.view(SESSION, others, ON, window_tokens=WINDOW, idle_s=1.0) is others
+    assert shortened.shorten(SESSION, others, ON, window_tokens=WINDOW, idle_s=1.0) is others
 
 
 def test_when_no_compaction_helps_results_can_be_sent_as_short_as_may_be() -> None:
     records = exchanges(3, chars=20_000)
-    seen = Shortened().view(SESSION, records, Pruning(), window_tokens=WINDOW, idle_s=1.0, truncate=True)
+    seen = ResultShortener().shorten(
+        SESSION, records, PruningSettings(), window_tokens=WINDOW, idle_s=1.0, truncate=True
+    )
     assert all(2_000 <= len(output) <= 2_200 for output in outputs(seen))
 
 
 def test_what_is_remembered_of_shortened_results_is_bounded() -> None:
-    shortened = Shortened(chars_max=50_000)
+    shortened = ResultShortener(chars_max=50_000)
     for n in range(5):
         session = SessionId(str(n))
-        shortened.view(session, exchanges(1, chars=30_000), Pruning(), window_tokens=WINDOW, idle_s=1.0)
+        shortened.shorten(session, exchanges(1, chars=30_000), PruningSettings(), window_tokens=WINDOW, idle_s=1.0)
     assert [shortened.counts(SessionId(str(n))) for n in range(5)] == [(0, 0)] * 3 + [(1, 0)] * 2
 
 
@@ -261,20 +266,23 @@ def test_what_is_remembered_of_shortened_results_is_bounded() -> None:
 @given(
     histories(),
     st.builds(
-        Pruning,
+        PruningSettings,
         mode=st.just(PruningMode.CACHE_TTL),
         keep_last_assistants=st.integers(0, 3),
         soft_trim_ratio=st.floats(0, 1),
         hard_clear_ratio=st.floats(0, 1),
         min_prunable_chars=st.integers(0, 5_000),
         soft_trim=st.builds(
-            SoftTrim, max_chars=st.integers(0, 9_000), head_chars=st.integers(0, 900), tail_chars=st.integers(0, 900)
+            SoftTrimSettings,
+            max_chars=st.integers(0, 9_000),
+            head_chars=st.integers(0, 900),
+            tail_chars=st.integers(0, 900),
         ),
     ),
     st.integers(1_000, 30_000),
 )
 def test_pruning_changes_outputs_of_results_in_what_is_sent_and_nothing_that_is_kept(
-    records: list[Record], settings: Pruning, window: int
+    records: list[Record], settings: PruningSettings, window: int
 ) -> None:
     before = copy.deepcopy(records)
     seen = view(records, settings, window=window)
@@ -286,4 +294,6 @@ def test_pruning_changes_outputs_of_results_in_what_is_sent_and_nothing_that_is_
         else:
             assert ours is theirs
     assert all(len(o) <= len(t) for o, t in zip(outputs(seen), outputs(records), strict=True))
-    assert pruned(records, settings, window_tokens=window) == pruned(records, settings, window_tokens=window)
+    assert prune_results(records, settings, window_tokens=window) == prune_results(
+        records, settings, window_tokens=window
+    )

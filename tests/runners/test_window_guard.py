@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from retinue.domain.model import ModelFacts, ModelRef
-from retinue.runners.window_guard import WindowGuard, WindowTooSmall, require_window, window_warning
+from retinue.runners.window_guard import WindowChecker, WindowTooSmall, require_window, window_warning
 
 
 def facts(window_tokens: int) -> ModelFacts:
@@ -21,20 +21,20 @@ def test_a_model_with_a_window_under_16000_is_not_asked_and_the_error_says_what_
     assert "15,999" in refused.value.sentence and "16,000" in refused.value.because
     assert "window_tokens" in refused.value.try_this and "acme/tiny" in refused.value.try_this
     require_window(facts(16_000))
-    assert "not asked" in window_warning(facts(15_999))
+    assert "not called" in window_warning(facts(15_999))
 
 
 @pytest.mark.spec("C41")
 def test_a_window_under_32000_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    guard = WindowGuard()
+    guard = WindowChecker()
     with caplog.at_level(logging.WARNING):
-        guard.admit(facts(31_999))
-        guard.admit(facts(31_999))
+        guard.check(facts(31_999))
+        guard.check(facts(31_999))
     assert [r.message for r in caplog.records] == ["model window small"]
     assert "31,999" in window_warning(facts(31_999))
 
 
 @pytest.mark.spec("C41")
 def test_of_a_window_from_32000_on_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    WindowGuard().admit(facts(32_000))
+    WindowChecker().check(facts(32_000))
     assert not caplog.records and window_warning(facts(32_000)) == ""

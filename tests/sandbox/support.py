@@ -15,9 +15,9 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from retinue.sandbox.base import Confinement, Ended, Limits, Sandbox
-from retinue.sandbox.bubblewrap import Bubblewrap
-from retinue.testing.waiting import wait_until
+from retinue.sandbox.base import CommandExit, Confinement, ResourceLimits, Sandbox
+from retinue.sandbox.bubblewrap import BubblewrapSandbox
+from retinue.testing.wait_conditions import wait_until
 
 PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
 PATIENCE_S = 60.0
@@ -26,7 +26,7 @@ PATIENCE_S = 60.0
 @dataclass(frozen=True, slots=True)
 class Said:
     text: str
-    ended: Ended
+    ended: CommandExit
 
 
 async def run(
@@ -70,21 +70,21 @@ class Grounds:
     def workspace(self) -> Path:
         return self.state / "agents" / "ada" / "workspace"
 
-    def bubblewrap(self, **changed: object) -> Bubblewrap:
+    def bubblewrap(self, **changed: object) -> BubblewrapSandbox:
         parts: dict[str, object] = {
             "folder": self.state / "sandbox",
-            "state": (self.state,),
-            "homes": (self.state / "agents",),
+            "private_paths": (self.state,),
+            "shareable_parents": (self.state / "agents",),
             "user_home": self.user_home,
         }
-        return Bubblewrap(**(parts | changed))  # pyright: ignore[reportArgumentType]
+        return BubblewrapSandbox(**(parts | changed))  # pyright: ignore[reportArgumentType]
 
     def confinement(self, **changed: object) -> Confinement:
         parts: dict[str, object] = {
             "folder": self.workspace,
             "writable": (self.workspace,),
             "readable": (self.readable,),
-            "limits": Limits(seconds=PATIENCE_S),
+            "limits": ResourceLimits(seconds=PATIENCE_S),
         }
         return Confinement(**(parts | changed))  # pyright: ignore[reportArgumentType]
 

@@ -19,10 +19,10 @@ from sandbox.support import PATIENCE_S, PYTHON, Grounds, make_grounds, run, shel
 
 from retinue.domain.structs import replace
 from retinue.sandbox import mounts
-from retinue.sandbox.base import Confinement, Limits, Network, SandboxFailed
-from retinue.sandbox.bubblewrap import Bubblewrap
-from retinue.sandbox.host import Host
-from retinue.testing.waiting import stays_true
+from retinue.sandbox.base import Confinement, NetworkAccess, ResourceLimits, SandboxFailed
+from retinue.sandbox.bubblewrap import BubblewrapSandbox
+from retinue.sandbox.host import HostSandbox
+from retinue.testing.wait_conditions import assert_stays_true
 
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -33,13 +33,13 @@ def grounds(tmp_path: Path) -> Grounds:
 
 
 @pytest.fixture
-def sandbox(grounds: Grounds) -> Bubblewrap:
+def sandbox(grounds: Grounds) -> BubblewrapSandbox:
     return grounds.bubblewrap()
 
 
 @pytest.mark.spec("D51")
 async def test_a_command_has_its_workspace_what_it_may_read_and_nothing_else(
-    sandbox: Bubblewrap, grounds: Grounds
+    sandbox: BubblewrapSandbox, grounds: Grounds
 ) -> None:
     script = (
         f"pwd; echo made > here; cat here; cat {grounds.readable}/book.txt; echo; ls {grounds.root}; ls {grounds.state}"
@@ -53,7 +53,7 @@ async def test_a_command_has_its_workspace_what_it_may_read_and_nothing_else(
 
 @pytest.mark.spec("D51")
 async def test_a_command_is_told_what_was_said_for_it_and_nothing_of_ours(
-    sandbox: Bubblewrap, grounds: Grounds, monkeypatch: pytest.MonkeyPatch
+    sandbox: BubblewrapSandbox, grounds: Grounds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OUR_API_KEY", "s3cret")
     said = await run(sandbox, ["/usr/bin/env"], grounds.confinement(environment={"GREETING": "a b", "LANG": "de"}))
@@ -62,7 +62,7 @@ async def test_a_command_is_told_what_was_said_for_it_and_nothing_of_ours(
     assert set(told) == {"GREETING", "LANG", "PATH", "HOME", "TMPDIR", "TERM", "USER", "LOGNAME", "PWD"}
 
 
-async def test_folders_of_etc_are_the_machines_own_to_read_only(sandbox: Bubblewrap, grounds: Grounds) -> None:
+async def test_folders_of_etc_are_the_machines_own_to_read_only(sandbox: BubblewrapSandbox, grounds: Grounds) -> None:
     folders = [folder for folder in ("/etc/alternatives", "/etc/ssl/certs") if Path(folder).is_dir()]
     assert folders, "this machine has neither"
     for folder in folders:
@@ -82,7 +82,9 @@ __attribute__((constructor)) static void leave_marks(void) {
 """
 
 
-async def test_what_a_command_is_told_never_reaches_the_launcher_outside(sandbox: Bubblewrap, grounds: Grounds) -> None:
+async def test_what_a_command_is_told_never_reaches_the_launcher_outside(
+    sandbox: BubblewrapSandbox, grounds: Grounds
+) -> None:
     """LD_PRELOAD would be loaded by the launcher, which has no walls around it."""
     mark = grounds.workspace / "loaded"
     library = grounds.workspace / "evil.so"
@@ -99,7 +101,7 @@ async def test_what_a_command_is_told_never_reaches_the_launcher_outside(sandbox
 
 
 async def test_arguments_and_environment_of_a_command_are_not_listed_with_the_launcher(
-    sandbox: Bubblewrap, grounds: Grounds
+    sandbox: BubblewrapSandbox, grounds: Grounds
 ) -> None:
     child = await sandbox.start(["/bin/sleep", "30"], grounds.confinement(environment={"TOKEN": "s3cret-token"}))
     listed = Path(f"/proc/{child.pid}/cmdline").read_bytes() + Path(f"/proc/{child.pid}/environ").read_bytes()
@@ -108,7 +110,9 @@ async def test_arguments_and_environment_of_a_command_are_not_listed_with_the_la
     assert b"s3cret-token" not in listed
 
 
-async def test_words_go_in_and_come_out_and_the_end_of_input_is_seen(sandbox: Bubblewrap, grounds: Grounds) -> None:
+async def test_words_go_in_and_come_out_and_the_end_of_input_is_seen(
+    sandbox: BubblewrapSandbox, grounds: Grounds
+) -> None:
     large = os.urandom(300_000).hex().encode()
     child = await sandbox.start(["/bin/cat"], grounds.confinement())
 
@@ -125,16 +129,18 @@ async def test_words_go_in_and_come_out_and_the_end_of_input_is_seen(sandbox: Bu
     assert (await child.wait()).code == 0
     with pytest.raises(SandboxFailed) as failed:
         await child.write(b"more")
-    assert failed.value.code == "sandbox.input-closed"
+    assert failed.value.code == "sandbox.input_closed"
 
 
-async def test_a_command_whose_words_nobody_takes_waits_and_loses_none(sandbox: Bubblewrap, grounds: Grounds) -> None:
+async def test_a_command_whose_words_nobody_takes_waits_and_loses_none(
+    sandbox: BubblewrapSandbox, grounds: Grounds
+) -> None:
     child = await sandbox.start(
         ["/bin/sh", "-c", "yes | head -c 5000000; echo >&2; echo over > done"], grounds.confinement()
     )
     child.close_input()
     done = grounds.workspace / "done"
-    await stays_true(lambda: not done.exists(), "that a command waits has no event", for_s=0.5)
+    await assert_stays_true(lambda: not done.exists(), "that a command waits has no event", for_s=0.5)
     said = 0
     while chunk := await child.read():
         said += len(chunk)
@@ -143,8 +149,8 @@ async def test_a_command_whose_words_nobody_takes_waits_and_loses_none(sandbox: 
 
 
 @pytest.mark.parametrize("kind", ["bubblewrap", "host"])
-async def test_a_terminal_is_one_and_can_be_resized(sandbox: Bubblewrap, grounds: Grounds, kind: str) -> None:
-    child = await (Host() if kind == "host" else sandbox).start(["/bin/sh"], grounds.confinement(), pty=True)
+async def test_a_terminal_is_one_and_can_be_resized(sandbox: BubblewrapSandbox, grounds: Grounds, kind: str) -> None:
+    child = await (HostSandbox() if kind == "host" else sandbox).start(["/bin/sh"], grounds.confinement(), pty=True)
     await child.write(b"stty -echo; test -t 0 && echo is-a-terminal; stty size\n")
     said = await _until_said(child.read, b"24 80")
     assert b"is-a-terminal" in said
@@ -196,10 +202,10 @@ def deaf() -> Iterator[None]:
 @pytest.mark.usefixtures("deaf")
 @pytest.mark.parametrize("kind", ["bubblewrap", "networked", "host"])
 async def test_a_command_heeds_every_signal_whatever_its_house_ignores(
-    sandbox: Bubblewrap, grounds: Grounds, kind: str
+    sandbox: BubblewrapSandbox, grounds: Grounds, kind: str
 ) -> None:
-    network = Network(hosts=("example.com",)) if kind == "networked" else None
-    place = Host() if kind == "host" else sandbox
+    network = NetworkAccess(hosts=("example.com",)) if kind == "networked" else None
+    place = HostSandbox() if kind == "host" else sandbox
     said = await run(place, _STATUS, grounds.confinement(**({"network": network} if network else {})))
     assert said.ended.code == 0
     assert not unheeded(said.text, "SigIgn") and not unheeded(said.text, "SigBlk")
@@ -208,19 +214,19 @@ async def test_a_command_heeds_every_signal_whatever_its_house_ignores(
 
 
 @pytest.mark.parametrize("kind", ["bubblewrap", "host"])
-async def test_killed_it_ends_with_all_that_it_began(sandbox: Bubblewrap, grounds: Grounds, kind: str) -> None:
+async def test_killed_it_ends_with_all_that_it_began(sandbox: BubblewrapSandbox, grounds: Grounds, kind: str) -> None:
     script = "setsid sleep 93.1 & (sleep 93.1 & ) & nohup sleep 93.1 >/dev/null 2>&1 & echo up; sleep 93.1"
-    child = await (Host() if kind == "host" else sandbox).start(["/bin/sh", "-c", script], grounds.confinement())
+    child = await (HostSandbox() if kind == "host" else sandbox).start(["/bin/sh", "-c", script], grounds.confinement())
     await _until_said(child.read, b"up")
     await until(lambda: len(sleepers("93.1")) == 4)
     await child.kill()
     ended = await child.wait()
-    assert (ended.code, ended.because) == (None, "it was ended")
+    assert (ended.code, ended.because) == (None, "it was stopped")
     await until(lambda: not sleepers("93.1"))
     await child.kill()  # once more is no harm
 
 
-async def test_what_is_left_running_ends_with_the_command(sandbox: Bubblewrap, grounds: Grounds) -> None:
+async def test_what_is_left_running_ends_with_the_command(sandbox: BubblewrapSandbox, grounds: Grounds) -> None:
     said = await shell(sandbox, "setsid sleep 94.2 >/dev/null 2>&1 & echo over", grounds.confinement())
     assert said.text == "over\n"
     await until(lambda: not sleepers("94.2"))
@@ -230,10 +236,10 @@ async def test_a_command_dies_with_the_house(grounds: Grounds) -> None:
     """However that ends: nobody else would end what it has begun."""
     script = (
         "import asyncio, os, signal\nfrom pathlib import Path\n"
-        "from retinue.sandbox.bubblewrap import Bubblewrap\nfrom retinue.sandbox.base import Confinement\n"
+        "from retinue.sandbox.bubblewrap import BubblewrapSandbox\nfrom retinue.sandbox.base import Confinement\n"
         "async def main():\n"
         f" w = Path({str(grounds.workspace)!r})\n"
-        f" s = Bubblewrap(folder=Path({str(grounds.state / 'other')!r}))\n"
+        f" s = BubblewrapSandbox(folder=Path({str(grounds.state / 'other')!r}))\n"
         " script = 'echo up; setsid sleep 95.3 & sleep 95.3'\n"
         " c = await s.start(['/bin/sh', '-c', script], Confinement(folder=w, writable=(w,)))\n"
         " await c.read()\n"
@@ -254,7 +260,7 @@ async def test_a_command_dies_with_the_house(grounds: Grounds) -> None:
         (["/"], 127),
     ],
 )
-async def test_how_it_ended_is_told(sandbox: Bubblewrap, grounds: Grounds, argv: list[str], code: int) -> None:
+async def test_how_it_ended_is_told(sandbox: BubblewrapSandbox, grounds: Grounds, argv: list[str], code: int) -> None:
     assert (await run(sandbox, argv, grounds.confinement())).ended.code == code
 
 
@@ -262,7 +268,7 @@ async def test_how_it_ended_is_told(sandbox: Bubblewrap, grounds: Grounds, argv:
 def test_it_is_the_same_on_every_loop_and_leaves_nothing_open(grounds: Grounds, loop: str) -> None:
     async def many() -> None:
         sandbox = grounds.bubblewrap()
-        networked = grounds.confinement(network=Network(hosts=("example.com",)))
+        networked = grounds.confinement(network=NetworkAccess(hosts=("example.com",)))
         for pty in (False, True):
             assert (await run(sandbox, ["/bin/echo", "hi"], grounds.confinement(), pty=pty)).text.strip() == "hi"
         assert (await run(sandbox, ["/bin/echo", "hi"], networked)).text == "hi\n"
@@ -299,18 +305,18 @@ def _zombies() -> list[str]:
         ("/proc/self", "link"),
         ("/home", "whole machine"),
         ("/run/user", "whole machine"),
-        ("{state}", "belongs to the house"),
-        ("{state}/agents", "belongs to the house"),
-        ("{state}/owner-token", "belongs to the house"),
+        ("{state}", "private to the server"),
+        ("{state}/agents", "private to the server"),
+        ("{state}/owner-token", "private to the server"),
         ("{workspace}/planted-link", "symbolic link"),
         ("{root}/maria/../state", "absolute"),
         ("relative", "absolute"),
-        ("{root}/docker.sock", "commands the machine"),
-        ("{root}/pipe", "no folder and no file"),
+        ("{root}/docker.sock", "control of the machine"),
+        ("{root}/pipe", "neither a folder nor a file"),
     ],
 )
 async def test_a_folder_that_no_command_may_see_is_refused_whoever_grants_it(
-    sandbox: Bubblewrap, grounds: Grounds, path: str, why: str
+    sandbox: BubblewrapSandbox, grounds: Grounds, path: str, why: str
 ) -> None:
     (grounds.root / "docker.sock").touch()
     os.mkfifo(grounds.root / "pipe")
@@ -318,13 +324,13 @@ async def test_a_folder_that_no_command_may_see_is_refused_whoever_grants_it(
     for confinement in (grounds.confinement(readable=(asked,)), grounds.confinement(writable=(asked,))):
         with pytest.raises(SandboxFailed) as failed:
             await sandbox.start(["/bin/true"], confinement)
-        assert failed.value.code == "sandbox.folder-refused"
+        assert failed.value.code == "sandbox.folder_refused"
         assert why in failed.value.because
 
 
 @pytest.mark.parametrize("writable", [False, True])
 async def test_in_a_wider_folder_that_was_granted_the_house_and_the_keys_stay_covered(
-    sandbox: Bubblewrap, grounds: Grounds, writable: bool
+    sandbox: BubblewrapSandbox, grounds: Grounds, writable: bool
 ) -> None:
     (grounds.user_home / ".config/gh").mkdir(parents=True)
     (grounds.user_home / ".config/gh/hosts.yml").write_text("a token")
@@ -347,15 +353,19 @@ async def test_in_a_wider_folder_that_was_granted_the_house_and_the_keys_stay_co
     assert "a key" in (await shell(sandbox, f"cat {root}/maria/.ssh/id_ed25519", named)).text  # by name, it is shown
 
 
-async def test_a_folder_that_has_gone_is_not_shown_and_stops_nothing(sandbox: Bubblewrap, grounds: Grounds) -> None:
+async def test_a_folder_that_has_gone_is_not_shown_and_stops_nothing(
+    sandbox: BubblewrapSandbox, grounds: Grounds
+) -> None:
     said = await shell(sandbox, "echo ran", grounds.confinement(readable=(grounds.root / "gone",)))
     assert said.text == "ran\n"
 
 
-async def test_where_the_launcher_fails_nothing_runs_and_it_is_said_why(sandbox: Bubblewrap, grounds: Grounds) -> None:
+async def test_where_the_launcher_fails_nothing_runs_and_it_is_said_why(
+    sandbox: BubblewrapSandbox, grounds: Grounds
+) -> None:
     mark = grounds.workspace / "ran"
     with pytest.raises(SandboxFailed) as failed:
-        await sandbox.start(["/bin/touch", str(mark)], grounds.confinement(limits=Limits(disk_bytes=2**70)))
+        await sandbox.start(["/bin/touch", str(mark)], grounds.confinement(limits=ResourceLimits(disk_bytes=2**70)))
     assert "size" in failed.value.because
     assert not mark.exists()
     await run(sandbox, ["/bin/touch", str(mark)], grounds.confinement())
@@ -364,30 +374,30 @@ async def test_where_the_launcher_fails_nothing_runs_and_it_is_said_why(sandbox:
 
 @pytest.mark.parametrize("folder", ["{root}", "{root}/nowhere", "{workspace}/nowhere", "/etc/ssh", "relative"])
 async def test_a_command_begins_where_it_may_be_or_not_at_all(
-    sandbox: Bubblewrap, grounds: Grounds, folder: str
+    sandbox: BubblewrapSandbox, grounds: Grounds, folder: str
 ) -> None:
     asked = Path(folder.format(root=grounds.root, workspace=grounds.workspace))
     with pytest.raises(SandboxFailed) as failed:
         await sandbox.start(["/bin/true"], grounds.confinement(folder=asked))
-    assert failed.value.code == "sandbox.folder-refused"
+    assert failed.value.code == "sandbox.folder_refused"
 
 
 @pytest.mark.parametrize("argv", [[], ["/bin/echo", "a\0b"]])
-async def test_no_command_is_no_command(sandbox: Bubblewrap, grounds: Grounds, argv: list[str]) -> None:
+async def test_no_command_is_no_command(sandbox: BubblewrapSandbox, grounds: Grounds, argv: list[str]) -> None:
     with pytest.raises(SandboxFailed):
         await sandbox.start(argv, grounds.confinement())
 
 
-async def test_a_variable_that_is_none_is_refused(sandbox: Bubblewrap, grounds: Grounds) -> None:
+async def test_a_variable_that_is_none_is_refused(sandbox: BubblewrapSandbox, grounds: Grounds) -> None:
     with pytest.raises(SandboxFailed) as failed:
         await sandbox.start(["/bin/true"], grounds.confinement(environment={"A=B": "c"}))
-    assert failed.value.code == "sandbox.environment-invalid"
+    assert failed.value.code == "sandbox.environment_invalid"
 
 
 # The probe.
 
 
-async def test_the_probe_tries_it_once(sandbox: Bubblewrap) -> None:
+async def test_the_probe_tries_it_once(sandbox: BubblewrapSandbox) -> None:
     first = await sandbox.probe()
     assert first.works and first.notes
     assert await sandbox.probe() is first
@@ -404,7 +414,7 @@ async def test_without_the_launcher_nothing_runs(grounds: Grounds) -> None:
 LEAKS = {
     "read-a-file-outside": "--ro-bind / /",
     "write-outside": "--bind / /",
-    "signal-the-house": "no-pid-namespace",
+    "signal-the-server": "no-pid-namespace",
     "reach-loopback": "no-net-namespace",
 }
 
@@ -412,7 +422,7 @@ LEAKS = {
 @pytest.mark.parametrize("leak", LEAKS)
 async def test_the_probe_sees_a_wall_that_is_missing(grounds: Grounds, leak: str, tmp_path: Path) -> None:
     """A launcher that leaves one wall out, as a strange system might."""
-    taken_out = {"signal-the-house": "--unshare-pid", "reach-loopback": "--unshare-net"}.get(leak)
+    taken_out = {"signal-the-server": "--unshare-pid", "reach-loopback": "--unshare-net"}.get(leak)
     launcher = tmp_path / "leaky"
     launcher.write_text(
         f"""#!{PYTHON}
@@ -421,7 +431,7 @@ fd = int(sys.argv[2])
 words = open(fd, closefd=False).read().split("\\0")[:-1]
 if {taken_out!r}:
     words.remove({taken_out!r})
-    if {leak!r} == "signal-the-house":
+    if {leak!r} == "signal-the-server":
         at = words.index("--proc"); words[at:at + 2] = ["--bind", "/proc", "/proc"]
 else:
     at = words.index("--chdir")
@@ -449,8 +459,8 @@ def test_it_works_for_a_user_without_any_rights(tmp_path: Path) -> None:
     script = f"""
 import asyncio, sys
 from pathlib import Path
-from retinue.sandbox.bubblewrap import Bubblewrap
-from retinue.sandbox.base import Confinement, Limits, Network
+from retinue.sandbox.bubblewrap import BubblewrapSandbox
+from retinue.sandbox.base import Confinement, NetworkAccess, ResourceLimits
 async def run(sandbox, confinement, *argv):
     child = await sandbox.start(argv, confinement)
     child.close_input()
@@ -462,16 +472,16 @@ async def main():
     folder = Path({str(folder)!r})
     work = folder / "work"
     work.mkdir()
-    sandbox = Bubblewrap(folder=folder / "sandbox")
+    sandbox = BubblewrapSandbox(folder=folder / "sandbox")
     print(await sandbox.probe())
-    few = Confinement(folder=work, writable=(work,), limits=Limits(processes=20))
+    few = Confinement(folder=work, writable=(work,), limits=ResourceLimits(processes=20))
     bomb = (
         "import os, time\\ntry:\\n for n in range(60):\\n  if os.fork() == 0: time.sleep(9)\\n"
         "except OSError: print('bomb refused', flush=True)\\nos._exit(0)"
     )
     print(await run(sandbox, few, "/usr/bin/python3", "-I", "-S", "-c", bomb))
     print(await run(sandbox, few, "/bin/sh", "-c", "echo mine > x; cat x; id -u; cat /etc/shadow {tmp_path}"))
-    net = Confinement(folder=Path("/tmp"), network=Network(hosts=("example.com",)))
+    net = Confinement(folder=Path("/tmp"), network=NetworkAccess(hosts=("example.com",)))
     print(await run(sandbox, net, "/bin/sh", "-c", "echo proxy $HTTP_PROXY"))
 asyncio.run(main())
 """
@@ -510,10 +520,10 @@ asyncio.run(main())
 
 
 def test_limits_and_confinements_are_nouns() -> None:
-    one = Confinement(folder=Path("/w"), environment={"TOKEN": "s3cret"}, limits=Limits(seconds=1))
+    one = Confinement(folder=Path("/w"), environment={"TOKEN": "s3cret"}, limits=ResourceLimits(seconds=1))
     assert "s3cret" not in repr(one)
     assert replace(one, folder=Path("/x")).limits == one.limits
-    assert mounts.environment_of(one)["TOKEN"] == "s3cret"
+    assert mounts.build_command_environment(one)["TOKEN"] == "s3cret"
 
 
 def test_what_commands_see_of_etc_is_made_anew_where_anything_in_it_has_changed(tmp_path: Path) -> None:

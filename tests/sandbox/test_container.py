@@ -13,8 +13,8 @@ from sandbox.support import PYTHON, Grounds, make_grounds, run, sleepers, until
 
 from retinue.config.sandbox import DockerSettings
 from retinue.domain.structs import replace
-from retinue.sandbox.base import Limits, Network, SandboxFailed
-from retinue.sandbox.container import Containers, Engine
+from retinue.sandbox.base import NetworkAccess, ResourceLimits, SandboxFailed
+from retinue.sandbox.container import ContainerEngine, ContainerPool
 from retinue.testing.fake_clock import FakeClock
 
 STAND_IN = Path(__file__).with_name("docker_stand_in.py")
@@ -32,17 +32,17 @@ class Harbour:
         self.program.write_text(f'#!/bin/sh\nexec {PYTHON} -I -S {STAND_IN} "$@"\n')
         self.program.chmod(0o755)
         self.clock = FakeClock()
-        self.made: list[Containers] = []
+        self.made: list[ContainerPool] = []
 
-    def containers(self, **settings: Any) -> Containers:
-        made = Containers(
+    def containers(self, **settings: Any) -> ContainerPool:
+        made = ContainerPool(
             DockerSettings(**settings),
             folder=self.grounds.state / "sandbox",
             clock=self.clock,
-            state=(self.grounds.state,),
-            homes=(self.grounds.state / "agents",),
+            private_paths=(self.grounds.state,),
+            shareable_parents=(self.grounds.state / "agents",),
             user_home=self.grounds.user_home,
-            engine=Engine(str(self.program)),
+            engine=ContainerEngine(str(self.program)),
         )
         self.made.append(made)
         return made
@@ -66,7 +66,7 @@ async def harbour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     monkeypatch.setenv("OUR_API_KEY", "s3cret")
     yield made
     for containers in made.made:
-        await containers.settle()
+        await containers.wait_for_kills()
 
 
 def _pairs(words: list[str], option: str) -> list[str]:
@@ -76,7 +76,7 @@ def _pairs(words: list[str], option: str) -> list[str]:
 @pytest.mark.spec("C63")
 async def test_a_container_is_a_small_closed_room_without_a_setting(harbour: Harbour) -> None:
     box = harbour.containers().for_scope("agent:ada")
-    limits = Limits(memory_bytes=2**30, processes=99)
+    limits = ResourceLimits(memory_bytes=2**30, processes=99)
     said = await run(box, ["/bin/echo", "hi"], harbour.grounds.confinement(limits=limits))
     assert said.text == "hi\n"
     words = harbour.created()
@@ -249,7 +249,7 @@ async def test_a_dangerous_bind_is_refused(harbour: Harbour, bind: str) -> None:
     text = bind.format(root=grounds.root, home=grounds.user_home, state=grounds.state)
     with pytest.raises(SandboxFailed) as failed:
         await harbour.containers(binds=(text,)).for_scope("shared").start(["/bin/true"], grounds.confinement())
-    assert failed.value.code == "sandbox.folder-refused"
+    assert failed.value.code == "sandbox.folder_refused"
     assert not (harbour.engine / "calls.jsonl").exists() or not harbour.calls("create")
 
 
@@ -271,7 +271,7 @@ async def test_a_folder_with_something_hidden_in_it_is_not_shown_whole(harbour: 
 async def test_a_network_with_rules_cannot_be_had_and_so_nothing_runs(harbour: Harbour) -> None:
     box = harbour.containers().for_scope("shared")
     with pytest.raises(SandboxFailed):
-        await box.start(["/bin/true"], harbour.grounds.confinement(network=Network(hosts=("example.com",))))
+        await box.start(["/bin/true"], harbour.grounds.confinement(network=NetworkAccess(hosts=("example.com",))))
     assert harbour.names() == []
 
 
@@ -282,7 +282,7 @@ async def test_killed_it_is_ended_where_it_runs(harbour: Harbour) -> None:
     child = await box.start(["/bin/sh", "-c", script], harbour.grounds.confinement())
     await until(lambda: len(sleepers("92.7")) == 2)
     await child.kill()
-    await containers.settle()
+    await containers.wait_for_kills()
     await until(lambda: not sleepers("92.7"))
 
 

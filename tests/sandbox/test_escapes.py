@@ -20,7 +20,7 @@ import pytest
 from sandbox.escape_attempts import ATTEMPTS
 from sandbox.support import PYTHON, Grounds, make_grounds, place_attempts, run, sleepers, surroundings
 
-from retinue.sandbox.bubblewrap import Bubblewrap
+from retinue.sandbox.bubblewrap import BubblewrapSandbox
 
 # Bare, they succeed only for root.
 FOR_ROOT = frozenset(
@@ -114,7 +114,7 @@ def _take_away_what_was_left(workspace: Path) -> list[str]:
     return privileged
 
 
-class _Unfiltered(Bubblewrap):
+class _Unfiltered(BubblewrapSandbox):
     """All walls, and one protection less."""
 
     def __init__(self, *, folder: Path) -> None:
@@ -122,7 +122,7 @@ class _Unfiltered(Bubblewrap):
         self._seccomp = b"\x06\0\0\0\0\0\xff\x7f"  # a filter that returns: allow
 
 
-async def _run(sandbox: Bubblewrap, argv: list[str], grounds: Grounds) -> dict[str, str]:
+async def _run(sandbox: BubblewrapSandbox, argv: list[str], grounds: Grounds) -> dict[str, str]:
     said = await run(sandbox, argv, grounds.confinement())
     assert said.ended.code == 0, said
     return json.loads(said.text)

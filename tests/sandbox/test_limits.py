@@ -8,12 +8,12 @@ import pytest
 from sandbox.support import PATIENCE_S, PYTHON, descendants, run, shell, sleepers, until
 
 from retinue.domain.structs import replace
-from retinue.sandbox.base import MIB, Confinement, Limits, Sandbox
-from retinue.sandbox.bubblewrap import Bubblewrap
-from retinue.sandbox.cgroups import Cgroups
-from retinue.sandbox.host import Host
+from retinue.sandbox.base import MIB, Confinement, ResourceLimits, Sandbox
+from retinue.sandbox.bubblewrap import BubblewrapSandbox
+from retinue.sandbox.cgroups import CgroupManager
+from retinue.sandbox.host import HostSandbox
 
-SMALL = Limits(
+SMALL = ResourceLimits(
     seconds=PATIENCE_S,
     memory_bytes=96 * MIB,
     processes=24,
@@ -21,7 +21,7 @@ SMALL = Limits(
     disk_bytes=4 * MIB,
     output_bytes=100_000,
 )
-WIDE = Limits(seconds=PATIENCE_S)
+WIDE = ResourceLimits(seconds=PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
@@ -30,17 +30,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=["by-the-kernel", "by-the-watch"])
-def sandbox(request: pytest.FixtureRequest, folder: Path) -> Bubblewrap:
+def sandbox(request: pytest.FixtureRequest, folder: Path) -> BubblewrapSandbox:
     """With groups of the kernel's where there are some, and without any."""
     if request.param == "by-the-kernel":
-        found = Cgroups.here()
+        found = CgroupManager.detect()
         if not found.controllers:
             pytest.skip("no control groups can be made here")
-        return Bubblewrap(folder=folder, cgroups=found)
-    return Bubblewrap(folder=folder, cgroups=Cgroups([]))
+        return BubblewrapSandbox(folder=folder, cgroups=found)
+    return BubblewrapSandbox(folder=folder, cgroups=CgroupManager([]))
 
 
-def _confined(folder: Path, limits: Limits) -> Confinement:
+def _confined(folder: Path, limits: ResourceLimits) -> Confinement:
     workspace = folder / "workspace"
     workspace.mkdir(exist_ok=True)
     return Confinement(folder=workspace, writable=(workspace,), limits=limits)
@@ -69,14 +69,16 @@ if all([os.read(each, 1) for each in told]):  # nothing is read of one that was 
 """
 
 
-async def test_one_process_cannot_take_more_memory_than_allowed(sandbox: Bubblewrap, folder: Path) -> None:
+async def test_one_process_cannot_take_more_memory_than_allowed(sandbox: BubblewrapSandbox, folder: Path) -> None:
     text, _ = await _python(sandbox, ONE_LARGE, _confined(folder, SMALL))
     assert "had it" not in text
     text, _ = await _python(sandbox, ONE_LARGE, _confined(folder, WIDE))
     assert "had it" in text
 
 
-async def test_many_processes_together_cannot_take_more_memory_than_allowed(sandbox: Bubblewrap, folder: Path) -> None:
+async def test_many_processes_together_cannot_take_more_memory_than_allowed(
+    sandbox: BubblewrapSandbox, folder: Path
+) -> None:
     said = await run(sandbox, [PYTHON, "-I", "-S", "-c", MANY_SMALL], _confined(folder, SMALL))
     assert "memory" in said.ended.because
     said = await run(sandbox, [PYTHON, "-I", "-S", "-c", MANY_SMALL], _confined(folder, WIDE))
@@ -99,7 +101,7 @@ print('made', made)
 """
 
 
-async def test_a_fork_bomb_ends_where_it_was_allowed_to(sandbox: Bubblewrap, folder: Path) -> None:
+async def test_a_fork_bomb_ends_where_it_was_allowed_to(sandbox: BubblewrapSandbox, folder: Path) -> None:
     said = await run(sandbox, [PYTHON, "-I", "-S", "-c", BOMB], _confined(folder, SMALL))
     assert "refused" in said.text or "processes" in said.ended.because
     assert "made 60" not in said.text
@@ -108,7 +110,7 @@ async def test_a_fork_bomb_ends_where_it_was_allowed_to(sandbox: Bubblewrap, fol
 
 
 async def test_a_bomb_that_never_stops_is_over_when_it_is_killed(folder: Path) -> None:
-    sandbox = Bubblewrap(folder=folder)
+    sandbox = BubblewrapSandbox(folder=folder)
     child = await sandbox.start(
         ["/bin/sh", "-c", "b() { b | b & }; b; exec sleep 30"], _confined(folder, replace(SMALL, processes=64))
     )
@@ -125,7 +127,7 @@ FILL = "head -c 8388608 /dev/zero > {path}; wc -c < {path}"
     "path", ["/tmp/large", "/dev/shm/large", "large"], ids=["its-own-tmp", "shared-memory", "one-file"]
 )
 async def test_a_command_cannot_fill_the_disk(folder: Path, path: str) -> None:
-    sandbox = Bubblewrap(folder=folder, cgroups=Cgroups([]))
+    sandbox = BubblewrapSandbox(folder=folder, cgroups=CgroupManager([]))
     narrow = replace(SMALL, file_bytes=2 * MIB) if path == "large" else replace(SMALL, file_bytes=64 * MIB)
     said = await shell(sandbox, FILL.format(path=path), _confined(folder, narrow))
     assert "8388608" not in said.text
@@ -135,7 +137,7 @@ async def test_a_command_cannot_fill_the_disk(folder: Path, path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/x", "/dev/x", "/run/x", "/var/x"])
 async def test_nothing_beside_the_limited_folders_can_be_filled(folder: Path, path: str) -> None:
-    sandbox = Bubblewrap(folder=folder, cgroups=Cgroups([]))
+    sandbox = BubblewrapSandbox(folder=folder, cgroups=CgroupManager([]))
     said = await shell(
         sandbox, f"echo x > {path} && echo wrote; echo x > /tmp/x && echo wrote-in-tmp", _confined(folder, SMALL)
     )
@@ -146,9 +148,9 @@ async def test_nothing_beside_the_limited_folders_can_be_filled(folder: Path, pa
 @pytest.mark.spec("D51")
 @pytest.mark.parametrize("kind", ["bubblewrap", "host"])
 async def test_a_command_that_says_too_much_is_ended_and_what_it_said_is_kept(folder: Path, kind: str) -> None:
-    sandbox = Host() if kind == "host" else Bubblewrap(folder=folder, cgroups=Cgroups([]))
+    sandbox = HostSandbox() if kind == "host" else BubblewrapSandbox(folder=folder, cgroups=CgroupManager([]))
     said = await shell(sandbox, "yes", _confined(folder, SMALL))
-    assert said.ended.because == "it said more than 100,000 bytes"
+    assert said.ended.because == "it wrote more than 100,000 bytes"
     assert len(said.text) == 100_000
     said = await shell(sandbox, "yes | head -c 150000", _confined(folder, WIDE))
     assert said.ended.code == 0
@@ -158,7 +160,7 @@ async def test_a_command_that_says_too_much_is_ended_and_what_it_said_is_kept(fo
 @pytest.mark.spec("D51")
 @pytest.mark.parametrize("kind", ["bubblewrap", "host"])
 async def test_a_command_that_takes_too_long_is_ended_with_all_it_began(folder: Path, kind: str) -> None:
-    sandbox = Host() if kind == "host" else Bubblewrap(folder=folder, cgroups=Cgroups([]))
+    sandbox = HostSandbox() if kind == "host" else BubblewrapSandbox(folder=folder, cgroups=CgroupManager([]))
     said = await shell(sandbox, "setsid sleep 97.531 & sleep 97.531", _confined(folder, replace(WIDE, seconds=0.5)))
     assert said.ended.because == "it took longer than 0.5 s"
     await until(lambda: not sleepers("97.531"))
@@ -167,7 +169,7 @@ async def test_a_command_that_takes_too_long_is_ended_with_all_it_began(folder: 
 
 
 async def test_a_bare_command_has_the_limits_that_can_be_had(folder: Path) -> None:
-    host = Host()
+    host = HostSandbox()
     text, _ = await _python(host, ONE_LARGE, _confined(folder, SMALL))
     assert "had it" not in text
     text, _ = await _python(host, ONE_LARGE, _confined(folder, WIDE))
@@ -177,13 +179,13 @@ async def test_a_bare_command_has_the_limits_that_can_be_had(folder: Path) -> No
 
 
 async def test_groups_of_the_kernel_are_gone_after_the_command(folder: Path) -> None:
-    cgroups = Cgroups.here()
+    cgroups = CgroupManager.detect()
     if not cgroups.controllers:
         pytest.skip("no control groups can be made here")
-    sandbox = Bubblewrap(folder=folder, cgroups=cgroups)
+    sandbox = BubblewrapSandbox(folder=folder, cgroups=cgroups)
     for _ in range(5):
         await shell(sandbox, "true", _confined(folder, SMALL))
-    group = cgroups.group(SMALL)
+    group = cgroups.create_group(SMALL)
     assert all(folder.is_dir() for folder in group.folders)  # as long as it is needed
     first = min(int(folder.name.rpartition("-")[2]) for folder in group.folders)
     before = [
@@ -191,5 +193,5 @@ async def test_groups_of_the_kernel_are_gone_after_the_command(folder: Path) -> 
         for folder in group.folders
         for back in range(1, 5 * len(group.folders) + 1)
     ]
-    cgroups.give_back(group)
-    await until(lambda: cgroups.tidy() or not any(folder.exists() for folder in [*before, *group.folders]))
+    cgroups.release(group)
+    await until(lambda: cgroups.remove_released() or not any(folder.exists() for folder in [*before, *group.folders]))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from retinue.config.sandbox import allowed_host
-from retinue.sandbox.base import Network
-from retinue.sandbox.network_rules import Reach, covered
+from retinue.config.sandbox import check_allowed_host
+from retinue.sandbox.base import NetworkAccess
+from retinue.sandbox.network_rules import HostRules, filter_allowed
 
 
 @pytest.mark.parametrize(
@@ -31,30 +31,32 @@ from retinue.sandbox.network_rules import Reach, covered
     ],
 )
 def test_a_rule_means_just_what_it_says(rule: str, host: str, port: int, reached: bool) -> None:
-    assert (Reach.of(Network(hosts=(rule,))).refusal(host, port) == "") is reached
+    assert (HostRules.from_network(NetworkAccess(hosts=(rule,))).find_host_refusal(host, port) == "") is reached
 
 
 def test_asking_never_widens_what_is_allowed() -> None:
     allowed = ("*.example.com", "pypi.org", "git.example.org:22")
-    assert covered(allowed, allowed) == allowed
-    assert covered(("a.example.com", "*.a.example.com", "pypi.org:80"), allowed) == (
+    assert filter_allowed(allowed, allowed) == allowed
+    assert filter_allowed(("a.example.com", "*.a.example.com", "pypi.org:80"), allowed) == (
         "a.example.com",
         "*.a.example.com",
         "pypi.org:80",
     )
-    assert covered(("*.com", "example.com", "*.pypi.org", "pypi.org:8080", "git.example.org", "*"), allowed) == ()
+    assert (
+        filter_allowed(("*.com", "example.com", "*.pypi.org", "pypi.org:8080", "git.example.org", "*"), allowed) == ()
+    )
 
 
 def test_a_private_host_may_have_an_address_at_home_and_never_one_of_the_machines_makers() -> None:
-    reach = Reach.of(Network(hosts=("nas.lan",), private_hosts=("nas.lan",)))
-    assert reach.refusal_of_address("nas.lan", "192.168.1.5") == ""
-    assert reach.refusal_of_address("nas.lan", "169.254.169.254")
-    assert reach.refusal_of_address("other.lan", "192.168.1.5")
+    reach = HostRules.from_network(NetworkAccess(hosts=("nas.lan",), private_hosts=("nas.lan",)))
+    assert reach.find_address_refusal("nas.lan", "192.168.1.5") == ""
+    assert reach.find_address_refusal("nas.lan", "169.254.169.254")
+    assert reach.find_address_refusal("other.lan", "192.168.1.5")
 
 
 @pytest.mark.parametrize("text", ["example.com", "*.example.com", "example.com:8443", "10.0.0.1:80", "[::1]:80", "::1"])
 def test_a_rule_that_can_be_written_is_taken(text: str) -> None:
-    assert allowed_host(text) is None
+    assert check_allowed_host(text) is None
 
 
 @pytest.mark.spec("D50.wildcard")
@@ -62,4 +64,4 @@ def test_a_rule_that_can_be_written_is_taken(text: str) -> None:
     "text", ["*", "*.com", "https://example.com", "example.com:0", "example.com:99999", "a b", "a:b:c", "", "x/y"]
 )
 def test_a_rule_that_means_nothing_or_everything_is_not(text: str) -> None:
-    assert allowed_host(text)
+    assert check_allowed_host(text)

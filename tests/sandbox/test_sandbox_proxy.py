@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from sandbox.support import PATIENCE_S, PYTHON, run, shell
 
-from retinue.sandbox.base import Confinement, Limits, Network
-from retinue.sandbox.bubblewrap import Bubblewrap
-from retinue.sandbox.sandbox_proxy import Proxy, server_name
+from retinue.sandbox.base import Confinement, NetworkAccess, ResourceLimits
+from retinue.sandbox.bubblewrap import BubblewrapSandbox
+from retinue.sandbox.sandbox_proxy import SandboxProxy, parse_server_name
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
 
@@ -54,16 +54,16 @@ async def site(tls: ssl.SSLContext | None = None) -> AsyncGenerator[Site]:
 
 
 @contextlib.asynccontextmanager
-async def proxy_for(network: Network, resolve: object = None) -> AsyncGenerator[int]:
+async def proxy_for(network: NetworkAccess, resolve: object = None) -> AsyncGenerator[int]:
     """The proxy alone, on a socket of its own."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    proxy = Proxy(network, **({"resolve": resolve} if resolve else {}))  # pyright: ignore[reportArgumentType]
+    proxy = SandboxProxy(network, **({"resolve": resolve} if resolve else {}))  # pyright: ignore[reportArgumentType]
     await proxy.serve(listener)
     try:
         yield port
     finally:
-        await proxy.closed()
+        await proxy.wait_closed()
 
 
 async def ask(port: int, words: bytes) -> bytes:
@@ -80,9 +80,9 @@ async def get(port: int, url: str, *headers: str) -> bytes:
     return await ask(port, "\r\n".join([f"GET {url} HTTP/1.1", "Host: x", *headers, "", ""]).encode())
 
 
-def home(name: str, port: int) -> Network:
+def home(name: str, port: int) -> NetworkAccess:
     """A rule for a host that may be on this machine, as an owner could write it for a service at home."""
-    return Network(hosts=(f"{name}:{port}",), private_hosts=(name,))
+    return NetworkAccess(hosts=(f"{name}:{port}",), private_hosts=(name,))
 
 
 async def at_home(_host: str, _port: int) -> Sequence[str]:
@@ -124,7 +124,7 @@ AROUND = {
 async def test_an_address_that_is_not_public_is_refused_even_where_a_rule_names_it(host: str) -> None:
     plain = host.strip("[]")
     rule = f"[{plain}]:80" if ":" in plain else f"{plain}:80"
-    async with proxy_for(Network(hosts=(rule, plain))) as port:
+    async with proxy_for(NetworkAccess(hosts=(rule, plain))) as port:
         assert b"403 Forbidden" in await get(port, f"http://{host}:80/")
         assert b"403 Forbidden" in await ask(port, f"CONNECT {host}:80 HTTP/1.1\r\n\r\n".encode())
 
@@ -146,20 +146,20 @@ async def test_a_host_that_no_rule_names_is_refused() -> None:
         asked.append(host)
         return ("93.184.216.34",)
 
-    async with proxy_for(Network(hosts=("*.example.com", "example.org:8443")), resolve) as port:
+    async with proxy_for(NetworkAccess(hosts=("*.example.com", "example.org:8443")), resolve) as port:
         for url in (
             "http://example.com/",
             "http://evil-example.com/",
             "http://a.example.com:22/",
             "http://example.org/",
         ):
-            assert b"no rule of this command allows it" in await get(port, url), url
+            assert b"the network rules of this command do not allow it" in await get(port, url), url
     assert asked == []  # not even its name was looked up
 
 
 async def test_a_name_that_leads_home_is_refused_and_nothing_is_connected() -> None:
     async with site() as there:
-        network = Network(hosts=(f"rebind.example:{there.port}",))
+        network = NetworkAccess(hosts=(f"rebind.example:{there.port}",))
         async with proxy_for(network, at_home) as port:
             answer = await get(port, f"http://rebind.example:{there.port}/")
             assert b"403" in answer and b"it is loopback" in answer
@@ -172,7 +172,7 @@ async def test_one_bad_address_among_good_ones_is_refused() -> None:
     async def resolve(_host: str, _port: int) -> Sequence[str]:
         return ("93.184.216.34", "::ffff:10.0.0.1")
 
-    async with proxy_for(Network(hosts=("mixed.example",)), resolve) as port:
+    async with proxy_for(NetworkAccess(hosts=("mixed.example",)), resolve) as port:
         assert b"403" in await get(port, "http://mixed.example/")
 
 
@@ -237,7 +237,7 @@ async def test_an_address_with_tricks_in_it_is_refused(url: str) -> None:
 
 async def test_a_secret_is_put_into_the_request_and_what_the_command_says_in_its_place_is_dropped() -> None:
     async with site() as there:
-        network = Network(
+        network = NetworkAccess(
             hosts=(f"nas.lan:{there.port}",),
             private_hosts=("nas.lan",),
             injected={f"nas.lan:{there.port}": {"Authorization": "Bearer s3cret"}},
@@ -251,10 +251,10 @@ async def test_a_secret_is_put_into_the_request_and_what_the_command_says_in_its
 
 
 async def test_a_secret_does_not_cross_a_network_in_the_clear() -> None:
-    network = Network(hosts=("api.example",), injected={"api.example": {"Authorization": "s3cret"}})
+    network = NetworkAccess(hosts=("api.example",), injected={"api.example": {"Authorization": "s3cret"}})
     async with proxy_for(network, at_home) as port:
         answer = await get(port, "http://api.example/")
-        assert b"403" in answer and b"only by TLS" in answer
+        assert b"403" in answer and b"only with TLS" in answer
 
 
 def _hello(name: str) -> bytes:
@@ -267,8 +267,8 @@ def _hello(name: str) -> bytes:
 
 
 def test_the_name_in_a_tls_hello_is_read() -> None:
-    assert server_name(_hello("api.example.com")[5:]) == "api.example.com"
-    assert server_name(b"") == server_name(b"\x01" * 40) == ""
+    assert parse_server_name(_hello("api.example.com")[5:]) == "api.example.com"
+    assert parse_server_name(b"") == parse_server_name(b"\x01" * 40) == ""
 
 
 async def test_a_tunnel_to_the_web_port_is_tls_for_the_host_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,7 +298,7 @@ async def test_a_tunnel_to_the_web_port_is_tls_for_the_host_that_was_asked_for(m
 
 
 async def test_a_head_without_end_is_cut_off() -> None:
-    async with proxy_for(Network(hosts=("example.com",))) as port:
+    async with proxy_for(NetworkAccess(hosts=("example.com",))) as port:
         assert b"400" in await ask(port, b"GET http://example.com/ HTTP/1.1\r\n" + b"X: y\r\n" * 10_000)
 
 
@@ -310,8 +310,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("sandbox").resolve()
 
 
-def _confined(folder: Path, network: Network | None) -> Confinement:
-    return Confinement(folder=folder, writable=(folder,), network=network, limits=Limits(seconds=PATIENCE_S))
+def _confined(folder: Path, network: NetworkAccess | None) -> Confinement:
+    return Confinement(folder=folder, writable=(folder,), network=network, limits=ResourceLimits(seconds=PATIENCE_S))
 
 
 FETCH = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:{port}/').read().decode())"
@@ -319,7 +319,7 @@ FETCH = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:{port}/')
 
 @pytest.mark.spec("D53")
 async def test_two_commands_at_once_do_not_share_a_rule(folder: Path) -> None:
-    sandbox = Bubblewrap(folder=folder)
+    sandbox = BubblewrapSandbox(folder=folder)
     async with site() as one, site() as two:
 
         async def fetch(allowed: int, asked: int) -> str:
@@ -335,7 +335,7 @@ async def test_two_commands_at_once_do_not_share_a_rule(folder: Path) -> None:
 
 
 async def test_a_networked_command_reaches_nothing_around_the_proxy(folder: Path) -> None:
-    sandbox = Bubblewrap(folder=folder)
+    sandbox = BubblewrapSandbox(folder=folder)
     code = (
         "import socket\n"
         "try:\n socket.create_connection(('127.0.0.1', {port}), 3); print('reached')\n"
@@ -350,33 +350,35 @@ async def test_a_networked_command_reaches_nothing_around_the_proxy(folder: Path
 
 
 async def test_the_rest_of_the_walls_stand_where_there_is_a_network(folder: Path) -> None:
-    sandbox = Bubblewrap(folder=folder)
+    sandbox = BubblewrapSandbox(folder=folder)
     code = (
         "import json, os\n"
         "open_ = sorted(int(name) for name in os.listdir('/proc/self/fd'))\n"
         "print(json.dumps([open_, open('/proc/self/status').read()]))"
     )
-    said = await run(sandbox, [PYTHON, "-I", "-c", code], _confined(folder, Network(hosts=("example.com",))))
+    said = await run(sandbox, [PYTHON, "-I", "-c", code], _confined(folder, NetworkAccess(hosts=("example.com",))))
     descriptors, status = json.loads(said.text)
     assert descriptors == [0, 1, 2, 3]  # the last is the listing's own
     assert "NoNewPrivs:\t1" in status and "Seccomp:\t2" in status and "CapEff:\t0000000000000000" in status
 
 
 async def test_a_networked_command_that_is_not_there_is_told_of(folder: Path) -> None:
-    said = await run(Bubblewrap(folder=folder), ["no-such-program"], _confined(folder, Network(hosts=("example.com",))))
+    said = await run(
+        BubblewrapSandbox(folder=folder), ["no-such-program"], _confined(folder, NetworkAccess(hosts=("example.com",)))
+    )
     assert said.ended.code == 127
     assert "no-such-program" in said.text
 
 
 async def test_the_proxy_is_gone_with_its_command(folder: Path) -> None:
-    proxies: list[Proxy] = []
+    proxies: list[SandboxProxy] = []
 
-    def make(network: Network) -> Proxy:
-        proxies.append(Proxy(network))
+    def make(network: NetworkAccess) -> SandboxProxy:
+        proxies.append(SandboxProxy(network))
         return proxies[-1]
 
-    sandbox = Bubblewrap(folder=folder, make_proxy=make)
-    said = await shell(sandbox, "echo ran", _confined(folder, Network(hosts=("example.com",))))
+    sandbox = BubblewrapSandbox(folder=folder, make_proxy=make)
+    said = await shell(sandbox, "echo ran", _confined(folder, NetworkAccess(hosts=("example.com",))))
     assert said.text == "ran\n"
     assert len(proxies) == 1
-    assert not proxies[0].serving
+    assert not proxies[0].is_serving

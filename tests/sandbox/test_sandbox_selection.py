@@ -6,29 +6,42 @@ from pathlib import Path
 
 import pytest
 
-from retinue.config.sandbox import LimitSettings, SandboxKind, SandboxMode, SandboxSettings, Scope, WorkspaceAccess
-from retinue.domain.decision import Verdict
-from retinue.domain.permission import Rights
+from retinue.config.sandbox import (
+    CommandLimitSettings,
+    SandboxKind,
+    SandboxMode,
+    SandboxScope,
+    SandboxSettings,
+    WorkspaceAccess,
+)
+from retinue.domain.decision import DecisionKind
+from retinue.domain.permission import AgentRights
 from retinue.domain.session import OriginKind
-from retinue.sandbox.base import MIB, Confinement, Limits, Network, Probe, SandboxFailed
-from retinue.sandbox.sandbox_selection import Asked, Facts, choose, confinement, tightened
+from retinue.sandbox.base import MIB, Confinement, NetworkAccess, ResourceLimits, SandboxFailed, SandboxProbe
+from retinue.sandbox.sandbox_selection import (
+    CommandFacts,
+    RequestedConfinement,
+    build_confinement,
+    choose_sandbox,
+    tighten_confinement,
+)
 
 HOMES = Path("/house/agents")
 WORKSPACE = HOMES / "ada/workspace"
-HOLDS = {SandboxKind.BUBBLEWRAP: Probe(True), SandboxKind.DOCKER: Probe(True)}
+HOLDS = {SandboxKind.BUBBLEWRAP: SandboxProbe(True), SandboxKind.DOCKER: SandboxProbe(True)}
 
 
-def facts(**changed: object) -> Facts:
+def facts(**changed: object) -> CommandFacts:
     parts: dict[str, object] = {
         "agent": "ada",
         "session": "s1",
         "origin": OriginKind.TERMINAL,
-        "owner": True,
-        "rights": Rights(workspace=WORKSPACE),
-        "home": HOMES / "ada",
-        "homes": HOMES,
+        "is_for_owner": True,
+        "rights": AgentRights(workspace=WORKSPACE),
+        "agent_directory": HOMES / "ada",
+        "agents_directory": HOMES,
     }
-    return Facts(**(parts | changed))  # pyright: ignore[reportArgumentType]
+    return CommandFacts(**(parts | changed))  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.spec("C63", "C114.sandbox")
@@ -49,31 +62,33 @@ def facts(**changed: object) -> Facts:
 def test_the_mode_says_whose_commands_are_confined(
     mode: SandboxMode, origin: OriginKind, owner: bool, confined: bool
 ) -> None:
-    choice = choose(SandboxSettings(mode=mode), facts(origin=origin, owner=owner), HOLDS)
+    choice = choose_sandbox(SandboxSettings(mode=mode), facts(origin=origin, is_for_owner=owner), HOLDS)
     assert (choice.kind is SandboxKind.BUBBLEWRAP) is confined
-    assert choice.decision.verdict is Verdict.ALLOW
+    assert choice.decision.kind is DecisionKind.ALLOW
     assert choice.decision.because
 
 
 def test_without_a_sandbox_that_holds_a_person_is_asked_before_anything_runs_bare() -> None:
-    for probes in ({}, {SandboxKind.BUBBLEWRAP: Probe(False, "no user namespaces")}):
-        choice = choose(SandboxSettings(), facts(), probes)
-        assert choice.decision.verdict is Verdict.ASK
+    for probes in ({}, {SandboxKind.BUBBLEWRAP: SandboxProbe(False, "no user namespaces")}):
+        choice = choose_sandbox(SandboxSettings(), facts(), probes)
+        assert choice.decision.kind is DecisionKind.ASK
         assert choice.kind is SandboxKind.OFF
-    bare = choose(SandboxSettings(kind=SandboxKind.OFF), facts(), {})
-    assert bare.decision.verdict is Verdict.ALLOW  # a named choice
+    bare = choose_sandbox(SandboxSettings(kind=SandboxKind.OFF), facts(), {})
+    assert bare.decision.kind is DecisionKind.ALLOW  # a named choice
     assert "off" in bare.decision.because
 
 
 def test_another_sandbox_never_stands_in_for_the_one_that_was_chosen() -> None:
-    choice = choose(SandboxSettings(kind=SandboxKind.DOCKER), facts(), {SandboxKind.BUBBLEWRAP: Probe(True)})
-    assert choice.decision.verdict is Verdict.ASK
+    choice = choose_sandbox(
+        SandboxSettings(kind=SandboxKind.DOCKER), facts(), {SandboxKind.BUBBLEWRAP: SandboxProbe(True)}
+    )
+    assert choice.decision.kind is DecisionKind.ASK
 
 
 @pytest.mark.spec("C63", "C113.sandbox_scope")
 def test_the_scope_says_who_shares_a_container() -> None:
-    keys = {scope: choose(SandboxSettings(scope=scope), facts(), HOLDS).key for scope in Scope}
-    assert keys == {Scope.SESSION: "session:s1", Scope.AGENT: "agent:ada", Scope.SHARED: "shared"}
+    keys = {scope: choose_sandbox(SandboxSettings(scope=scope), facts(), HOLDS).key for scope in SandboxScope}
+    assert keys == {SandboxScope.SESSION: "session:s1", SandboxScope.AGENT: "agent:ada", SandboxScope.SHARED: "shared"}
 
 
 @pytest.mark.spec("C63")
@@ -82,7 +97,7 @@ def test_the_scope_says_who_shares_a_container() -> None:
 def test_of_the_workspace_a_command_has_the_stricter_of_configured_and_asked(
     configured: WorkspaceAccess, asked: WorkspaceAccess | None
 ) -> None:
-    made = confinement(SandboxSettings(workspace=configured), facts(), Asked(workspace=asked))
+    made = build_confinement(SandboxSettings(workspace=configured), facts(), RequestedConfinement(workspace=asked))
     both = {configured, asked or configured}
     if WorkspaceAccess.NONE in both:
         assert WORKSPACE not in (*made.writable, *made.readable)
@@ -94,66 +109,76 @@ def test_of_the_workspace_a_command_has_the_stricter_of_configured_and_asked(
 
 
 def test_a_grant_inside_the_workspace_opens_nothing_that_the_workspace_closes() -> None:
-    rights = Rights(workspace=WORKSPACE, write=(WORKSPACE / "sub", Path("/data")), read=(WORKSPACE / "more",))
-    shut = confinement(SandboxSettings(workspace=WorkspaceAccess.NONE), facts(rights=rights), Asked())
+    rights = AgentRights(workspace=WORKSPACE, write=(WORKSPACE / "sub", Path("/data")), read=(WORKSPACE / "more",))
+    shut = build_confinement(
+        SandboxSettings(workspace=WorkspaceAccess.NONE), facts(rights=rights), RequestedConfinement()
+    )
     assert shut.writable == (Path("/data"),) and shut.readable == ()
-    read = confinement(SandboxSettings(workspace=WorkspaceAccess.READ), facts(rights=rights), Asked())
+    read = build_confinement(
+        SandboxSettings(workspace=WorkspaceAccess.READ), facts(rights=rights), RequestedConfinement()
+    )
     assert read.writable == (Path("/data"),) and read.readable == (WORKSPACE,)
 
 
 def test_another_agents_home_is_nobody_elses_whatever_was_granted() -> None:
     for rights in (
-        Rights(workspace=WORKSPACE, read=(HOMES / "ben",)),
-        Rights(workspace=WORKSPACE, write=(HOMES / "ben/workspace",)),
-        Rights(workspace=HOMES / "ben/workspace"),
-        Rights(workspace=WORKSPACE, read=(HOMES,)),
+        AgentRights(workspace=WORKSPACE, read=(HOMES / "ben",)),
+        AgentRights(workspace=WORKSPACE, write=(HOMES / "ben/workspace",)),
+        AgentRights(workspace=HOMES / "ben/workspace"),
+        AgentRights(workspace=WORKSPACE, read=(HOMES,)),
     ):
         with pytest.raises(SandboxFailed):
-            confinement(SandboxSettings(), facts(rights=rights), Asked())
-    confinement(SandboxSettings(), facts(rights=Rights(workspace=WORKSPACE, read=(HOMES / "ada/SOUL.md",))), Asked())
+            build_confinement(SandboxSettings(), facts(rights=rights), RequestedConfinement())
+    build_confinement(
+        SandboxSettings(),
+        facts(rights=AgentRights(workspace=WORKSPACE, read=(HOMES / "ada/SOUL.md",))),
+        RequestedConfinement(),
+    )
 
 
 @pytest.mark.spec("D50.exec")
 def test_a_network_needs_a_rule_and_the_right_to_the_web() -> None:
     settings = SandboxSettings(hosts=("pypi.org", "*.example.com"), private_hosts=("nas.lan",))
-    web = Rights(workspace=WORKSPACE, web=True)
-    assert confinement(settings, facts(), Asked()).network is None
-    assert confinement(SandboxSettings(), facts(rights=web), Asked()).network is None
-    network = confinement(settings, facts(rights=web), Asked()).network
+    web = AgentRights(workspace=WORKSPACE, web=True)
+    assert build_confinement(settings, facts(), RequestedConfinement()).network is None
+    assert build_confinement(SandboxSettings(), facts(rights=web), RequestedConfinement()).network is None
+    network = build_confinement(settings, facts(rights=web), RequestedConfinement()).network
     assert network is not None and network.hosts == settings.hosts
-    narrowed = confinement(
-        settings, facts(rights=web), Asked(hosts=("pypi.org:443", "a.example.com", "evil.org", "*.com", "pypi.org:22"))
+    narrowed = build_confinement(
+        settings,
+        facts(rights=web),
+        RequestedConfinement(hosts=("pypi.org:443", "a.example.com", "evil.org", "*.com", "pypi.org:22")),
     ).network
     assert narrowed is not None and narrowed.hosts == ("pypi.org:443", "a.example.com")
-    assert confinement(settings, facts(rights=web), Asked(hosts=())).network is None
+    assert build_confinement(settings, facts(rights=web), RequestedConfinement(hosts=())).network is None
 
 
 def test_a_call_can_ask_for_less_time_and_not_for_more() -> None:
-    settings = SandboxSettings(limits=LimitSettings(seconds=100, memory_mib=64))
-    assert confinement(settings, facts(), Asked(seconds=5)).limits.seconds == 5
-    assert confinement(settings, facts(), Asked(seconds=500)).limits.seconds == 100
-    assert confinement(settings, facts(), Asked()).limits.memory_bytes == 64 * MIB
+    settings = SandboxSettings(limits=CommandLimitSettings(seconds=100, memory_mib=64))
+    assert build_confinement(settings, facts(), RequestedConfinement(seconds=5)).limits.seconds == 5
+    assert build_confinement(settings, facts(), RequestedConfinement(seconds=500)).limits.seconds == 100
+    assert build_confinement(settings, facts(), RequestedConfinement()).limits.memory_bytes == 64 * MIB
 
 
 @pytest.mark.parametrize("access", WorkspaceAccess)
 def test_what_someone_else_put_together_is_made_no_wider_than_the_settings_allow(access: WorkspaceAccess) -> None:
     settings = SandboxSettings(
-        workspace=access, hosts=("pypi.org",), limits=LimitSettings(seconds=100, memory_mib=64, processes=50)
+        workspace=access, hosts=("pypi.org",), limits=CommandLimitSettings(seconds=100, memory_mib=64, processes=50)
     )
     asked = Confinement(
         folder=WORKSPACE / "sub",
         writable=(WORKSPACE, Path("/data")),
         readable=(Path("/books"),),
-        network=Network(hosts=("pypi.org", "evil.org")),
-        limits=Limits(seconds=5, processes=500),
+        network=NetworkAccess(hosts=("pypi.org", "evil.org")),
+        limits=ResourceLimits(seconds=5, processes=500),
     )
-    made = tightened(settings, facts(rights=Rights(workspace=WORKSPACE, web=True)), asked)
+    made = tighten_confinement(settings, facts(rights=AgentRights(workspace=WORKSPACE, web=True)), asked)
     assert Path("/data") in made.writable and Path("/books") in made.readable
     assert (WORKSPACE in made.writable) is (access is WorkspaceAccess.WRITE)
     assert (WORKSPACE in made.readable) is (access is WorkspaceAccess.READ)
     assert made.folder == (Path("/tmp") if access is WorkspaceAccess.NONE else WORKSPACE / "sub")
     assert made.network is not None and made.network.hosts == ("pypi.org",)
     assert (made.limits.seconds, made.limits.processes, made.limits.memory_bytes) == (5, 50, 64 * MIB)
-    assert tightened(settings, facts(), asked).network is None  # no right to the web
+    assert tighten_confinement(settings, facts(), asked).network is None  # no right to the web
     with pytest.raises(SandboxFailed):
-        tightened(settings, facts(), Confinement(folder=WORKSPACE, readable=(HOMES / "ben",)))
+        tighten_confinement(settings, facts(), Confinement(folder=WORKSPACE, readable=(HOMES / "ben",)))

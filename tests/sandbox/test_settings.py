@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from config.data_directory import Home
 
-from retinue.config import BadConfig
-from retinue.config.sandbox import SandboxKind, SandboxMode, Scope, WorkspaceAccess
+from retinue.config import InvalidSettings
+from retinue.config.sandbox import SandboxKind, SandboxMode, SandboxScope, WorkspaceAccess
 
 EVERYTHING = """
 config_version = 2
@@ -54,7 +54,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 def test_every_setting_of_a_sandbox_can_be_said(home: Home) -> None:
     sandbox = home.load(EVERYTHING).settings.sandbox
     assert (sandbox.kind, sandbox.mode) == (SandboxKind.DOCKER, SandboxMode.NON_MAIN)
-    assert (sandbox.scope, sandbox.workspace) == (Scope.SESSION, WorkspaceAccess.READ)
+    assert (sandbox.scope, sandbox.workspace) == (SandboxScope.SESSION, WorkspaceAccess.READ)
     assert sandbox.limits.memory_mib == 512
     assert sandbox.docker.cpus == 2
     assert sandbox.secrets["github"].header == "Authorization"
@@ -86,6 +86,6 @@ def test_without_a_word_everything_is_confined_and_nothing_is_reached(home: Home
     ],
 )
 def test_what_means_nothing_or_too_much_is_refused(home: Home, line: str) -> None:
-    with pytest.raises(BadConfig) as failed:
+    with pytest.raises(InvalidSettings) as failed:
         home.load(f"config_version = 2\n[sandbox]\n{line}\n")
     assert "s3cret" not in str(failed.value)

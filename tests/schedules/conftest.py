@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from retinue.testing.local_instance import Household
+from retinue.testing.local_instance import LocalInstance
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def any_household(request: pytest.FixtureRequest, memory_path: Path) -> Household:
+def any_household(request: pytest.FixtureRequest, memory_path: Path) -> LocalInstance:
     url = request.getfixturevalue("postgres_url") if request.param == "postgres" else None
-    return Household(memory_path, url=url)
+    return LocalInstance(memory_path, url=url)

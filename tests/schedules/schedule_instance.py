@@ -10,41 +10,49 @@ from msgspec.structs import replace
 
 from retinue.domain import address
 from retinue.domain.ids import ScheduleId
-from retinue.domain.schedule import Cron, Every, Once, Schedule, Slot, SlotState, When
+from retinue.domain.schedule import (
+    CronTrigger,
+    EveryTrigger,
+    Occurrence,
+    OccurrenceState,
+    OnceTrigger,
+    Schedule,
+    ScheduleTrigger,
+)
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
-from retinue.store.core.transaction import Page
+from retinue.store.core.transaction import Transaction
 from retinue.store.ledger import ledger
 from retinue.store.schedules import schedules
-from retinue.testing.local_instance import House, Household
+from retinue.testing.local_instance import LocalInstance, LocalServer
 
-__all__ = ["Cron", "Every", "Once"]
+__all__ = ["CronTrigger", "EveryTrigger", "OnceTrigger"]
 
 
-def a_schedule(household: Household, when: When | str, **kw: Any) -> Schedule:
+def a_schedule(household: LocalInstance, when: ScheduleTrigger | str, **kw: Any) -> Schedule:
     """By the owner, to ada, unless said otherwise."""
     kw.setdefault("text", "Water the plants.")
     return Schedule(
         id=ScheduleId(household.ids.new()),
         name=kw.pop("name", ""),
-        owner=address.parse(kw.pop("owner", "person:owner")),
-        to=address.parse(kw.pop("to", "agent:ada")),
-        when=Cron(when) if isinstance(when, str) else when,
+        owner=address.parse_address(kw.pop("owner", "person:owner")),
+        to=address.parse_address(kw.pop("to", "agent:ada")),
+        when=CronTrigger(when) if isinstance(when, str) else when,
         trust=kw.pop("trust", Trust.OWNER),
         **kw,
     )
 
 
-async def add(house: House, schedule: Schedule) -> Schedule:
-    await write(house, lambda page: schedules.add(page, schedule, zone=house.household.zone))
+async def add(house: LocalServer, schedule: Schedule) -> Schedule:
+    await write(house, lambda page: schedules.add(page, schedule, zone=house.instance.zone))
     return schedule
 
 
-async def write(house: House, act: Any) -> Any:
-    now_ms = to_ms(house.household.clock.now())
+async def write(house: LocalServer, act: Any) -> Any:
+    now_ms = to_ms(house.instance.clock.now())
 
     def body(conn: sa.Connection) -> Any:
-        page = Page(conn, now_ms)
+        page = Transaction(conn, now_ms)
         done = act(page)
         page.close()
         return done
@@ -52,49 +60,49 @@ async def write(house: House, act: Any) -> Any:
     return await house.store.write(body, point="test")
 
 
-async def kept(house: House, schedule: Schedule) -> schedules.Kept:
+async def kept(house: LocalServer, schedule: Schedule) -> schedules.StoredSchedule:
     found = await house.store.read(lambda conn: schedules.get(conn, schedule.id))
     assert found is not None
     return found
 
 
-async def waiting(house: House, schedule: Schedule) -> Slot | None:
-    return await house.store.read(lambda conn: schedules.open_slot(conn, schedule.id))
+async def waiting(house: LocalServer, schedule: Schedule) -> Occurrence | None:
+    return await house.store.read(lambda conn: schedules.get_open_occurrence(conn, schedule.id))
 
 
-async def history(house: House, schedule: Schedule) -> list[Slot]:
+async def history(house: LocalServer, schedule: Schedule) -> list[Occurrence]:
     """What became of each, the oldest first, without the one that waits."""
-    found = await house.store.scan(lambda conn: schedules.history(conn, schedule.id, limit=500))
-    return [slot for slot in reversed(found) if slot.state is not SlotState.WAITING]
+    found = await house.store.scan(lambda conn: schedules.list_history(conn, schedule.id, limit=500))
+    return [slot for slot in reversed(found) if slot.state is not OccurrenceState.WAITING]
 
 
-async def pending(house: House, schedule: Schedule) -> list[datetime]:
+async def pending(house: LocalServer, schedule: Schedule) -> list[datetime]:
     """The times of all its envelopes that are pending."""
-    rows = await house.sql(
+    rows = await house.execute_sql(
         "SELECT deliver_ms FROM envelopes WHERE source = :source AND status = 'pending'",
         source=f"schedule:{schedule.id}",
     )
     return [datetime.fromtimestamp(row.deliver_ms / 1000, UTC) for row in rows]
 
 
-async def turn_to(house: House, moment: datetime) -> None:
+async def turn_to(house: LocalServer, moment: datetime) -> None:
     """Turn the clock to a moment that is still to come. Whoever is woken by it may still be at work."""
-    await house.household.clock.advance(moment - house.household.clock.now())
+    await house.instance.clock.advance(moment - house.instance.clock.now())
 
 
-async def ended(house: House, schedule: Schedule, *, at: datetime) -> Slot:
+async def ended(house: LocalServer, schedule: Schedule, *, at: datetime) -> Occurrence:
     """Wait until the slot of a moment has ended."""
 
-    def body(conn: sa.Connection) -> Slot | None:
-        found = schedules.history(conn, schedule.id, limit=500)
-        return next((slot for slot in found if slot.at == at and not slot.state.open), None)
+    def body(conn: sa.Connection) -> Occurrence | None:
+        found = schedules.list_history(conn, schedule.id, limit=500)
+        return next((slot for slot in found if slot.at == at and not slot.state.is_open), None)
 
-    return await house.eventually(body, what=f"the slot of {at} to end")
+    return await house.wait_for(body, what=f"the slot of {at} to end")
 
 
-async def holds(house: House) -> None:
-    checked = await house.store.scan(lambda conn: ledger.check(conn, now_ms=0))
-    assert checked.holds, "\n".join(checked.lines())
+async def holds(house: LocalServer) -> None:
+    checked = await house.store.scan(lambda conn: ledger.check_ledger(conn, now_ms=0))
+    assert checked.is_ok, "\n".join(checked.lines())
 
 
 def utc(text: str) -> datetime:

@@ -13,14 +13,14 @@ from operations.operations_instance import DeskHouse, desk_house, person
 from retinue.domain.errors import Invalid
 from retinue.domain.principal import Principal
 from retinue.operations.schedule import schedule_calendar
-from retinue.testing.local_instance import Household
+from retinue.testing.local_instance import LocalInstance
 
 OWNER, MARIA = person("owner"), person("maria")
 
 
 @pytest.fixture
 async def desk(tmp_path: Path) -> AsyncGenerator[DeskHouse]:
-    async with desk_house(Household(tmp_path)) as made:
+    async with desk_house(LocalInstance(tmp_path)) as made:
         yield made
 
 
@@ -60,7 +60,7 @@ async def test_what_comes_very_often_is_told_in_words(desk: DeskHouse) -> None:
 
 
 async def test_what_comes_once_comes_once_however_exactly_its_time_was_reckoned(desk: DeskHouse) -> None:
-    desk.house.household.clock.jump(timedelta(microseconds=123_456))
+    desk.house.instance.clock.jump(timedelta(microseconds=123_456))
     await add(desk, at="+10m")
     [once] = (await desk.ask(OWNER, "schedule.calendar"))["coming"]
     assert once["times"] == ["2026-01-05T09:10:00+00:00"]

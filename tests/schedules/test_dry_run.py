@@ -23,66 +23,74 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pytest
 from cli.server_process import HouseProcess, command, environment
-from schedules.schedule_instance import Every, Once, a_schedule, add, ended, turn_to, utc
+from schedules.schedule_instance import EveryTrigger, OnceTrigger, a_schedule, add, ended, turn_to, utc
 
-from retinue.agents.agent_directory import ensure_home
+from retinue.agents.agent_directory import ensure_agent_directory
 from retinue.config import Settings
-from retinue.config.models import Models, ModelSettings
+from retinue.config.models import ModelEntry, ModelRoutingSettings
 from retinue.domain.agent import Agent, HeartbeatRules
 from retinue.domain.errors import RetinueError
 from retinue.domain.ids import SessionId
 from retinue.domain.record import Usage
-from retinue.domain.schedule import HISTORY_MAX, Gate, GateSaid, Kind, Missed, Place, Schedule
+from retinue.domain.schedule import (
+    OCCURRENCES_KEPT_MAX,
+    GateResult,
+    MissedPolicy,
+    Schedule,
+    ScheduleGate,
+    ScheduleKind,
+    ScheduleSession,
+)
 from retinue.domain.structs import replace as with_changed
 from retinue.domain.trust import Trust
 from retinue.dry_run import copied_server
-from retinue.dry_run.cancellation import Leaving, Left
-from retinue.dry_run.dry_run import rehearse
+from retinue.dry_run.cancellation import DryRunCancelled, SignalRecorder
+from retinue.dry_run.dry_run import run_dry_run
 from retinue.dry_run.estimates import ASSUMED_INPUT_TOKENS, ASSUMED_OUTPUT_TOKENS
-from retinue.dry_run.parameters import Asked
-from retinue.dry_run.report_types import Report, ScheduleTold, SkipKind
-from retinue.sandbox.bubblewrap import Bubblewrap
+from retinue.dry_run.parameters import DryRunRequest
+from retinue.dry_run.report_types import DryRunReport, ScheduleSummary, SkipKind
+from retinue.sandbox.bubblewrap import BubblewrapSandbox
 from retinue.store.maintenance.backup import STORE
 from retinue.testing.fake_clock import START, FakeClock
-from retinue.testing.local_instance import Household
-from retinue.testing.scripted_model import says
+from retinue.testing.local_instance import LocalInstance
+from retinue.testing.scripted_model import text_reply
 from retinue.testing.virtual_time import simulate
-from retinue.testing.waiting import wait_until_sync
+from retinue.testing.wait_conditions import wait_until_sync
 
-PRICED = Models(entries={"anthropic/scripted": ModelSettings(input_usd=3.0, output_usd=15.0)})
+PRICED = ModelRoutingSettings(entries={"anthropic/scripted": ModelEntry(input_usd=3.0, output_usd=15.0)})
 ASSUMED_MICROUSD = 3 * ASSUMED_INPUT_TOKENS + 15 * ASSUMED_OUTPUT_TOKENS
 ADA = Agent(name="ada", model="scripted")
 
 
-def settings_of(household: Household, **kw: Any) -> Settings:
+def settings_of(household: LocalInstance, **kw: Any) -> Settings:
     kw = {"home": household.root, "store": household.root / STORE, "zone": household.zone, "models": PRICED} | kw
     return Settings(**kw)
 
 
 async def rehearsed(
-    household: Household, *, now: datetime | None = None, settings: Settings | None = None, **kw: Any
-) -> Report:
+    household: LocalInstance, *, now: datetime | None = None, settings: Settings | None = None, **kw: Any
+) -> DryRunReport:
     """Rehearse a house that is closed, from when its clock stands. In a thread: a rehearsal has loops of its own."""
-    play = partial(rehearse, now=now or household.clock.now(), environment={})
-    return await asyncio.to_thread(play, Asked(**kw), settings or settings_of(household))
+    play = partial(run_dry_run, now=now or household.clock.now(), environment={})
+    return await asyncio.to_thread(play, DryRunRequest(**kw), settings or settings_of(household))
 
 
-async def closed(tmp_path: Path, *schedules: tuple[Any, dict[str, Any]], **kw: Any) -> Household:
+async def closed(tmp_path: Path, *schedules: tuple[Any, dict[str, Any]], **kw: Any) -> LocalInstance:
     """A house with these schedules, which was opened once and closed."""
-    household = Household(tmp_path / "home", agents=kw.pop("agents", (ADA,)), **kw)
+    household = LocalInstance(tmp_path / "home", agents=kw.pop("agents", (ADA,)), **kw)
     household.root.mkdir()
-    async with household.open() as house:
+    async with household.run() as house:
         for number, (when, fields) in enumerate(schedules):
             await add(house, a_schedule(household, when, **({"name": f"s{number}"} | fields)))
     return household
 
 
-def of(report: Report, name: str) -> ScheduleTold:
+def of(report: DryRunReport, name: str) -> ScheduleSummary:
     [found] = [each for each in report.schedules if each.name == name]
     return found
 
 
-def began(report: Report) -> list[str]:
+def began(report: DryRunReport) -> list[str]:
     return [run.began for run in report.runs]
 
 
@@ -106,7 +114,9 @@ def rows(path: Path) -> dict[str, list[tuple[Any, ...]]]:
 
 
 async def test_every_slot_of_the_coming_days_runs_and_is_told(tmp_path: Path) -> None:
-    household = await closed(tmp_path, ("0 12 * * *", {"name": "daily"}), (Every(43_200, START), {"name": "twice"}))
+    household = await closed(
+        tmp_path, ("0 12 * * *", {"name": "daily"}), (EveryTrigger(43_200, START), {"name": "twice"})
+    )
 
     report = await rehearsed(household, days=7)
 
@@ -151,7 +161,7 @@ async def test_an_hour_that_comes_twice_has_one_run(tmp_path: Path) -> None:
 
 async def test_it_may_begin_later_and_what_comes_before_is_not_missed(tmp_path: Path) -> None:
     household = await closed(
-        tmp_path, ("0 12 * * *", {"name": "noon"}), (Once(utc("2026-01-06 12:00")), {"name": "once"})
+        tmp_path, ("0 12 * * *", {"name": "noon"}), (OnceTrigger(utc("2026-01-06 12:00")), {"name": "once"})
     )
 
     report = await rehearsed(household, days=2, begin="2026-01-10 00:00")
@@ -174,7 +184,7 @@ async def test_what_is_still_at_work_is_not_begun_again(tmp_path: Path) -> None:
     assert (report.sums.runs, report.runs[-1].state) == (48, "working")
     assert report.sums.skipped == 47 * 2
     assert {(skip.kind, skip.times) for skip in report.skips} == {(SkipKind.OVERLAP, 2)}
-    assert report.skips[0].because == "the one before it was still being worked on"
+    assert report.skips[0].because == "the previous occurrence was still running"
 
     quick = await rehearsed(household, days=1, run_takes="5m")
     assert (quick.sums.runs, quick.sums.skipped) == (143, 0)
@@ -182,7 +192,7 @@ async def test_what_is_still_at_work_is_not_begun_again(tmp_path: Path) -> None:
 
 async def test_a_slot_that_went_by_while_the_house_was_closed_is_missed(tmp_path: Path) -> None:
     household = await closed(
-        tmp_path, ("0 10 * * *", {"name": "skips"}), ("0 10 * * *", {"name": "runs", "missed": Missed.RUN})
+        tmp_path, ("0 10 * * *", {"name": "skips"}), ("0 10 * * *", {"name": "runs", "missed": MissedPolicy.RUN})
     )
 
     report = await rehearsed(household, days=1, now=utc("2026-01-05 13:00"))
@@ -197,7 +207,7 @@ async def test_who_is_disabled_or_comes_later_is_told(tmp_path: Path) -> None:
     household = await closed(tmp_path, ("0 0 1 6 *", {"name": "june"}), ("0 9 * * *", {"name": "daily"}))
     report = await rehearsed(household, days=3)
     assert [(each.schedule, each.because) for each in report.never] == [
-        ("june", "it comes next at 2026-06-01T00:00:00+00:00")
+        ("june", "its next occurrence is at 2026-06-01T00:00:00+00:00")
     ]
 
 
@@ -212,7 +222,9 @@ async def test_runs_that_wait_for_a_seat_are_told(tmp_path: Path) -> None:
 
 async def test_one_conversation_takes_one_after_the_other(tmp_path: Path) -> None:
     """All are for the conversation that the owner last had with the agent."""
-    household = await closed(tmp_path, *[(f"{minute} 12 * * *", {"place": Place.MAIN}) for minute in (0, 1, 2)])
+    household = await closed(
+        tmp_path, *[(f"{minute} 12 * * *", {"place": ScheduleSession.MAIN}) for minute in (0, 1, 2)]
+    )
     report = await rehearsed(household, days=1, run_takes="5m")
     assert [(run.at[11:16], run.began[11:16]) for run in report.runs] == [
         ("12:00", "12:00"),
@@ -234,23 +246,23 @@ async def test_without_experience_a_run_costs_what_is_assumed(tmp_path: Path) ->
     assert {run.cost_microusd for run in report.runs} == {31_500}
     assert (report.sums.runs, report.sums.cost_microusd) == (10, 315_000)
     assert report.schedules[0].model == "anthropic/scripted"
-    assert report.schedules[0].estimated.startswith("assumed: 8,000 tokens read, 500 written")
+    assert report.schedules[0].estimated.startswith("assumed: 8,000 input tokens, 500 output tokens")
 
 
 async def test_with_experience_a_run_is_as_the_last_ones_were(tmp_path: Path) -> None:
     """The medians of three real runs: 2,000 tokens read and 200 written, in 40 seconds."""
-    household = Household(tmp_path / "home", agents=(ADA,))
+    household = LocalInstance(tmp_path / "home", agents=(ADA,))
     household.root.mkdir()
-    async with household.open() as house:
+    async with household.run() as house:
         schedule = await add(house, a_schedule(household, "0 * * * *", name="hourly"))
         for hour, (read, written, seconds) in enumerate(
             [(1_000, 900, 10), (2_000, 200, 40), (9_000, 100, 50)], start=10
         ):
             usage = Usage(input_tokens=read, output_tokens=written)
-            household.model.will_reply(says("done", usage=usage, after_s=seconds))
+            household.model.will_reply(text_reply("done", usage=usage, after_s=seconds))
             at = datetime(2026, 1, 5, hour, tzinfo=UTC)
             await turn_to(house, at)
-            await house.eventually(lambda conn: not household.model.script, what="the model to be asked")
+            await house.wait_for(lambda conn: not household.model.script, what="the model to be asked")
             await turn_to(house, at + timedelta(minutes=1))
             await ended(house, schedule, at=at)
 
@@ -264,7 +276,7 @@ async def test_with_experience_a_run_is_as_the_last_ones_were(tmp_path: Path) ->
 
 async def test_a_price_that_nobody_knows_is_not_nothing(tmp_path: Path) -> None:
     household = await closed(tmp_path, ("0 12 * * *", {}))
-    report = await rehearsed(household, days=2, settings=settings_of(household, models=Models()))
+    report = await rehearsed(household, days=2, settings=settings_of(household, models=ModelRoutingSettings()))
     assert [run.cost_microusd for run in report.runs] == [None, None]
     assert (report.sums.cost_microusd, report.sums.unpriced) == (0, 2)
 
@@ -299,11 +311,11 @@ async def test_a_closed_house_is_as_it_was_and_so_is_the_owners_folder(tmp_path:
     household = await closed(
         tmp_path,
         ("0 * * * *", {}),
-        ("30 * * * *", {"place": Place.MAIN}),
+        ("30 * * * *", {"place": ScheduleSession.MAIN}),
         ("15 * * * *", {"to": "person:maria"}),
         agents=(worker,),
     )
-    (ensure_home(household.root, "ada") / "note.txt").write_text("mine")
+    (ensure_agent_directory(household.root, "ada") / "note.txt").write_text("mine")
     before = snapshot(household.root)
 
     report = await rehearsed(household, days=2)
@@ -318,7 +330,7 @@ async def test_nobody_is_written_to(tmp_path: Path) -> None:
     household = await closed(
         tmp_path,
         ("0 12 * * *", {"to": "channel:telegram:42", "name": "room"}),
-        ("0 12 * * *", {"to": "person:maria", "kind": Kind.REMINDER, "name": "word"}),
+        ("0 12 * * *", {"to": "person:maria", "kind": ScheduleKind.REMINDER, "name": "word"}),
     )
     report = await rehearsed(household, days=2)
     assert {(run.schedule, run.state, run.agent, run.cost_microusd) for run in report.runs} == {
@@ -329,13 +341,13 @@ async def test_nobody_is_written_to(tmp_path: Path) -> None:
 
 
 async def test_what_is_under_way_is_left_out_and_its_schedule_goes_on(tmp_path: Path) -> None:
-    household = Household(tmp_path / "home", agents=(ADA,))
+    household = LocalInstance(tmp_path / "home", agents=(ADA,))
     household.root.mkdir()
-    async with household.open() as house:
+    async with household.run() as house:
         await add(house, a_schedule(household, "0 * * * *", name="hourly"))
-        household.model.will_reply(says("never", after_s=7_200))
+        household.model.will_reply(text_reply("never", after_s=7_200))
         await turn_to(house, utc("2026-01-05 10:00"))
-        await house.eventually(lambda conn: bool(household.model.prompts), what="the model to be asked")
+        await house.wait_for(lambda conn: bool(household.model.prompts), what="the model to be asked")
         house.crash()
 
     report = await rehearsed(household, days=1)
@@ -382,8 +394,8 @@ async def test_a_heartbeat_beats_in_its_hours_and_where_something_is_on_its_chec
     beating = with_changed(ADA, heartbeat=HeartbeatRules(every_s=1_800, active_start="08:00", active_end="20:00"))
     idle = with_changed(beating, name="bob")
     household = await closed(tmp_path, agents=(beating, idle))
-    (ensure_home(household.root, "ada") / "HEARTBEAT.md").write_text("- Look after the plants.\n")
-    (ensure_home(household.root, "bob") / "HEARTBEAT.md").write_text("# Nothing yet\n")
+    (ensure_agent_directory(household.root, "ada") / "HEARTBEAT.md").write_text("- Look after the plants.\n")
+    (ensure_agent_directory(household.root, "bob") / "HEARTBEAT.md").write_text("# Nothing yet\n")
     before = snapshot(household.root)
 
     report = await rehearsed(household, days=1)
@@ -401,16 +413,16 @@ async def test_a_heartbeat_beats_in_its_hours_and_where_something_is_on_its_chec
 
 
 def gated(text: str, **kw: Any) -> dict[str, Any]:
-    return {"gate": Gate(command=text, **kw), "trust": Trust.OWNER}
+    return {"gate": ScheduleGate(command=text, **kw), "trust": Trust.OWNER}
 
 
 async def test_gates_are_taken_as_open_and_their_history_is_told(tmp_path: Path) -> None:
-    async def says_no(schedule: Schedule, agent: Agent, session: SessionId) -> GateSaid:
-        return GateSaid(open=False, because="gate: exit 1")
+    async def says_no(schedule: Schedule, agent: Agent, session: SessionId) -> GateResult:
+        return GateResult(is_open=False, because="gate: exit 1")
 
-    household = Household(tmp_path / "home", agents=(ADA,), gates=says_no)
+    household = LocalInstance(tmp_path / "home", agents=(ADA,), run_gate=says_no)
     household.root.mkdir()
-    async with household.open() as house:
+    async with household.run() as house:
         schedule = await add(house, a_schedule(household, "0 * * * *", name="gated", **gated("touch was-here")))
         for hour in (10, 11):
             at = datetime(2026, 1, 5, hour, tzinfo=UTC)
@@ -427,7 +439,7 @@ async def test_gates_are_taken_as_open_and_their_history_is_told(tmp_path: Path)
 
 
 async def test_gates_are_asked_once_in_a_copy_of_the_home_if_wanted(tmp_path: Path) -> None:
-    probe = await Bubblewrap(folder=tmp_path / "probe", user_home=tmp_path).probe()
+    probe = await BubblewrapSandbox(folder=tmp_path / "probe", user_home=tmp_path).probe()
     if not probe.works:
         pytest.skip(f"no sandbox here: {probe.because}")
     household = await closed(
@@ -436,16 +448,16 @@ async def test_gates_are_asked_once_in_a_copy_of_the_home_if_wanted(tmp_path: Pa
         ("0 * * * *", {"name": "closed", **gated("test -e not-there")}),
         ("0 * * * *", {"name": "far", **gated("true", domains=("example.org",))}),
     )
-    (ensure_home(household.root, "ada") / "ready").write_text("yes")
+    (ensure_agent_directory(household.root, "ada") / "ready").write_text("yes")
     before = snapshot(household.root)
 
     report = await rehearsed(household, days=1, gates=True)
 
     taken = {each.name: each.gate.taken for each in report.schedules if each.gate is not None}
     assert taken == {
-        "open": "asked once: open",
-        "closed": "asked once: closed (gate: exit 1)",
-        "far": "assumed open: it reaches a network",
+        "open": "run once: open",
+        "closed": "run once: closed (gate: exit 1)",
+        "far": "assumed open: it uses the network",
     }
     assert (of(report, "open").sums.runs, of(report, "far").sums.runs) == (23, 23)
     assert (of(report, "closed").sums.runs, of(report, "closed").sums.skipped) == (0, 23)
@@ -459,13 +471,13 @@ async def test_gates_are_asked_once_in_a_copy_of_the_home_if_wanted(tmp_path: Pa
 @pytest.mark.parametrize(
     ("asked", "code"),
     [
-        ({"days": 0}, "rehearse.days"),
-        ({"days": 367}, "rehearse.days"),
-        ({"begin": "2026-01-04 00:00"}, "rehearse.from"),
-        ({"begin": "2028-01-04 00:00"}, "rehearse.from"),
+        ({"days": 0}, "dry_run.days_invalid"),
+        ({"days": 367}, "dry_run.days_invalid"),
+        ({"begin": "2026-01-04 00:00"}, "dry_run.start_invalid"),
+        ({"begin": "2028-01-04 00:00"}, "dry_run.start_invalid"),
         ({"begin": "soon"}, "time.invalid"),
-        ({"run_takes": "soon"}, "schedule.every-invalid"),
-        ({"run_takes": "2d"}, "rehearse.run-takes"),
+        ({"run_takes": "soon"}, "schedule.duration_invalid"),
+        ({"run_takes": "2d"}, "dry_run.run_takes_invalid"),
     ],
 )
 async def test_what_cannot_be_rehearsed_is_refused(tmp_path: Path, asked: dict[str, Any], code: str) -> None:
@@ -481,7 +493,7 @@ async def test_a_rehearsal_has_so_many_runs_and_says_where_it_stopped(
     household = await closed(tmp_path, ("* * * * *", {}))
     monkeypatch.setattr(copied_server, "RUNS_MAX", 10)
     report = await rehearsed(household, days=30, run_takes="1s")
-    assert report.stopped == "after 10 runs, which is as many as one rehearsal has"
+    assert report.stopped == "after 10 runs, which is the limit of a dry run"
     assert (report.sums.runs, report.until) == (10, "2026-01-05T09:10:00+00:00")
 
 
@@ -490,10 +502,10 @@ async def test_a_schedule_that_comes_often_loses_no_slot_of_its_history(
 ) -> None:
     """The house keeps so many slots of each, and forgets the others; a rehearsal tells of all."""
     household = await closed(tmp_path, ("* * * * *", {}))
-    monkeypatch.setattr(copied_server, "RUNS_MAX", HISTORY_MAX + 100)
+    monkeypatch.setattr(copied_server, "RUNS_MAX", OCCURRENCES_KEPT_MAX + 100)
     report = await rehearsed(household, days=2, run_takes="1s", keep=str(tmp_path / "kept"))
-    assert report.sums.runs == HISTORY_MAX + 100
-    assert len(rows(tmp_path / "kept" / STORE)["schedule_slots"]) == HISTORY_MAX
+    assert report.sums.runs == OCCURRENCES_KEPT_MAX + 100
+    assert len(rows(tmp_path / "kept" / STORE)["schedule_slots"]) == OCCURRENCES_KEPT_MAX
 
 
 async def test_the_copy_is_removed_unless_it_is_to_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -510,7 +522,7 @@ async def test_the_copy_is_removed_unless_it_is_to_be_kept(tmp_path: Path, monke
     assert kept.stat().st_mode & 0o077 == 0
     with pytest.raises(RetinueError) as refused:
         await rehearsed(household, days=1, keep=str(kept))
-    assert refused.value.code == "rehearse.exists"
+    assert refused.value.code == "dry_run.target_exists"
 
 
 # --- on PostgreSQL ---
@@ -520,8 +532,8 @@ async def test_a_house_on_postgres_is_copied_into_a_file_and_rehearsed(tmp_path:
     household = await closed(tmp_path, ("0 */6 * * *", {}), url=postgres_url)
     report = await rehearsed(household, days=2, settings=settings_of(household, store=postgres_url))
     assert (report.sums.runs, report.sums.skipped) == (8, 0)
-    async with household.open() as house:
-        assert await house.sql("SELECT id FROM runs") == []
+    async with household.run() as house:
+        assert await house.execute_sql("SELECT id FROM runs") == []
 
 
 # --- the command ---
@@ -600,17 +612,17 @@ def test_what_came_of_it_is_told_in_tables_and_progress_beside_it(staffed: tuple
     assert "about $" in lines[-2]
     assert lines[-1].startswith("took ")
     assert lines[-1].endswith("; seed 0")
-    assert "rehearsing: day 3 of 3" in done.stderr
+    assert "dry run: day 3 of 3" in done.stderr
 
 
 def test_a_refusal_has_a_code_and_a_next_move(staffed: tuple[HouseProcess, list[str]]) -> None:
     house, _ = staffed
     done = house.retinue("rehearse", "--days", "1000", "--json")
     assert done.returncode == 1
-    assert json.loads(done.stdout)["error"]["code"] == "rehearse.days"
+    assert json.loads(done.stdout)["error"]["code"] == "dry_run.days_invalid"
     assert done.stderr.splitlines()[-1].startswith("try: ")
     elsewhere = house.retinue("rehearse", env={"RETINUE_URL": "http://127.0.0.1:9"})
-    assert (elsewhere.returncode, "[rehearse.elsewhere]" in elsewhere.stderr) == (1, True)
+    assert (elsewhere.returncode, "[dry_run.remote_server]" in elsewhere.stderr) == (1, True)
 
 
 def test_a_rehearsal_that_is_broken_off_leaves_nothing_behind(
@@ -649,10 +661,10 @@ def test_a_signal_ends_no_step_in_its_middle() -> None:
         await asyncio.sleep(1)  # sleep: virtual time
         done.append("the next")
 
-    leaving = Leaving()
-    with leaving.at(signal.SIGINT), pytest.raises(Left) as left:
-        simulate(0, main, after_step=leaving.heed)
-    assert (done, left.value.status) == (["this step"], 130)
+    leaving = SignalRecorder()
+    with leaving.record_signals(signal.SIGINT), pytest.raises(DryRunCancelled) as left:
+        simulate(0, main, after_step=leaving.raise_if_signalled)
+    assert (done, left.value.exit_code) == (["this step"], 130)
 
 
 def test_what_waits_for_something_outside_is_broken_off() -> None:
@@ -663,12 +675,12 @@ def test_what_waits_for_something_outside_is_broken_off() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
             await asyncio.Event().wait()
         finally:
-            ended.append("in its own way")
+            ended.append("which is shell syntax")
 
-    leaving = Leaving()
-    with leaving.at(signal.SIGTERM), pytest.raises(Left) as left:
+    leaving = SignalRecorder()
+    with leaving.record_signals(signal.SIGTERM), pytest.raises(DryRunCancelled) as left:
         leaving.run(waits())
-    assert (ended, left.value.status) == (["in its own way"], 143)
+    assert (ended, left.value.exit_code) == (["which is shell syntax"], 143)
 
 
 def test_a_closed_house_is_rehearsed_and_not_a_byte_of_it_is_changed(staffed: tuple[HouseProcess, list[str]]) -> None:

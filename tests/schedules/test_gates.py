@@ -13,11 +13,11 @@ from retinue.domain.agent import Agent
 from retinue.domain.record import UserTurn
 from retinue.domain.session import Origin, OriginKind
 from retinue.domain.trust import Trust
-from retinue.sandbox.bubblewrap import Bubblewrap
+from retinue.sandbox.bubblewrap import BubblewrapSandbox
 from retinue.store.agents import file_trust
 from retinue.store.sessions import sessions
-from retinue.testing.scripted_model import says
-from retinue.testing.waiting import wait_until
+from retinue.testing.scripted_model import text_reply
+from retinue.testing.wait_conditions import wait_until
 
 ADA = Agent(name="ada", model="scripted")
 
@@ -25,10 +25,12 @@ ADA = Agent(name="ada", model="scripted")
 @pytest.fixture
 async def house(tmp_path: Path) -> AsyncGenerator[HandsHouse]:
     async with hands_house(tmp_path / "home", staff=(ADA,)) as opened:
-        probe = await Bubblewrap(folder=tmp_path / "probe", state=(), homes=(), user_home=tmp_path).probe()
+        probe = await BubblewrapSandbox(
+            folder=tmp_path / "probe", private_paths=(), shareable_parents=(), user_home=tmp_path
+        ).probe()
         if not probe.works:
             pytest.skip(f"no sandbox here: {probe.because}")
-        opened.model.rule = lambda prompt: says("ok")
+        opened.model.rule = lambda prompt: text_reply("ok")
         yield opened
 
 
@@ -52,7 +54,7 @@ async def come(house: HandsHouse, id_: str) -> dict[str, Any]:
 
 async def session_of(house: HandsHouse, id_: str) -> str:
     origin = Origin(OriginKind.SCHEDULE, f"schedule:{id_}")
-    found = await house.house.store.read(lambda conn: sessions.by_origin(conn, "ada", origin))
+    found = await house.house.store.read(lambda conn: sessions.get_by_origin(conn, "ada", origin))
     assert found is not None
     return found.id
 
@@ -75,7 +77,7 @@ async def test_a_gate_that_exits_with_0_runs_the_slot_and_its_output_is_added(ho
     ("gate", "because"),
     [
         ({"command": "echo not yet; exit 3"}, "gate: exit 3"),
-        ({"command": "sleep 30", "timeout_ms": 300}, "gate: it took longer than 300 ms, and was ended"),
+        ({"command": "sleep 30", "timeout_ms": 300}, "gate: it took longer than 300 ms and was stopped"),
         ({"command": "/no/such/program"}, "gate: "),
         ({"command": "true", "cwd": "no-such-folder"}, "gate: "),
         ({"command": "kill -9 $$"}, "gate: "),
@@ -135,7 +137,7 @@ async def test_a_gate_reaches_the_network_only_with_the_web_and_hosts_that_the_h
     session = await session_of(house, made["id"])
     await house.ask("grant.add", agent="ada", session=session, permission="web", because="test")
     slot = await come(house, made["id"])
-    assert slot["state"] == "skipped" and "api.example" in slot["because"]  # `sandbox.hosts` does not name it
+    assert slot["state"] == "skipped" and "api.example" in slot["because"]  # `sandbox.hosts` does not include it
     quiet = await run(house, {"command": "curl -s -m 2 http://127.0.0.1:1/ || exit 7"})
     assert quiet["state"] == "skipped"  # and without hosts there is no network at all
 
@@ -158,7 +160,7 @@ async def test_what_came_from_outside_stays_apart_from_the_words_of_the_schedule
 async def test_what_an_agent_wrote_runs_in_a_sandbox_or_not_at_all(tmp_path: Path) -> None:
     config = '[sandbox]\nkind = "off"\n'
     async with hands_house(tmp_path / "home", staff=(ADA,), config=config) as house:
-        house.model.rule = lambda prompt: says("ok")
+        house.model.rule = lambda prompt: text_reply("ok")
         assert (await run(house, {"command": "true"}))["state"] == "ran"  # the owner's own, who chose so
         await house.house.store.write(
             lambda conn: conn.exec_driver_sql(
@@ -168,4 +170,4 @@ async def test_what_an_agent_wrote_runs_in_a_sandbox_or_not_at_all(tmp_path: Pat
         )
         [made] = (await house.ask("schedule.list"))["schedules"]
         slot = await come(house, made["id"])
-        assert slot["state"] == "skipped" and "no sandbox here" in slot["because"]
+        assert slot["state"] == "skipped" and "this server has no sandbox" in slot["because"]

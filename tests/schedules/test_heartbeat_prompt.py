@@ -13,26 +13,26 @@ from msgspec.structs import replace
 from retinue.domain import address
 from retinue.domain.errors import Invalid
 from retinue.domain.heartbeat import (
-    ACK_CHARS_MAX,
-    ALONE,
-    PROMPT,
-    TOKEN,
+    CHECKLIST_PROMPT,
+    DEFAULT_ACK_CHARS_MAX,
+    OK_TOKEN,
+    PROMPT_WITHOUT_CHECKLIST,
     Heartbeat,
-    Shown,
-    Task,
-    batch,
-    id_from,
+    HeartbeatTask,
+    HeartbeatVisibility,
+    alert_text,
+    build_prompt,
+    derive_task_id,
+    format_tasks,
     is_active,
-    is_empty,
-    minute_of,
-    prompt_of,
-    spoken,
-    task_id,
-    without_token,
+    is_checklist_empty,
+    parse_minute_of_day,
+    remove_token,
+    validate_task_id,
 )
 
 LONG = "The disk of the mail server is nearly full. " * 10
-assert len(LONG) > ACK_CHARS_MAX
+assert len(LONG) > DEFAULT_ACK_CHARS_MAX
 
 
 # --- the token ---
@@ -69,8 +69,8 @@ assert len(LONG) > ACK_CHARS_MAX
     ],
 )
 def test_a_token_in_whatever_dress_is_an_acknowledgement_and_nothing_else(said: str) -> None:
-    assert spoken(said) == ""
-    assert without_token(said) == ""
+    assert alert_text(said) == ""
+    assert remove_token(said) == ""
 
 
 @pytest.mark.spec("C77")
@@ -93,16 +93,16 @@ def test_a_token_in_whatever_dress_is_an_acknowledgement_and_nothing_else(said: 
     ],
 )
 def test_a_token_is_taken_from_either_end_of_what_is_told_and_its_markup_with_it(said: str, left: str) -> None:
-    assert spoken(said) == left
+    assert alert_text(said) == left
 
 
 @pytest.mark.spec("C77")
 def test_up_to_300_characters_beside_the_token_are_dropped_and_one_more_is_told() -> None:
-    assert spoken(f"HEARTBEAT_OK {'x' * 300}") == ""
-    assert spoken(f"{'x' * 300} HEARTBEAT_OK") == ""
-    assert spoken(f"HEARTBEAT_OK {'x' * 301}") == "x" * 301
-    assert spoken("HEARTBEAT_OK y", ack_chars_max=0) == "y"
-    assert spoken("x" * 10) == "x" * 10  # without the token it is no acknowledgement, however short
+    assert alert_text(f"HEARTBEAT_OK {'x' * 300}") == ""
+    assert alert_text(f"{'x' * 300} HEARTBEAT_OK") == ""
+    assert alert_text(f"HEARTBEAT_OK {'x' * 301}") == "x" * 301
+    assert alert_text("HEARTBEAT_OK y", ack_chars_max=0) == "y"
+    assert alert_text("x" * 10) == "x" * 10  # without the token it is no acknowledgement, however short
 
 
 @pytest.mark.spec("C77")
@@ -119,8 +119,8 @@ def test_up_to_300_characters_beside_the_token_are_dropped_and_one_more_is_told(
     ],
 )
 def test_what_does_not_begin_or_end_with_the_token_stays_as_it_is(said: str) -> None:
-    assert spoken(said) == said
-    assert without_token(said) == said
+    assert alert_text(said) == said
+    assert remove_token(said) == said
 
 
 _words = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), max_size=400).filter(
@@ -134,31 +134,36 @@ _dress = st.sampled_from([("", ""), ("**", "**"), ("<b>", "</b>"), ("`", "`"), (
 def test_whatever_stands_beside_a_dressed_token_is_dropped_if_short_and_kept_if_long(
     words: str, dress: tuple[str, str], first: bool
 ) -> None:
-    token = f"{dress[0]}{TOKEN}{dress[1]}"
+    token = f"{dress[0]}{OK_TOKEN}{dress[1]}"
     said = f"{token}\n\n{words}" if first else f"{words}\n\n{token}"
-    left = without_token(said)
-    assert TOKEN not in left
+    left = remove_token(said)
+    assert OK_TOKEN not in left
     assert left in words
-    assert without_token(left) == left
-    assert spoken(said) == (left if len(left) > ACK_CHARS_MAX else "")
+    assert remove_token(left) == left
+    assert alert_text(said) == (left if len(left) > DEFAULT_ACK_CHARS_MAX else "")
 
 
 @given(words=_words)
 def test_words_without_the_token_are_never_touched(words: str) -> None:
-    assert spoken(words) == words.strip()
+    assert alert_text(words) == words.strip()
 
 
-@given(st.text(alphabet=f"*_`~<>/b()-# \n{TOKEN}", max_size=200), st.booleans())
+@given(st.text(alphabet=f"*_`~<>/b()-# \n{OK_TOKEN}", max_size=200), st.booleans())
 def test_taking_the_token_off_always_comes_to_an_end_and_adds_nothing(noise: str, doubled: bool) -> None:
-    said = noise.replace("HE", TOKEN) * (2 if doubled else 1)
-    left = without_token(said)
+    said = noise.replace("HE", OK_TOKEN) * (2 if doubled else 1)
+    left = remove_token(said)
     assert len(left) <= len(said)
-    assert without_token(left) == left
+    assert remove_token(left) == left
 
 
 def test_a_hostile_answer_takes_no_time() -> None:
-    for said in ("*" * 250_000 + TOKEN, TOKEN + "<" * 250_000, f"{TOKEN} " * 20_000, "(" * 100_000 + TOKEN + ")" * 9):
-        without_token(said)  # would take minutes if anything here grew faster than the text
+    for said in (
+        "*" * 250_000 + OK_TOKEN,
+        OK_TOKEN + "<" * 250_000,
+        f"{OK_TOKEN} " * 20_000,
+        "(" * 100_000 + OK_TOKEN + ")" * 9,
+    ):
+        remove_token(said)  # would take minutes if anything here grew faster than the text
 
 
 # --- the checklist ---
@@ -179,7 +184,7 @@ def test_a_hostile_answer_takes_no_time() -> None:
     ],
 )
 def test_headings_items_without_a_word_and_comments_are_an_empty_checklist(checklist: str) -> None:
-    assert is_empty(checklist)
+    assert is_checklist_empty(checklist)
 
 
 @pytest.mark.spec("C76")
@@ -187,16 +192,16 @@ def test_headings_items_without_a_word_and_comments_are_an_empty_checklist(check
     "checklist", ["Look at the mail.", "- [ ] mail", "#todo now", "# A\n- x", "<!-- a --> b", "-x", "1. y", "---\nz"]
 )
 def test_one_word_on_it_is_enough(checklist: str) -> None:
-    assert not is_empty(checklist)
+    assert not is_checklist_empty(checklist)
 
 
 @pytest.mark.spec("D45")
 def test_one_task_is_its_own_words_and_several_are_numbered_sorted_and_carry_their_ids() -> None:
-    plants = Task(id="plants", title="Water the plants", text="Look whether they are dry.\n\nIf so, say it.")
-    inbox = Task(id="inbox", title="an inbox", text="Look.")
-    assert batch([plants]) == plants.text
-    made = batch([plants, inbox])
-    assert made == batch([inbox, plants])
+    plants = HeartbeatTask(id="plants", title="Water the plants", text="Look whether they are dry.\n\nIf so, say it.")
+    inbox = HeartbeatTask(id="inbox", title="an inbox", text="Look.")
+    assert format_tasks([plants]) == plants.text
+    made = format_tasks([plants, inbox])
+    assert made == format_tasks([inbox, plants])
     assert made.startswith("# Heartbeat run\n\n2 tasks are due.")
     assert made.index("## 1. an inbox\n\nid: inbox\n\nLook.") < made.index("## 2. Water the plants\n\nid: plants\n\n")
     assert made.endswith(plants.text)
@@ -204,12 +209,12 @@ def test_one_task_is_its_own_words_and_several_are_numbered_sorted_and_carry_the
 
 @pytest.mark.spec("D45")
 def test_the_prompt_is_what_is_due_and_nothing_that_is_not() -> None:
-    task = Task(id="a", title="A", text="Do a.")
-    assert prompt_of("", "", [task]) == "Do a."
-    assert prompt_of("", "- mail", []) == f"{PROMPT}\n\n# HEARTBEAT.md\n\n- mail"
-    assert prompt_of("Be brief.", "- mail", [task]) == "Be brief.\n\n# HEARTBEAT.md\n\n- mail\n\nDo a."
-    assert prompt_of("", "", []) == ALONE
-    assert all(TOKEN in words for words in (PROMPT, ALONE, batch([task, task])))
+    task = HeartbeatTask(id="a", title="A", text="Do a.")
+    assert build_prompt("", "", [task]) == "Do a."
+    assert build_prompt("", "- mail", []) == f"{CHECKLIST_PROMPT}\n\n# HEARTBEAT.md\n\n- mail"
+    assert build_prompt("Be brief.", "- mail", [task]) == "Be brief.\n\n# HEARTBEAT.md\n\n- mail\n\nDo a."
+    assert build_prompt("", "", []) == PROMPT_WITHOUT_CHECKLIST
+    assert all(OK_TOKEN in words for words in (CHECKLIST_PROMPT, PROMPT_WITHOUT_CHECKLIST, format_tasks([task, task])))
 
 
 # --- ids ---
@@ -218,7 +223,7 @@ def test_the_prompt_is_what_is_due_and_nothing_that_is_not() -> None:
 @pytest.mark.spec("D46")
 @pytest.mark.parametrize("id_", ["inbox", "check-2", "a.b_c", "A", "x" * 64])
 def test_an_id_is_the_name_of_a_file(id_: str) -> None:
-    assert task_id(f" {id_} ") == id_
+    assert validate_task_id(f" {id_} ") == id_
 
 
 @pytest.mark.spec("D46")
@@ -227,13 +232,13 @@ def test_an_id_is_the_name_of_a_file(id_: str) -> None:
 )
 def test_an_id_that_could_lead_elsewhere_is_refused(id_: str) -> None:
     with pytest.raises(Invalid) as refused:
-        task_id(id_)
-    assert refused.value.code == "heartbeat.id-invalid"
+        validate_task_id(id_)
+    assert refused.value.code == "heartbeat.id_invalid"
 
 
 @given(st.text(max_size=200))
 def test_an_id_made_from_any_title_can_be_one(title: str) -> None:
-    assert task_id(id_from(title)) == id_from(title)
+    assert validate_task_id(derive_task_id(title)) == derive_task_id(title)
 
 
 # --- active hours ---
@@ -277,7 +282,7 @@ def test_hours_stay_where_they_are_when_clocks_are_changed() -> None:
 
 @pytest.mark.parametrize("text", ["24:01", "25:00", "8", "8:60", "noon", "-1:00", "08:00:00"])
 def test_what_is_no_time_of_day_is_none(text: str) -> None:
-    assert minute_of(text) is None
+    assert parse_minute_of_day(text) is None
 
 
 # --- what is shown where ---
@@ -285,20 +290,30 @@ def test_what_is_no_time_of_day_is_none(text: str) -> None:
 
 @pytest.mark.spec("C79")
 def test_the_account_has_the_first_word_then_its_channel_then_the_house() -> None:
-    house = Heartbeat(shown=Shown(ok=False, alerts=True, indicator=True))
+    house = Heartbeat(shown=HeartbeatVisibility(ok=False, alerts=True, indicator=True))
     work, home, owner = (
-        address.parse("channel:telegram-work:1"),
-        address.parse("channel:telegram:2"),
-        address.person("owner"),
+        address.parse_address("channel:telegram-work:1"),
+        address.parse_address("channel:telegram:2"),
+        address.person_address("owner"),
     )
-    assert house.shown_at(work) == house.shown_at(owner) == Shown(ok=False, alerts=True, indicator=True)
+    assert (
+        house.visibility_at(work)
+        == house.visibility_at(owner)
+        == HeartbeatVisibility(ok=False, alerts=True, indicator=True)
+    )
 
-    by_channel = replace(house, channels={"telegram": Shown(ok=True), "person": Shown(indicator=False)})
-    assert by_channel.shown_at(work) == by_channel.shown_at(home) == Shown(ok=True, alerts=True, indicator=True)
-    assert by_channel.shown_at(owner) == Shown(ok=False, alerts=True, indicator=False)
+    by_channel = replace(
+        house, channels={"telegram": HeartbeatVisibility(ok=True), "person": HeartbeatVisibility(indicator=False)}
+    )
+    assert (
+        by_channel.visibility_at(work)
+        == by_channel.visibility_at(home)
+        == HeartbeatVisibility(ok=True, alerts=True, indicator=True)
+    )
+    assert by_channel.visibility_at(owner) == HeartbeatVisibility(ok=False, alerts=True, indicator=False)
 
-    by_account = replace(by_channel, accounts={"telegram-work": Shown(ok=False, alerts=False)})
-    assert by_account.shown_at(work) == Shown(ok=False, alerts=False, indicator=True)
-    assert by_account.shown_at(home) == Shown(ok=True, alerts=True, indicator=True)
-    assert by_account.shown_at(None) == house.shown
-    assert Shown(ok=False, alerts=False, indicator=False).nothing and not house.shown.nothing
+    by_account = replace(by_channel, accounts={"telegram-work": HeartbeatVisibility(ok=False, alerts=False)})
+    assert by_account.visibility_at(work) == HeartbeatVisibility(ok=False, alerts=False, indicator=True)
+    assert by_account.visibility_at(home) == HeartbeatVisibility(ok=True, alerts=True, indicator=True)
+    assert by_account.visibility_at(None) == house.shown
+    assert HeartbeatVisibility(ok=False, alerts=False, indicator=False).is_hidden and not house.shown.is_hidden

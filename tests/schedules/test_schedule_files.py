@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retinue.domain.errors import Invalid
-from retinue.domain.schedule import Missed, Place
-from retinue.schedules.schedule_front_matter import NoId, parse, render
-from retinue.schedules.schedule_parser import Form, GateForm
-from retinue.testing.waiting import wait_until
+from retinue.domain.schedule import MissedPolicy, ScheduleSession
+from retinue.schedules.schedule_front_matter import MissingScheduleId, parse_schedule_file, render_schedule_file
+from retinue.schedules.schedule_parser import GateForm, ScheduleForm
+from retinue.testing.wait_conditions import wait_until
 
 ID = "4f" * 16
 FILE = f"""---
@@ -92,8 +92,13 @@ async def test_what_is_set_elsewhere_is_written_into_the_file_and_what_is_rename
             return True if file.exists() and text in file.read_text() else None
 
         await until(lambda: says('every: "1h"'), "the file")
-        filed = parse(file.read_text())
-        assert (filed.id, filed.form.text, filed.form.place, filed.enabled) == (made["id"], "Tea.", Place.OWN, True)
+        filed = parse_schedule_file(file.read_text())
+        assert (filed.id, filed.form.text, filed.form.place, filed.is_enabled) == (
+            made["id"],
+            "Tea.",
+            ScheduleSession.OWN,
+            True,
+        )
         assert file.stat().st_mode & 0o777 == 0o600
         await house.ask("schedule.disable", schedule="tea")
         await until(lambda: says("enabled: false"), "the file to say so")
@@ -118,12 +123,12 @@ async def test_a_file_that_cannot_be_read_is_told_of_with_its_line_and_changes_n
         file.write_text(FILE)
         await until(lambda: named(house, "garden"), "the schedule")
         for text, told in (
-            (FILE.replace("0 9", "0 99"), "its hour cannot be read"),
-            (FILE.replace("to: agent:ada", "to: agent:nobody"), "there is no agent 'nobody'"),
+            (FILE.replace("0 9", "0 99"), "its hour is invalid"),
+            (FILE.replace("to: agent:ada", "to: agent:nobody"), "no agent named 'nobody'"),
             (FILE.replace("zone: Europe/Berlin", "colour: blue"), "line 5: "),
             (FILE.replace("to: agent:ada", "to"), "line 4: "),
             (FILE.replace('cron: "0 9', "cron: */5 9"), "line 3: "),
-            (FILE.replace(f"id: {ID}\n", ""), "it has no id"),
+            (FILE.replace(f"id: {ID}\n", ""), "the id is missing"),
         ):
             file.write_text(text)
 
@@ -147,7 +152,7 @@ async def test_a_file_without_an_id_is_left_alone_and_a_copy_is_not_a_second_one
     async with hands_house(tmp_path / "home") as house:
         (folder(house) / "new.md").write_text(FILE.replace(f"id: {ID}\n", ""))
         [told] = await until(lambda: unread(house), "the warning")
-        assert told.startswith("new.md: line 2: it has no id, and is left alone; this one is free: `id: ")
+        assert told.startswith("new.md: line 2: the id is missing, so the file is ignored; add a new one: `id: ")
         assert await named(house, "new") is None
         (folder(house) / "new.md").unlink()
         (folder(house) / "garden.md").write_text(FILE)
@@ -173,7 +178,7 @@ async def test_what_was_changed_while_the_house_was_closed_is_set_when_it_opens(
             return True if len(list(folder(house).glob("*.md"))) == 3 else None
 
         await until(all_there, "the files")
-        await house.house.desk.schedule_files.look()  # type: ignore[union-attr]
+        await house.house.services.schedule_files.sync()  # type: ignore[union-attr]
     edited = root / "schedules" / "edited.md"
     edited.write_text(edited.read_text().replace("0 9", "0 8"))
     os.utime(edited, (2**31, 2**31))
@@ -183,7 +188,7 @@ async def test_what_was_changed_while_the_house_was_closed_is_set_when_it_opens(
         found = {each["name"]: each["cron"] for each in (await house.ask("schedule.list"))["schedules"]}
         assert found == {"kept": "0 9 * * *", "edited": "0 8 * * *", "added": "0 9 * * 1-5"}
         # A house that stops between deleting a schedule and its file does not bring it back.
-        await house.house.desk.schedule_files.stop()  # type: ignore[union-attr]
+        await house.house.services.schedule_files.stop()  # type: ignore[union-attr]
         await house.ask("schedule.delete", schedule="kept")
         assert (root / "schedules" / "kept.md").exists()
     async with hands_house(root) as house:
@@ -196,14 +201,14 @@ async def test_what_was_changed_while_the_house_was_closed_is_set_when_it_opens(
 plain = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=40)
 lines = st.lists(plain, max_size=5).map("\n".join)
 forms = st.builds(
-    Form,
+    ScheduleForm,
     to=st.just("agent:ada"),
     text=lines.map(lambda text: text.strip("\n").replace("\u2028", " ").replace("\u2029", " ").replace("\x85", " ")),
     cron=st.sampled_from(["0 9 * * 1-5", "*/5 * * * *", "@daily"]),
     zone=st.sampled_from(["", "Europe/Berlin"]),
-    place=st.sampled_from([None, Place.OWN, Place.MAIN]),
+    place=st.sampled_from([None, ScheduleSession.OWN, ScheduleSession.MAIN]),
     deliver=st.sampled_from(["", "none", "person:maria"]),
-    missed=st.sampled_from([None, *Missed]),
+    missed=st.sampled_from([None, *MissedPolicy]),
     delete_after_run=st.booleans(),
     gate=st.none() | st.builds(GateForm, command=plain, env=st.dictionaries(st.just("A"), plain)),
     model=st.sampled_from(["", "scripted"]),
@@ -215,9 +220,9 @@ forms = st.builds(
 
 @pytest.mark.spec("D38")
 @given(forms, st.booleans())
-def test_what_is_written_is_read_as_it_was(form: Form, enabled: bool) -> None:
-    filed = parse(render(ID, form, enabled=enabled, owner="agent:ada"))
-    assert (filed.id, filed.form, filed.enabled) == (ID, form, enabled)
+def test_what_is_written_is_read_as_it_was(form: ScheduleForm, enabled: bool) -> None:
+    filed = parse_schedule_file(render_schedule_file(ID, form, enabled=enabled, owner="agent:ada"))
+    assert (filed.id, filed.form, filed.is_enabled) == (ID, form, enabled)
 
 
 def test_files_of_another_house_are_read_by_what_they_call_things() -> None:
@@ -232,10 +237,10 @@ gate:
   allowedDomains: [a.example]
 ---
 Words."""
-    filed = parse(text)
+    filed = parse_schedule_file(text)
     assert (filed.form.cron, filed.form.delete_after_run) == ("0 9 * * *", True)
     assert filed.form.gate == GateForm(command="test -s inbox.txt", timeout_ms=500, domains=["a.example"])
-    with pytest.raises(NoId):
-        parse("---\ncron: 0 9 * * *\n---\n")
+    with pytest.raises(MissingScheduleId):
+        parse_schedule_file("---\ncron: 0 9 * * *\n---\n")
     with pytest.raises(Invalid, match="line 3"):
-        parse(f"---\nid: {ID}\nat: +2h\n---\nx")
+        parse_schedule_file(f"---\nid: {ID}\nat: +2h\n---\nx")

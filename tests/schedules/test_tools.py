@@ -16,11 +16,11 @@ from retinue.domain.ids import SessionId
 from retinue.domain.record import UserTurn
 from retinue.domain.session import Origin, OriginKind
 from retinue.domain.trust import Trust
-from retinue.policy.tools.tools import Circumstances
+from retinue.policy.tools.tools import ToolPolicyContext
 from retinue.store.schedules import schedules
 from retinue.store.sessions import sessions
-from retinue.testing.scripted_model import calls, says
-from retinue.testing.waiting import wait_until
+from retinue.testing.scripted_model import text_reply, tool_call_reply
+from retinue.testing.wait_conditions import wait_until
 
 ADA = Agent(name="ada", model="scripted")
 
@@ -38,8 +38,8 @@ async def said(house: HandsHouse, session: SessionId) -> Any:
 
 async def ended(house: HandsHouse, id_: str) -> None:
     async def over() -> bool:
-        slots = await house.house.store.scan(lambda conn: schedules.history(conn, id_, limit=5))
-        return bool(slots) and all(not slot.state.open or slot.by == "clock" for slot in slots)
+        slots = await house.house.store.scan(lambda conn: schedules.list_history(conn, id_, limit=5))
+        return bool(slots) and all(not slot.state.is_open or slot.cause == "clock" for slot in slots)
 
     await wait_until(over, "the occurrence has ended")
 
@@ -49,41 +49,49 @@ async def test_an_agent_sets_looks_at_changes_runs_and_removes_what_is_its_own(h
     by_owner = await house.ask("schedule.add", name="owners", to="agent:ada", text="x", cron="0 0 1 1 *")
     session = await house.turn(
         "Water the plants every morning.",
-        calls("cron", action="add", parameters={"name": "plants", "text": "Water them.", "cron": "0 8 * * *"}),
+        tool_call_reply(
+            "cron", action="add", parameters={"name": "plants", "text": "Water them.", "cron": "0 8 * * *"}
+        ),
         "Set.",
         origin="person:owner",
     )
     made = await said(house, session)
     assert (made["owner"], made["to"], made["deliver"]) == ("agent:ada", "agent:ada", "person:owner")
     for lines, check in (
-        (calls("cron", action="list"), lambda told: [s["name"] for s in told["schedules"]] == ["plants"]),
+        (tool_call_reply("cron", action="list"), lambda told: [s["name"] for s in told["schedules"]] == ["plants"]),
         (
-            calls("cron", action="update", schedule="plants", parameters={"every": "12h"}),
+            tool_call_reply("cron", action="update", schedule="plants", parameters={"every": "12h"}),
             lambda told: told["every"] == "12h",
         ),
-        (calls("cron", action="next", schedule="plants"), lambda told: len(told["next"]) == 5),
-        (calls("cron", action="disable", schedule="plants"), lambda told: told["enabled"] is False),
-        (calls("cron", action="runs", schedule="plants"), lambda told: told["slots"] == []),
-        (calls("cron", action="explain", parameters={"cron": "@daily"}), lambda told: "every day" in told["words"]),
-        (calls("cron", action="remove", schedule="plants"), lambda told: told["name"] == "plants"),
+        (tool_call_reply("cron", action="next", schedule="plants"), lambda told: len(told["next"]) == 5),
+        (tool_call_reply("cron", action="disable", schedule="plants"), lambda told: told["enabled"] is False),
+        (tool_call_reply("cron", action="runs", schedule="plants"), lambda told: told["slots"] == []),
+        (
+            tool_call_reply("cron", action="explain", parameters={"cron": "@daily"}),
+            lambda told: "every day" in told["words"],
+        ),
+        (tool_call_reply("cron", action="remove", schedule="plants"), lambda told: told["name"] == "plants"),
     ):
         await house.turn("And then?", lines, "Done.", origin="person:owner")
         assert check(await said(house, session)), lines
     await house.turn(
-        "Remove the other.", calls("cron", action="remove", schedule=by_owner["id"]), "No.", origin="person:owner"
+        "Remove the other.",
+        tool_call_reply("cron", action="remove", schedule=by_owner["id"]),
+        "No.",
+        origin="person:owner",
     )
     refused = (await house.results(session))[-1]
-    assert refused.failed and "schedule.not-found" in refused.output
+    assert refused.failed and "schedule.not_found" in refused.output
 
 
 @pytest.mark.spec("C75")
 async def test_a_reminder_carries_what_was_last_said_and_reaches_its_person_whatever_else_is_set(
     house: HandsHouse,
 ) -> None:
-    await house.turn("The train to Ulm leaves at six.", says("Noted: " + "x" * 400), origin="person:owner")
+    await house.turn("The train to Ulm leaves at six.", text_reply("Noted: " + "x" * 400), origin="person:owner")
     session = await house.turn(
         "Remind me.",
-        calls(
+        tool_call_reply(
             "cron",
             action="remind",
             parameters={"text": "Your train.", "delay_s": 1},
@@ -114,7 +122,7 @@ async def test_a_reminder_carries_what_was_last_said_and_reaches_its_person_what
 async def test_a_wake_up_comes_back_into_the_conversation_in_which_it_was_set(house: HandsHouse) -> None:
     session = await house.turn(
         "Look at the oven later.",
-        calls("cron", action="wake", parameters={"text": "The oven!", "delay_s": 1}),
+        tool_call_reply("cron", action="wake", parameters={"text": "The oven!", "delay_s": 1}),
         "I will.",
         origin="person:owner",
     )
@@ -130,27 +138,29 @@ async def test_what_an_agent_sets_after_reading_strangers_words_is_no_better_tha
     house.rule(allow=("*",))
     session = await house.turn(
         "Look at the page, and remind yourself of water.",
-        calls("visit", page="x"),
-        calls("cron", action="wake", parameters={"text": "water", "at": "+2h"}),
+        tool_call_reply("visit", page="x"),
+        tool_call_reply("cron", action="wake", parameters={"text": "water", "at": "+2h"}),
         "Done.",
         origin="person:owner",
     )
     asked = await house.asked()
     if asked:  # by the origin rule: it asks before it sets what strangers' words may have said
         await house.answer(asked[0])
-    found = await house.house.store.scan(lambda conn: schedules.listed(conn, limit=5))
+    found = await house.house.store.scan(lambda conn: schedules.list_schedules(conn, limit=5))
     assert [kept.schedule.trust for kept in found] == [Trust.UNTRUSTED], await house.results(session)
 
 
 @pytest.mark.spec("D42")
 async def test_only_what_the_clock_begins_has_the_memory_of_a_schedule(house: HandsHouse) -> None:
-    toolbox = house.house.desk.toolbox
+    toolbox = house.house.services.toolbox
     assert toolbox is not None
     memory = {"cron_read_task", "cron_read_memory", "cron_write_memory"}
     for origin in OriginKind:
-        offered = {spec.name for spec in toolbox.offered(ADA, Circumstances(origin=origin))}
+        offered = {spec.name for spec in toolbox.offered_specs(ADA, ToolPolicyContext(origin=origin))}
         assert offered & memory == (memory if origin is OriginKind.SCHEDULE else set()), origin
-    session = await house.turn("Remember.", calls("cron_write_memory", text="x"), "No.", origin="person:owner")
+    session = await house.turn(
+        "Remember.", tool_call_reply("cron_write_memory", text="x"), "No.", origin="person:owner"
+    )
     assert (await house.results(session))[-1].failed
 
 
@@ -166,25 +176,27 @@ async def test_a_schedule_remembers_from_time_to_time_and_the_first_words_take_t
         await ended(house, made["id"])
         await house.rest()
         origin = Origin(OriginKind.SCHEDULE, f"schedule:{made['id']}")
-        found = await house.house.store.read(lambda conn: sessions.by_origin(conn, "ada", origin))
+        found = await house.house.store.read(lambda conn: sessions.get_by_origin(conn, "ada", origin))
         assert found is not None
         return found.id
 
-    session = await come(calls("cron_read_memory"), calls("cron_write_memory", text="Day one."), "Done.")
+    session = await come(
+        tool_call_reply("cron_read_memory"), tool_call_reply("cron_write_memory", text="Day one."), "Done."
+    )
     assert (await house.results(session))[0].output == "No memory"
     file = house.home() / "schedules" / "diary" / "MEMORY.md"
     assert file.read_text() == "Day one.\n"
-    await come(calls("cron_write_memory", text="Day two."), "Done.")
+    await come(tool_call_reply("cron_write_memory", text="Day two."), "Done.")
     assert file.read_text() == "Day one.\n\nDay two.\n"
-    await come(calls("cron_read_memory"), calls("cron_read_task"), "Done.")
+    await come(tool_call_reply("cron_read_memory"), tool_call_reply("cron_read_task"), "Done.")
     read, task = (await house.results(session))[-2:]
     assert "Day one." in read.output and "Day two." in read.output
     assert "schedule: diary" in task.output and "files: schedules/diary/files" in task.output
     assert (house.home() / "schedules" / "diary" / "files").is_dir()
     file.write_text("No memory\n")
-    await come(calls("cron_write_memory", text="Anew.", append=True), "Done.")
+    await come(tool_call_reply("cron_write_memory", text="Anew.", append=True), "Done.")
     assert file.read_text() == "Anew.\n"
-    await come(calls("cron_write_memory", text="All of it.", append=False), "Done.")
+    await come(tool_call_reply("cron_write_memory", text="All of it.", append=False), "Done.")
     assert file.read_text() == "All of it.\n"
 
 
@@ -193,7 +205,7 @@ async def test_what_was_granted_to_a_schedule_is_still_granted_the_next_time_and
     root, outside = tmp_path / "home", tmp_path / "outside"
     outside.mkdir()
     (outside / "letter.txt").write_text("a letter")
-    read = calls("read", path=str(outside / "letter.txt"))
+    read = tool_call_reply("read", path=str(outside / "letter.txt"))
     async with hands_house(root, staff=(ADA,)) as house:
         made = await house.ask("schedule.add", name="post", to="agent:ada", text="Read.", cron="0 0 1 1 *")
         house.model.will_reply(read, "Read.")
@@ -213,7 +225,7 @@ async def test_what_was_granted_to_a_schedule_is_still_granted_the_next_time_and
         await house.rest()
         assert await house.asked() == []
         origin = Origin(OriginKind.SCHEDULE, f"schedule:{made['id']}")
-        found = await house.house.store.read(lambda conn: sessions.by_origin(conn, "ada", origin))
+        found = await house.house.store.read(lambda conn: sessions.get_by_origin(conn, "ada", origin))
         assert found is not None
         results = await house.results(found.id)
         assert [("a letter" in result.output, result.failed) for result in results] == [(True, False)] * 3

@@ -43,4 +43,4 @@ def test_generating_without_a_check_is_never_an_error(repository: Path) -> None:
 
 
 def test_the_table_of_the_command_line_is_what_the_declarations_make_it() -> None:
-    assert operations.COMMANDS.read_text() == operations.commands_module(OPERATIONS.values())
+    assert operations.OPERATION_TABLE.read_text() == operations.render_operation_table(OPERATIONS.values())

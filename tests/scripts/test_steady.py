@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from retinue.testing.waiting import wait_until_sync
+from retinue.testing.wait_conditions import wait_until_sync
 from scripts import slow_disk, steady
 
 ROOT = Path(__file__).parents[2]
@@ -218,7 +218,7 @@ def test_the_order_depends_on_the_seed_alone_and_keeps_files_together(pytester: 
 SYNCS = 4
 COMMITS = f"""
 import sqlite3, sys, time
-from retinue.testing.postgres import running_server
+from retinue.testing.postgres import run_postgres_server
 
 def timed(execute):
     begun = time.monotonic()
@@ -229,7 +229,7 @@ def timed(execute):
 sqlite = sqlite3.connect(sys.argv[1], isolation_level=None)
 sqlite.execute("CREATE TABLE t (n int)")
 timed(sqlite.execute)
-with running_server() as server, server.connect() as postgres:
+with run_postgres_server() as server, server.connect() as postgres:
     postgres.execute("CREATE TABLE t (n int)")
     timed(postgres.execute)
 """

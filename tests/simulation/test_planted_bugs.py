@@ -9,10 +9,10 @@ import pytest
 from retinue.domain.approval import ApprovalState
 from retinue.domain.errors import Invalid
 from retinue.domain.tool import Call
-from retinue.engine.journal import Answers
-from retinue.testing.invariants import RULES, Violation
-from retinue.testing.planted_bugs import TOUCHED, Bug, plant, planted
-from retinue.testing.simulation import main, run
+from retinue.engine.journal import ApprovalAnswers
+from retinue.testing.invariants import RULES, InvariantViolation
+from retinue.testing.planted_bugs import PATCHED_NAMES, Bug, plant_bug, planted_bug
+from retinue.testing.simulation import main, run_seed
 
 RUNS = 60
 SEEDS = (5, 13)
@@ -36,17 +36,17 @@ SHOWN_AT_ONCE = frozenset(
 )
 
 
-def violations(bug: Bug, rules: Collection[str], *, first: int) -> Iterator[Violation]:
+def violations(bug: Bug, rules: Collection[str], *, first: int) -> Iterator[InvariantViolation]:
     """What is found wrong, seed by seed, by those rules alone.
 
     `first` showed the bug soonest. Once the engine has changed it may not show it any more, and then the others do.
     """
     runs = RUNS if bug in SHOWN_AT_ONCE else 3 * RUNS  # not every run hands work on, or is cut off in a call
     for seed in dict.fromkeys((first, *SEEDS, *MORE)):
-        with planted(bug):
+        with planted_bug(bug):
             try:
-                run(seed, runs=runs, rules=rules)
-            except Violation as violation:
+                run_seed(seed, runs=runs, rules=rules)
+            except InvariantViolation as violation:
                 yield violation
 
 
@@ -89,28 +89,28 @@ def test_a_planted_bug_is_caught_by_its_consequences_alone(bug: Bug, rules: set[
 
 
 def takes_any_answer_for_a_yes(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer_to = Answers.answer_to
+    answer_to = ApprovalAnswers.state_of
 
-    def hopeful(self: Answers, call: Call) -> ApprovalState | None:
+    def hopeful(self: ApprovalAnswers, call: Call) -> ApprovalState | None:
         return ApprovalState.ALLOWED if answer_to(self, call) is not None else None
 
-    monkeypatch.setattr(Answers, "answer_to", hopeful)
+    monkeypatch.setattr(ApprovalAnswers, "state_of", hopeful)
 
 
 def test_a_call_that_nobody_allowed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     takes_any_answer_for_a_yes(monkeypatch)
-    with pytest.raises(Violation) as caught:
-        run(SEEDS[0], runs=10 * RUNS, rules={"unasked"})
+    with pytest.raises(InvariantViolation) as caught:
+        run_seed(SEEDS[0], runs=10 * RUNS, rules={"unasked"})
     assert caught.value.rule == "unasked"
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_sound_house_passes_the_seeds_that_catch_the_bugs(seed: int) -> None:
-    run(seed, runs=RUNS)
+    run_seed(seed, runs=RUNS)
 
 
 def test_a_violation_says_how_to_see_it_again_and_what_happened_last(capsys: pytest.CaptureFixture[str]) -> None:
-    with planted(Bug.ACKNOWLEDGE_BEFORE_COMMIT):
+    with planted_bug(Bug.ACKNOWLEDGE_BEFORE_COMMIT):
         assert main([str(SEEDS[0]), "--runs", str(RUNS)]) == 1
     told = capsys.readouterr().out
     assert "Violation: receipt: " in told
@@ -120,21 +120,21 @@ def test_a_violation_says_how_to_see_it_again_and_what_happened_last(capsys: pyt
 
 def code_in_use() -> list[object]:
     """Everything that a bug replaces, as it is now."""
-    return [vars(place)[name] for place, name in TOUCHED]
+    return [vars(place)[name] for place, name in PATCHED_NAMES]
 
 
 @pytest.mark.parametrize("bug", list(Bug))
 def test_what_a_bug_replaced_is_put_back(bug: Bug) -> None:
     before = code_in_use()
-    with planted(bug):
+    with planted_bug(bug):
         assert code_in_use() != before
     assert code_in_use() == before
 
 
 def test_a_bug_is_gone_again_after_the_test() -> None:
-    with planted(Bug.EPOCH_NOT_CHECKED), planted(Bug.EFFECT_BEFORE_INTENT):
+    with planted_bug(Bug.EPOCH_NOT_CHECKED), planted_bug(Bug.EFFECT_BEFORE_INTENT):
         pass
-    run(SEEDS[0], runs=10)
+    run_seed(SEEDS[0], runs=10)
 
 
 @pytest.mark.parametrize("bug", list(Bug))
@@ -142,9 +142,9 @@ def test_no_bug_can_be_planted_where_it_is_not_a_test(bug: Bug, monkeypatch: pyt
     monkeypatch.delenv("RETINUE_TEST")
     before = code_in_use()
     with pytest.raises(Invalid) as refused:
-        plant(bug)
-    assert refused.value.code == "config.test-only"
-    with pytest.raises(Invalid), planted(bug):
+        plant_bug(bug)
+    assert refused.value.code == "testing.bug_outside_test"
+    with pytest.raises(Invalid), planted_bug(bug):
         pass
     assert code_in_use() == before
-    run(QUICK_SEED, runs=10)
+    run_seed(QUICK_SEED, runs=10)

@@ -16,10 +16,10 @@ from datetime import UTC, date, datetime, time
 
 import pytest
 
-from retinue.domain.model import Failure
-from retinue.testing.simulated_external_agent import Mood, Taking
-from retinue.testing.simulation import BEGIN, RUNS, Verdict, main, run, run_for
-from retinue.testing.simulation_workload import EVENTS
+from retinue.domain.model import ModelFailureKind
+from retinue.testing.simulated_external_agent import AnswerBehavior, RequestBehavior
+from retinue.testing.simulation import RUNS_DEFAULT, START_DATE, SimulationReport, main, run_days, run_seed
+from retinue.testing.simulation_workload import EVENT_NAMES
 
 # Between them they strike in every way there is, as far as ten seeds can. `make test-slow` has 500 others.
 # 67: a subagent that expired in a crash, of which its caller read in the error of its call.
@@ -33,8 +33,8 @@ CHOSEN = os.environ.get("RETINUE_SEED")
 
 
 @functools.cache
-def lived_through(seed: int) -> Verdict:
-    return run(seed, runs=RUNS if CHOSEN else RUNS_ALWAYS)
+def lived_through(seed: int) -> SimulationReport:
+    return run_seed(seed, runs=RUNS_DEFAULT if CHOSEN else RUNS_ALWAYS)
 
 
 def chosen(seeds: Iterable[int]) -> list[int]:
@@ -52,12 +52,12 @@ def test_a_house_keeps_its_promises_through_crashes_zombies_and_clock_jumps(seed
 
 PLACES = ["accept", "claim", "step", "finish", "model", "tool", "strike", "deliver-claim", "deliver-done", "callback"]
 STRUCK = {
-    *EVENTS,
-    *(f"refused with {code}" for code in ("run.stale", "store.disk-full", "key.reused")),
+    *EVENT_NAMES,
+    *(f"refused with {code}" for code in ("run.stale", "store.disk_full", "key.reused")),
     *(f"allowed by {what}" for what in ("a rule", "a yes", "a grant")),
-    *(f"failures: {failure}" for failure in Failure),
+    *(f"failures: {failure}" for failure in ModelFailureKind),
     *(f"crashes at {place}" for place in PLACES),
-    *(f"letters {what}" for what in (*Mood, *Taking)),
+    *(f"letters {what}" for what in (*AnswerBehavior, *RequestBehavior)),
     *(f"callbacks {what}" for what in ("that answer", "that answer nothing", "heard again")),
 }
 
@@ -70,7 +70,7 @@ def test_between_them_the_seeds_strike_in_every_way_there_is() -> None:
     for number, seed in enumerate(dict.fromkeys((*ALWAYS, *MORE))):
         if number >= len(ALWAYS) and not _not_yet(struck):
             break
-        struck.update(lived_through(seed).strikes)
+        struck.update(lived_through(seed).event_counts)
     assert not _not_yet(struck)
     assert struck["compactions"] > len(ALWAYS)
 
@@ -89,9 +89,9 @@ def _not_yet(struck: Counter[str]) -> set[str]:
 def test_between_them_slots_end_in_every_way_there_is() -> None:
     slots: Counter[str] = Counter()
     for seed in ALWAYS:
-        slots.update(lived_through(seed).slots)
+        slots.update(lived_through(seed).occurrence_counts)
     assert slots.keys() >= {"ran", "failed", "ran by hand", "skipped", "skipped by hand", "skipped missed"}
-    assert slots.keys() >= {"skipped gate", "skipped its gate broke", "skipped its schedule was disabled"}
+    assert slots.keys() >= {"skipped gate", "skipped its gate failed", "skipped its schedule was disabled"}
     assert slots["ran"] > 10 * len(ALWAYS)
 
 
@@ -99,8 +99,8 @@ def test_between_them_slots_end_in_every_way_there_is() -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(CHOSEN is not None, reason="a seed is lived through in a storm")
 def test_through_a_week_in_which_clocks_are_changed_in_two_zones_every_slot_is_accounted_for() -> None:
-    verdict = run_for(WEEK, 1, begin=midnight(BEGIN))
-    assert verdict.slots["ran"] > 100 and verdict.slots["skipped missed"] > 0
+    verdict = run_days(WEEK, 1, start=midnight(START_DATE))
+    assert verdict.occurrence_counts["ran"] > 100 and verdict.occurrence_counts["skipped missed"] > 0
 
 
 @pytest.mark.slow
@@ -109,8 +109,8 @@ def test_through_a_week_in_which_clocks_are_changed_in_two_zones_every_slot_is_a
 @pytest.mark.skipif(CHOSEN is not None, reason="a seed is lived through in a storm")
 @pytest.mark.parametrize("begin", MONTHS, ids=str)
 def test_through_a_whole_month_every_slot_is_accounted_for(begin: date) -> None:
-    verdict = run_for(31, begin.month, begin=midnight(begin))
-    assert verdict.slots["ran"] > 500
+    verdict = run_days(31, begin.month, start=midnight(begin))
+    assert verdict.occurrence_counts["ran"] > 500
 
 
 def midnight(day: date) -> datetime:
@@ -121,13 +121,13 @@ def midnight(day: date) -> datetime:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", chosen(range(FIRST_SLOW, FIRST_SLOW + int(os.environ.get("RETINUE_SEEDS", "500")))))
 def test_a_house_keeps_its_promises_for_as_many_seeds_as_one_has_time_for(seed: int) -> None:
-    assert run(seed).runs >= RUNS
+    assert run_seed(seed).runs >= RUNS_DEFAULT
 
 
 @pytest.mark.skipif(CHOSEN is not None, reason="other seeds are compared")
 @pytest.mark.parametrize("seed", [35, 36, 43])  # the next seed is one of those, too
 def test_the_same_seed_does_the_same_again_step_by_step(seed: int) -> None:
-    first, second = lived_through(seed), run(seed, runs=RUNS_ALWAYS)
+    first, second = lived_through(seed), run_seed(seed, runs=RUNS_ALWAYS)
     assert first == second
     assert first.fingerprint != lived_through(seed + 1).fingerprint
 

@@ -12,25 +12,31 @@ import sqlalchemy as sa
 from retinue.domain import address
 from retinue.domain.ids import RunId, SessionId
 from retinue.domain.model import ModelRef, Price
-from retinue.domain.money import NO_CAPS, CallTerms, Caps, Days, Granted
+from retinue.domain.money import (
+    NO_BUDGET_LIMITS,
+    BudgetLimits,
+    BudgetPeriod,
+    ModelCallReservation,
+    ModelCallReservationRequest,
+)
 from retinue.domain.record import Usage
 from retinue.domain.run import Run, RunStatus
 from retinue.domain.session import LaneKind
 from retinue.domain.times import from_ms
 from retinue.store.core.connection import Store
-from retinue.store.core.transaction import Page
-from retinue.store.ledger.ledger_checks import RULES, Finding
+from retinue.store.core.transaction import Transaction
+from retinue.store.ledger.ledger_checks import RULES, LedgerFinding
 from retinue.store.runs import money
 
 T = TypeVar("T")
 
 CLAUDE = ModelRef("anthropic", "claude")
 PRICE = Price(input=3_000_000, output=15_000_000)  # 3 and 15 millionths a token
-TODAY = Days(day=20_772, month_from=20_758, month_to=20_787)
-TOMORROW = Days(day=20_773, month_from=20_758, month_to=20_787)
+TODAY = BudgetPeriod(day=20_772, month_first_day=20_758, month_last_day=20_787)
+TOMORROW = BudgetPeriod(day=20_773, month_first_day=20_758, month_last_day=20_787)
 AT_MS = 1_794_700_000_000
 
-_, (_unbalanced, _, _missummed) = next((rule.name, rule.wrong) for rule in RULES if rule.name == "money")
+_, (_unbalanced, _, _missummed) = next((rule.name, rule.violations) for rule in RULES if rule.name == "money")
 
 
 def run_of(name: str, *, agent: str = "ada", sender: str = "person:maria") -> Run:
@@ -41,7 +47,7 @@ def run_of(name: str, *, agent: str = "ada", sender: str = "person:maria") -> Ru
         lane=LaneKind.MAIN,
         epoch=1,
         status=RunStatus.RUNNING,
-        sender=address.parse(sender),
+        sender=address.parse_address(sender),
         envelopes=(),
         first_seq=1,
         attempt=1,
@@ -54,10 +60,12 @@ def terms(
     price: Price | None = PRICE,
     input_tokens: int = 1_000,
     output_tokens: int = 2_000,
-    caps: Caps = NO_CAPS,
+    caps: BudgetLimits = NO_BUDGET_LIMITS,
     ref: ModelRef = CLAUDE,
-) -> CallTerms:
-    return CallTerms(ref=ref, price=price, input_tokens_bound=input_tokens, output_tokens_max=output_tokens, caps=caps)
+) -> ModelCallReservationRequest:
+    return ModelCallReservationRequest(
+        ref=ref, price=price, input_tokens_max=input_tokens, output_tokens_max=output_tokens, limits=caps
+    )
 
 
 @dataclass
@@ -65,29 +73,45 @@ class Till:
     """A store, and what is done with money in it."""
 
     store: Store
-    days: Days = TODAY
+    days: BudgetPeriod = TODAY
     at_ms: int = AT_MS
 
     async def write(self, body: Callable[[sa.Connection], T]) -> T:
         def with_page(conn: sa.Connection) -> T:
-            page = Page(conn, self.at_ms)
+            page = Transaction(conn, self.at_ms)
             done = body(conn)
             page.close()
             return done
 
         return await self.store.write(with_page, point="test")
 
-    async def reserve(self, run: Run, asked: CallTerms, *, turn: int = 0, attempt: int = 1, root: str = "") -> Granted:
+    async def reserve(
+        self, run: Run, asked: ModelCallReservationRequest, *, turn: int = 0, attempt: int = 1, root: str = ""
+    ) -> ModelCallReservation:
         return await self.write(partial(money.reserve, run=run, terms=asked, **self._where(run, turn, attempt, root)))
 
     async def settle(
-        self, run: Run, asked: CallTerms, usage: Usage, *, turn: int = 0, attempt: int = 1, root: str = ""
+        self,
+        run: Run,
+        asked: ModelCallReservationRequest,
+        usage: Usage,
+        *,
+        turn: int = 0,
+        attempt: int = 1,
+        root: str = "",
     ) -> int:
         where = self._where(run, turn, attempt, root)
         return await self.write(partial(money.settle, run=run, terms=asked, usage=usage, **where))
 
     async def fail(
-        self, run: Run, asked: CallTerms, *, unknown: bool, turn: int = 0, attempt: int = 1, error: str = "it is busy"
+        self,
+        run: Run,
+        asked: ModelCallReservationRequest,
+        *,
+        unknown: bool,
+        turn: int = 0,
+        attempt: int = 1,
+        error: str = "it is busy",
     ) -> None:
         said = {"failure": "overloaded", "next_move": "again", "error": error, "unknown": unknown}
         where = self._where(run, turn, attempt, "")
@@ -100,12 +124,12 @@ class Till:
     async def rows(self, sql: str) -> list[tuple[Any, ...]]:
         return await self.store.scan(lambda conn: [tuple(row) for row in conn.execute(sa.text(sql))])
 
-    async def wrong(self) -> list[Finding]:
+    async def wrong(self) -> list[LedgerFinding]:
         return await self.store.scan(wrong)
 
 
-def wrong(conn: sa.Connection) -> list[Finding]:
+def wrong(conn: sa.Connection) -> list[LedgerFinding]:
     """What does not fit in the books of money."""
     assert isinstance(_unbalanced, sa.Select) and callable(_missummed)
-    found = [Finding(row.id, row.because) for row in conn.execute(_unbalanced)]
+    found = [LedgerFinding(row.id, row.because) for row in conn.execute(_unbalanced)]
     return [*found, *_missummed(conn)]

@@ -19,7 +19,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 
 def good(name: str, hash_: str, *, kind: str = "skill", content: str = "words", by: str = "person:owner", at: int = 5):
-    return partial(approved_hashes.put, kind=kind, name=name, hash_=hash_, content=content, decided_by=by, at_ms=at)
+    return partial(approved_hashes.upsert, kind=kind, name=name, hash_=hash_, content=content, decided_by=by, at_ms=at)
 
 
 async def test_what_was_found_good_is_known_after_a_restart(place: Place) -> None:
@@ -36,7 +36,7 @@ async def test_found_good_again_takes_the_place_of_what_was_before(place: Place)
     async with place.open() as store:
         await store.write(good("house/weather", "a" * 64), point="skill")
         await store.write(good("house/weather", "b" * 64, content="other words", by="person:noor", at=9), point="skill")
-        [pin] = await store.read(partial(approved_hashes.everything, kind="skill"))
+        [pin] = await store.read(partial(approved_hashes.list_all, kind="skill"))
         assert (pin.hash, pin.content, pin.decided_by) == ("b" * 64, "other words", "person:noor")
 
 
@@ -44,11 +44,11 @@ async def test_kinds_do_not_know_each_others_names(place: Place) -> None:
     async with place.open() as store:
         await store.write(good("same", "a" * 64), point="skill")
         await store.write(good("same", "b" * 64, kind="mcp"), point="skill")
-        assert await store.read(partial(approved_hashes.hashes, kind="skill")) == {"same": "a" * 64}
+        assert await store.read(partial(approved_hashes.get_hashes, kind="skill")) == {"same": "a" * 64}
         assert await store.write(partial(approved_hashes.remove, kind="skill", name="same"), point="skill")
         assert not await store.write(partial(approved_hashes.remove, kind="skill", name="same"), point="skill")
-        assert await store.read(partial(approved_hashes.hashes, kind="skill")) == {}
-        assert await store.read(partial(approved_hashes.hashes, kind="mcp")) == {"same": "b" * 64}
+        assert await store.read(partial(approved_hashes.get_hashes, kind="skill")) == {}
+        assert await store.read(partial(approved_hashes.get_hashes, kind="mcp")) == {"same": "b" * 64}
 
 
 async def test_a_content_without_end_is_cut_and_its_hash_stays(place: Place) -> None:

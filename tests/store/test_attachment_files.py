@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from retinue.domain.errors import Invalid, NotFound, RetinueError, StoreError, TooLarge
 from retinue.store.envelopes import attachment_files as files_module
-from retinue.store.envelopes.attachment_files import Files
+from retinue.store.envelopes.attachment_files import AttachmentFiles
 
 BYTES = b"the plan of the house"
 HASH = hashlib.sha256(BYTES).hexdigest()
@@ -30,12 +30,14 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def files(root: Path) -> Files:
-    return Files(root)
+def files(root: Path) -> AttachmentFiles:
+    return AttachmentFiles(root)
 
 
-def keep(files: Files, content: bytes = BYTES, *, name: str = "plan.txt", media_type: str = "text/plain") -> str:
-    return files.keep([content], name=name, media_type=media_type).hash
+def keep(
+    files: AttachmentFiles, content: bytes = BYTES, *, name: str = "plan.txt", media_type: str = "text/plain"
+) -> str:
+    return files.store([content], name=name, media_type=media_type).hash
 
 
 def everything(root: Path) -> list[str]:
@@ -53,8 +55,8 @@ def explained(error: RetinueError, code: str) -> None:
 
 
 @pytest.mark.spec("D71")
-def test_a_kept_file_carries_its_hash_a_safe_name_its_type_and_its_size(files: Files) -> None:
-    kept = files.keep(
+def test_a_kept_file_carries_its_hash_a_safe_name_its_type_and_its_size(files: AttachmentFiles) -> None:
+    kept = files.store(
         [b"the plan ", b"", b"of the house"], name="../../etc/pl\u202ean\n.txt", media_type="Text/Plain; a=b"
     )
     assert (kept.hash, kept.name, kept.media_type, kept.size_bytes) == (HASH, "plan.txt", "text/plain", len(BYTES))
@@ -63,7 +65,7 @@ def test_a_kept_file_carries_its_hash_a_safe_name_its_type_and_its_size(files: F
     assert files.verify(kept.hash)
 
 
-def test_a_file_lies_under_its_hash_and_is_ours_alone(files: Files, root: Path) -> None:
+def test_a_file_lies_under_its_hash_and_is_ours_alone(files: AttachmentFiles, root: Path) -> None:
     keep(files)
     assert files.path(HASH) == root / HASH[:2] / HASH[2:]
     assert everything(root) == [f"{HASH[:2]}/{HASH[2:]}"]
@@ -71,23 +73,23 @@ def test_a_file_lies_under_its_hash_and_is_ours_alone(files: Files, root: Path) 
     assert stat.S_IMODE(root.stat().st_mode) == stat.S_IMODE((root / HASH[:2]).stat().st_mode) == 0o700
 
 
-def test_an_empty_file_is_a_file(files: Files) -> None:
-    kept = files.keep([], name="", media_type="")
+def test_an_empty_file_is_a_file(files: AttachmentFiles) -> None:
+    kept = files.store([], name="", media_type="")
     assert (kept.name, kept.media_type, kept.size_bytes) == ("file", "application/octet-stream", 0)
     assert files.verify(kept.hash)
 
 
-def test_keeping_the_same_bytes_twice_changes_nothing(files: Files, root: Path) -> None:
+def test_keeping_the_same_bytes_twice_changes_nothing(files: AttachmentFiles, root: Path) -> None:
     keep(files, name="a.txt")
     before = files.path(HASH).stat()
-    kept = files.keep([BYTES], name="b.txt", media_type="text/plain")
+    kept = files.store([BYTES], name="b.txt", media_type="text/plain")
     after = files.path(HASH).stat()
     assert kept.name == "b.txt"
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
     assert everything(root) == [f"{HASH[:2]}/{HASH[2:]}"]
 
 
-def test_keeping_the_bytes_of_a_damaged_file_makes_it_whole(files: Files) -> None:
+def test_keeping_the_bytes_of_a_damaged_file_makes_it_whole(files: AttachmentFiles) -> None:
     keep(files)
     files.path(HASH).write_bytes(b"rotten")
     assert not files.verify(HASH)
@@ -95,7 +97,7 @@ def test_keeping_the_bytes_of_a_damaged_file_makes_it_whole(files: Files) -> Non
     assert files.verify(HASH)
 
 
-def test_many_may_keep_the_same_bytes_at_once_while_others_sweep(files: Files, root: Path) -> None:
+def test_many_may_keep_the_same_bytes_at_once_while_others_sweep(files: AttachmentFiles, root: Path) -> None:
     def work() -> None:
         for number in range(20):
             keep(files, b"x" * 1000 + bytes([number]))
@@ -128,8 +130,8 @@ def test_many_may_keep_the_same_bytes_at_once_while_others_sweep(files: Files, r
         "\ud800",
     ],
 )
-def test_a_name_never_chooses_a_path(files: Files, root: Path, tmp_path: Path, name: str) -> None:
-    kept = files.keep([BYTES], name=name, media_type="text/plain")
+def test_a_name_never_chooses_a_path(files: AttachmentFiles, root: Path, tmp_path: Path, name: str) -> None:
+    kept = files.store([BYTES], name=name, media_type="text/plain")
     assert everything(tmp_path) == [f"house/attachments/{HASH[:2]}/{HASH[2:]}"]
     assert not set(kept.name) & set("/\\\x00\n")
     assert 0 < len(kept.name) <= 120
@@ -139,18 +141,18 @@ def test_a_name_never_chooses_a_path(files: Files, root: Path, tmp_path: Path, n
 @pytest.mark.parametrize(
     "media_type", ["", "text", "text/", "a/b\nc: d", "a/b/c", "<x>/y", "a/" + "b" * 500, "\u0442ext/plain"]
 )
-def test_a_made_up_type_is_called_unknown(files: Files, media_type: str) -> None:
-    assert files.keep([BYTES], name="x", media_type=media_type).media_type == "application/octet-stream"
+def test_a_made_up_type_is_called_unknown(files: AttachmentFiles, media_type: str) -> None:
+    assert files.store([BYTES], name="x", media_type=media_type).media_type == "application/octet-stream"
 
 
 # --- refused ---
 
 
 def test_a_file_beyond_the_bound_is_refused_and_leaves_nothing(
-    files: Files, root: Path, monkeypatch: pytest.MonkeyPatch
+    files: AttachmentFiles, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files_module, "ATTACHMENT_BYTES_MAX", 100)
-    assert files.keep([b"x" * 50, b"y" * 50], name="fits", media_type="").size_bytes == 100
+    assert files.store([b"x" * 50, b"y" * 50], name="fits", media_type="").size_bytes == 100
     before = everything(root)
     taken = 0
 
@@ -161,8 +163,8 @@ def test_a_file_beyond_the_bound_is_refused_and_leaves_nothing(
             yield b"z" * 60
 
     with pytest.raises(TooLarge) as caught:
-        files.keep(endless(), name="big\n.bin", media_type="")
-    explained(caught.value, "attachment.too-large")
+        files.store(endless(), name="big\n.bin", media_type="")
+    explained(caught.value, "attachment.too_large")
     assert taken == 2
     assert everything(root) == before
 
@@ -171,18 +173,18 @@ def test_a_file_beyond_the_bound_is_refused_and_leaves_nothing(
     "hash_",
     ["", "ab", HASH.upper(), HASH[:-1], HASH + "0", HASH[:-1] + "\n", f"../{HASH[3:]}", "/" * 64, "." * 64, "٠" * 64],
 )
-def test_only_a_hash_names_a_file(files: Files, hash_: str) -> None:
+def test_only_a_hash_names_a_file(files: AttachmentFiles, hash_: str) -> None:
     for use in (files.path, files.open, files.verify):
         with pytest.raises(Invalid) as caught:
             use(hash_)
-        explained(caught.value, "attachment.hash-invalid")
+        explained(caught.value, "attachment.hash_invalid")
 
 
-def test_a_file_that_is_not_here_is_not_found(files: Files, root: Path) -> None:
+def test_a_file_that_is_not_here_is_not_found(files: AttachmentFiles, root: Path) -> None:
     def missing() -> None:
         with pytest.raises(NotFound) as caught:
             files.open(HASH)
-        explained(caught.value, "attachment.not-found")
+        explained(caught.value, "attachment.not_found")
         assert not files.verify(HASH)
 
     missing()
@@ -193,13 +195,13 @@ def test_a_file_that_is_not_here_is_not_found(files: Files, root: Path) -> None:
     missing()
 
 
-def test_a_sender_that_breaks_off_leaves_nothing(files: Files, root: Path) -> None:
+def test_a_sender_that_breaks_off_leaves_nothing(files: AttachmentFiles, root: Path) -> None:
     def broken() -> Iterator[bytes]:
         yield b"half"
         raise ConnectionResetError("gone")  # an OSError, but not the disk's
 
     with pytest.raises(ConnectionResetError):
-        files.keep(broken(), name="x", media_type="")
+        files.store(broken(), name="x", media_type="")
     assert everything(root) == []
 
 
@@ -213,13 +215,13 @@ def secret(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_link_at_the_destination_is_never_followed(files: Files, root: Path, secret: Path) -> None:
+def test_a_link_at_the_destination_is_never_followed(files: AttachmentFiles, root: Path, secret: Path) -> None:
     shard = root / HASH[:2]
     shard.mkdir(parents=True)
     (shard / HASH[2:]).symlink_to(secret)
     with pytest.raises(StoreError) as caught:
         files.open(HASH)
-    explained(caught.value, "attachment.not-plain")
+    explained(caught.value, "attachment.not_plain_file")
     assert not files.verify(HASH)
 
     keep(files)
@@ -228,7 +230,7 @@ def test_a_link_at_the_destination_is_never_followed(files: Files, root: Path, s
     assert files.verify(HASH)
 
 
-def test_a_link_to_the_right_bytes_is_still_a_link(files: Files, root: Path, tmp_path: Path) -> None:
+def test_a_link_to_the_right_bytes_is_still_a_link(files: AttachmentFiles, root: Path, tmp_path: Path) -> None:
     (tmp_path / "twin").write_bytes(BYTES)
     (root / HASH[:2]).mkdir(parents=True)
     files.path(HASH).symlink_to(tmp_path / "twin")
@@ -237,7 +239,7 @@ def test_a_link_to_the_right_bytes_is_still_a_link(files: Files, root: Path, tmp
     assert not files.path(HASH).is_symlink()
 
 
-def test_a_link_in_place_of_a_shard_is_refused(files: Files, root: Path, tmp_path: Path) -> None:
+def test_a_link_in_place_of_a_shard_is_refused(files: AttachmentFiles, root: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / HASH[2:]).write_bytes(BYTES)
@@ -246,7 +248,7 @@ def test_a_link_in_place_of_a_shard_is_refused(files: Files, root: Path, tmp_pat
     for use in (lambda: keep(files), lambda: files.open(HASH)):
         with pytest.raises(StoreError) as caught:
             use()
-        explained(caught.value, "attachment.not-plain")
+        explained(caught.value, "attachment.not_plain_file")
     assert not files.verify(HASH)
     assert files.sweep(keep=lambda hash: False) == 0
     assert everything(outside) == [HASH[2:]]
@@ -255,17 +257,17 @@ def test_a_link_in_place_of_a_shard_is_refused(files: Files, root: Path, tmp_pat
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
 def test_what_is_no_plain_file_is_refused_without_waiting_for_it(
-    files: Files, root: Path, make: Callable[[Path], None]
+    files: AttachmentFiles, root: Path, make: Callable[[Path], None]
 ) -> None:
     (root / HASH[:2]).mkdir(parents=True)
     make(files.path(HASH))
     with pytest.raises(StoreError) as caught:
         files.open(HASH)
-    explained(caught.value, "attachment.not-plain")
+    explained(caught.value, "attachment.not_plain_file")
     assert not files.verify(HASH)
 
 
-def test_a_directory_at_the_destination_is_refused_and_leaves_nothing_of_ours(files: Files) -> None:
+def test_a_directory_at_the_destination_is_refused_and_leaves_nothing_of_ours(files: AttachmentFiles) -> None:
     (files.path(HASH) / "inside").mkdir(parents=True)
     with pytest.raises(StoreError):
         keep(files)
@@ -273,7 +275,7 @@ def test_a_directory_at_the_destination_is_refused_and_leaves_nothing_of_ours(fi
     assert files.sweep(keep=lambda hash: False) == 0
 
 
-def test_a_plain_file_in_place_of_the_root_is_refused(files: Files, root: Path) -> None:
+def test_a_plain_file_in_place_of_the_root_is_refused(files: AttachmentFiles, root: Path) -> None:
     root.parent.mkdir()
     root.write_text("mine")
     with pytest.raises(StoreError):
@@ -284,7 +286,7 @@ def test_a_plain_file_in_place_of_the_root_is_refused(files: Files, root: Path) 
 def test_the_root_itself_may_lie_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "disk")
-    files = Files(tmp_path / "link")
+    files = AttachmentFiles(tmp_path / "link")
     keep(files)
     assert files.verify(HASH)
 
@@ -292,10 +294,12 @@ def test_the_root_itself_may_lie_elsewhere(tmp_path: Path) -> None:
 # --- the disk, and the lights ---
 
 
-@pytest.mark.parametrize(("number", "code"), [(errno.ENOSPC, "store.full"), (errno.EIO, "store.unusable")])
+@pytest.mark.parametrize(
+    ("number", "code"), [(errno.ENOSPC, "attachment.disk_full"), (errno.EIO, "attachment.disk_failed")]
+)
 @pytest.mark.parametrize("failing", ["fsync", "write", "rename", "open", "mkdir"])
 def test_a_disk_that_refuses_leaves_nothing_half_written(
-    files: Files, root: Path, monkeypatch: pytest.MonkeyPatch, failing: str, number: int, code: str
+    files: AttachmentFiles, root: Path, monkeypatch: pytest.MonkeyPatch, failing: str, number: int, code: str
 ) -> None:
     keep(files, b"before")
     before = everything(root)
@@ -316,7 +320,7 @@ def test_a_disk_that_refuses_leaves_nothing_half_written(
 
 @pytest.mark.parametrize("failing_call", [2, 3])
 def test_a_directory_that_will_not_be_synced_is_an_error_and_what_is_seen_is_whole(
-    files: Files, monkeypatch: pytest.MonkeyPatch, failing_call: int
+    files: AttachmentFiles, monkeypatch: pytest.MonkeyPatch, failing_call: int
 ) -> None:
     calls = 0
     fsync = os.fsync
@@ -336,7 +340,7 @@ def test_a_directory_that_will_not_be_synced_is_an_error_and_what_is_seen_is_who
     assert calls == failing_call + 3  # the second time promises again, from the file to the root
 
 
-def test_bytes_are_synced_before_they_are_named(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_are_synced_before_they_are_named(files: AttachmentFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     fsync, rename = os.fsync, os.rename
 
@@ -357,16 +361,19 @@ def test_bytes_are_synced_before_they_are_named(files: Files, monkeypatch: pytes
 def crash_at(call: str, root: Path) -> None:
     """Keep the bytes in another process that ends, as by a cut cable, when it comes to this call."""
     code = (
-        "import os, sys; from pathlib import Path; from retinue.store.envelopes.attachment_files import Files\n"
+        "import os, sys; from pathlib import Path\n"
+        "from retinue.store.envelopes.attachment_files import AttachmentFiles\n"
         f"os.{call} = lambda *args, **kwargs: os._exit(9)\n"
-        f"Files(Path(sys.argv[1])).keep([{BYTES!r}], name='x', media_type='')"
+        f"AttachmentFiles(Path(sys.argv[1])).store([{BYTES!r}], name='x', media_type='')"
     )
     done = subprocess.run([sys.executable, "-c", code, str(root)], check=False)
     assert done.returncode == 9
 
 
 @pytest.mark.parametrize("call", ["write", "fsync", "rename"])
-def test_a_crash_before_the_rename_leaves_a_leftover_that_is_swept(files: Files, root: Path, call: str) -> None:
+def test_a_crash_before_the_rename_leaves_a_leftover_that_is_swept(
+    files: AttachmentFiles, root: Path, call: str
+) -> None:
     crash_at(call, root)
     (leftover,) = everything(root)
     assert leftover.startswith(".temp-")
@@ -380,7 +387,7 @@ def test_a_crash_before_the_rename_leaves_a_leftover_that_is_swept(files: Files,
     assert files.verify(HASH)
 
 
-def test_a_leftover_of_a_process_with_our_number_is_stepped_over(files: Files, root: Path) -> None:
+def test_a_leftover_of_a_process_with_our_number_is_stepped_over(files: AttachmentFiles, root: Path) -> None:
     root.mkdir(parents=True)
     leftover = root / f".temp-{os.getpid()}-0"
     leftover.write_bytes(b"half")
@@ -389,7 +396,7 @@ def test_a_leftover_of_a_process_with_our_number_is_stepped_over(files: Files, r
     assert leftover.read_bytes() == b"half"
 
 
-def test_nothing_stays_open(files: Files, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_stays_open(files: AttachmentFiles, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def opened() -> int:
         return len(os.listdir("/dev/fd"))
 
@@ -412,7 +419,7 @@ def test_nothing_stays_open(files: Files, root: Path, monkeypatch: pytest.Monkey
 # --- swept ---
 
 
-def test_a_sweep_removes_what_nothing_names_and_says_how_much(files: Files, root: Path) -> None:
+def test_a_sweep_removes_what_nothing_names_and_says_how_much(files: AttachmentFiles, root: Path) -> None:
     hashes = [keep(files, bytes([number])) for number in range(6)]
     wanted = set(hashes[::2])
     assert files.sweep(keep=wanted.__contains__) == 3
@@ -420,22 +427,24 @@ def test_a_sweep_removes_what_nothing_names_and_says_how_much(files: Files, root
     assert files.sweep(keep=wanted.__contains__) == 0
 
 
-def test_a_sweep_of_nothing_finds_nothing(files: Files, root: Path) -> None:
+def test_a_sweep_of_nothing_finds_nothing(files: AttachmentFiles, root: Path) -> None:
     assert files.sweep(keep=lambda hash: False) == 0
     assert not root.exists()
 
 
-def test_a_sweep_leaves_a_file_that_is_being_written(files: Files, root: Path) -> None:
+def test_a_sweep_leaves_a_file_that_is_being_written(files: AttachmentFiles, root: Path) -> None:
     def chunks() -> Iterator[bytes]:
         yield BYTES[:5]
-        assert Files(root).sweep(keep=lambda hash: False) == 0
+        assert AttachmentFiles(root).sweep(keep=lambda hash: False) == 0
         yield BYTES[5:]
 
-    assert files.keep(chunks(), name="x", media_type="").hash == HASH
+    assert files.store(chunks(), name="x", media_type="").hash == HASH
     assert files.verify(HASH)
 
 
-def test_a_file_swept_as_it_is_made_is_made_again(files: Files, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_swept_as_it_is_made_is_made_again(
+    files: AttachmentFiles, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flock = files_module.fcntl.flock
     swept: list[int] = []
 
@@ -452,7 +461,9 @@ def test_a_file_swept_as_it_is_made_is_made_again(files: Files, root: Path, monk
     assert everything(root) == [f"{HASH[:2]}/{HASH[2:]}"]
 
 
-def test_a_sweep_removes_an_unwanted_link_and_not_what_it_points_to(files: Files, root: Path, secret: Path) -> None:
+def test_a_sweep_removes_an_unwanted_link_and_not_what_it_points_to(
+    files: AttachmentFiles, root: Path, secret: Path
+) -> None:
     (root / HASH[:2]).mkdir(parents=True)
     files.path(HASH).symlink_to(secret)
     (root / ".temp-1-1").symlink_to(secret)
@@ -461,7 +472,7 @@ def test_a_sweep_removes_an_unwanted_link_and_not_what_it_points_to(files: Files
     assert everything(root) == [".temp-1-1"]  # not made by us, and it holds no bytes
 
 
-def test_a_sweep_leaves_what_is_not_ours(files: Files, root: Path) -> None:
+def test_a_sweep_leaves_what_is_not_ours(files: AttachmentFiles, root: Path) -> None:
     keep(files)
     for path in (root / "README", root / HASH[:2] / "notes.txt", root / "zz" / HASH[2:]):
         path.parent.mkdir(exist_ok=True)
@@ -472,7 +483,7 @@ def test_a_sweep_leaves_what_is_not_ours(files: Files, root: Path) -> None:
     assert everything(root) == before
 
 
-def test_a_question_that_fails_stops_the_sweep(files: Files) -> None:
+def test_a_question_that_fails_stops_the_sweep(files: AttachmentFiles) -> None:
     keep(files)
 
     def unsure(hash: str) -> bool:
@@ -491,9 +502,9 @@ def test_a_question_that_fails_stops_the_sweep(files: Files) -> None:
     chunks=st.lists(st.binary(max_size=200), max_size=8), name=st.text(max_size=200), media_type=st.text(max_size=50)
 )
 def test_any_bytes_under_any_name_come_back_as_they_were(
-    files: Files, root: Path, chunks: list[bytes], name: str, media_type: str
+    files: AttachmentFiles, root: Path, chunks: list[bytes], name: str, media_type: str
 ) -> None:
-    kept = files.keep(iter(chunks), name=name, media_type=media_type)
+    kept = files.store(iter(chunks), name=name, media_type=media_type)
     with files.open(kept.hash) as file:
         assert file.read() == b"".join(chunks)
     assert kept.size_bytes == len(b"".join(chunks))

@@ -22,30 +22,30 @@ from stores import INLINE, POSTGRES, SQLITE, Place, place_of, settle_in
 from retinue.domain import audit as lines
 from retinue.domain.audit import (
     BECAUSE_CHARS_MAX,
-    HOUSE_CHAIN,
-    Anchor,
+    SERVER_CHAIN,
+    AuditAnchor,
+    AuditEntry,
     AuditKind,
-    Entry,
-    Link,
-    as_line,
+    AuditLink,
     call_allowed,
     call_ended,
-    canonical,
-    check,
-    hash_of,
-    link_hash,
+    canonical_json,
+    check_chains,
+    hash_content,
+    hash_link,
+    hashed_fields,
 )
 from retinue.domain.errors import Invalid, NotAllowed
-from retinue.domain.principal import HOUSE
+from retinue.domain.principal import SERVER_PRINCIPAL
 from retinue.domain.session import Origin, OriginKind
 from retinue.domain.structs import replace
 from retinue.operations.audit import audit as asked
-from retinue.operations.base import Operation, perform
+from retinue.operations.base import Operation, perform_operation
 from retinue.store.agents import audit
 from retinue.store.core.connection import Store
-from retinue.store.core.transaction import Page
+from retinue.store.core.transaction import Transaction
 from retinue.store.sessions import sessions
-from retinue.testing.local_instance import Household
+from retinue.testing.local_instance import LocalInstance
 
 SESSION, OTHER = "5e" * 16, "0f" * 16
 RUN = "ab" * 16
@@ -56,11 +56,11 @@ OPERATIONS = {operation.name: operation for operation in asked.OPERATIONS}
 # --- what no change escapes ---
 
 
-def chain_of(entries: list[Entry], chain: str) -> list[Link]:
-    made: list[Link] = []
+def chain_of(entries: list[AuditEntry], chain: str) -> list[AuditLink]:
+    made: list[AuditLink] = []
     for entry in entries:
         before = made[-1].hash if made else ""
-        link = Link(
+        link = AuditLink(
             chain,
             len(made) + 1,
             1_000 + len(made) // 2,
@@ -74,13 +74,13 @@ def chain_of(entries: list[Entry], chain: str) -> list[Link]:
             entry.content,
             "",
         )
-        made.append(replace(link, hash=link_hash(before, as_line(link))))
+        made.append(replace(link, hash=hash_link(before, hashed_fields(link))))
     return made
 
 
 words = st.text(max_size=12)
 entries = st.builds(
-    Entry,
+    AuditEntry,
     kind=st.sampled_from([AuditKind.CALL_ALLOWED, AuditKind.CALL_ENDED, AuditKind.CALL_REFUSED]),
     who=words,
     agent=words,
@@ -93,29 +93,33 @@ entries = st.builds(
 
 
 @st.composite
-def written(draw: st.DrawFn) -> tuple[list[Link], list[Anchor]]:
+def written(draw: st.DrawFn) -> tuple[list[AuditLink], list[AuditAnchor]]:
     """A house's chain that knows of a session's, both with several lines, and the anchors of their ends."""
-    begun = Entry(kind=AuditKind.CHAIN_BEGUN, who="house", subject=SESSION)
-    house = chain_of([begun, *draw(st.lists(entries, min_size=1, max_size=6))], HOUSE_CHAIN)
+    begun = AuditEntry(kind=AuditKind.CHAIN_BEGUN, who="house", subject=SESSION)
+    house = chain_of([begun, *draw(st.lists(entries, min_size=1, max_size=6))], SERVER_CHAIN)
     session = chain_of(draw(st.lists(entries, min_size=2, max_size=8)), SESSION)
-    anchors = [Anchor(2_000, each[-1].chain, each[-1].position, each[-1].hash) for each in (house, session)]
+    anchors = [AuditAnchor(2_000, each[-1].chain, each[-1].position, each[-1].hash) for each in (house, session)]
     return [*house, *session], anchors
 
 
 @given(written())
-def test_what_was_not_touched_holds(made: tuple[list[Link], list[Anchor]]) -> None:
-    assert check(*made) == []
+def test_what_was_not_touched_holds(made: tuple[list[AuditLink], list[AuditAnchor]]) -> None:
+    assert check_chains(*made) == []
 
 
 @given(written(), st.data())
-def test_any_line_that_was_dropped_is_missed(made: tuple[list[Link], list[Anchor]], data: st.DataObject) -> None:
+def test_any_line_that_was_dropped_is_missed(
+    made: tuple[list[AuditLink], list[AuditAnchor]], data: st.DataObject
+) -> None:
     links, anchors = made
     at = data.draw(st.integers(0, len(links) - 1))
-    assert check(links[:at] + links[at + 1 :], anchors)
+    assert check_chains(links[:at] + links[at + 1 :], anchors)
 
 
 @given(written(), st.data())
-def test_any_two_lines_that_changed_places_are_seen(made: tuple[list[Link], list[Anchor]], data: st.DataObject) -> None:
+def test_any_two_lines_that_changed_places_are_seen(
+    made: tuple[list[AuditLink], list[AuditAnchor]], data: st.DataObject
+) -> None:
     """As a store would have it: each gets the other's place."""
     links, anchors = made
     one = data.draw(st.integers(0, len(links) - 1))
@@ -125,28 +129,30 @@ def test_any_two_lines_that_changed_places_are_seen(made: tuple[list[Link], list
     moved = list(links)
     moved[one] = replace(links[two], chain=links[one].chain, position=links[one].position)
     moved[two] = replace(links[one], chain=links[two].chain, position=links[two].position)
-    assert check(moved, anchors)
+    assert check_chains(moved, anchors)
 
 
 @given(written(), st.data())
-def test_any_word_that_was_changed_is_seen(made: tuple[list[Link], list[Anchor]], data: st.DataObject) -> None:
+def test_any_word_that_was_changed_is_seen(
+    made: tuple[list[AuditLink], list[AuditAnchor]], data: st.DataObject
+) -> None:
     links, anchors = made
     at = data.draw(st.integers(0, len(links) - 1))
-    name = data.draw(st.sampled_from([field.name for field in fields(Link)]))
+    name = data.draw(st.sampled_from([field.name for field in fields(AuditLink)]))
     old = getattr(links[at], name)
     new = old + 1 if isinstance(old, int) else data.draw(words.filter(lambda text: text != old))
-    assert check([*links[:at], replace(links[at], **{name: new}), *links[at + 1 :]], anchors)
+    assert check_chains([*links[:at], replace(links[at], **{name: new}), *links[at + 1 :]], anchors)
 
 
 @given(written(), st.data(), entries)
 def test_a_chain_that_was_written_anew_from_somewhere_on_does_not_fit_its_anchor(
-    made: tuple[list[Link], list[Anchor]], data: st.DataObject, other: Entry
+    made: tuple[list[AuditLink], list[AuditAnchor]], data: st.DataObject, other: AuditEntry
 ) -> None:
     links, anchors = made
     session = [link for link in links if link.chain == SESSION]
     at = data.draw(st.integers(0, len(session) - 1))
     told = [
-        Entry(
+        AuditEntry(
             kind=AuditKind(link.kind),
             who=link.who,
             agent=link.agent,
@@ -162,22 +168,24 @@ def test_a_chain_that_was_written_anew_from_somewhere_on_does_not_fit_its_anchor
         return
     forged = chain_of([*told[:at], other, *told[at + 1 :]], SESSION)
     rest = [link for link in links if link.chain != SESSION]
-    assert check([*rest, *forged]) == []  # in itself it holds: only the anchor tells
-    assert check([*rest, *forged], anchors)
+    assert check_chains([*rest, *forged]) == []  # in itself it holds: only the anchor tells
+    assert check_chains([*rest, *forged], anchors)
 
 
 @given(written())
-def test_a_whole_chain_that_is_gone_is_missed_also_without_anchors(made: tuple[list[Link], list[Anchor]]) -> None:
-    flaws = check([link for link in made[0] if link.chain != SESSION])
+def test_a_whole_chain_that_is_gone_is_missed_also_without_anchors(
+    made: tuple[list[AuditLink], list[AuditAnchor]],
+) -> None:
+    flaws = check_chains([link for link in made[0] if link.chain != SESSION])
     assert [flaw.sentence for flaw in flaws] == ["the whole chain is missing"]
-    assert check([link for link in made[0] if link.chain == SESSION])  # nor does one stand alone
+    assert check_chains([link for link in made[0] if link.chain == SESSION])  # nor does one stand alone
 
 
 def test_a_hash_is_the_same_wherever_it_is_made() -> None:
-    assert canonical({"b": 1, "a": ["ü", None]}) == '{"a":["\\u00fc",null],"b":1}'
-    assert hash_of("Grüße \ud800") == hash_of("Grüße \ud800")
-    assert hash_of({"a": 1, "b": 2}) == hash_of({"b": 2, "a": 1})
-    assert hash_of(["a"]) != hash_of(["b"])
+    assert canonical_json({"b": 1, "a": ["ü", None]}) == '{"a":["\\u00fc",null],"b":1}'
+    assert hash_content("Grüße \ud800") == hash_content("Grüße \ud800")
+    assert hash_content({"a": 1, "b": 2}) == hash_content({"b": 2, "a": 1})
+    assert hash_content(["a"]) != hash_content(["b"])
 
 
 # --- in a store ---
@@ -188,24 +196,24 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return place_of(request.param, request, tmp_path)
 
 
-def allowed(tool: str = "read") -> Entry:
+def allowed(tool: str = "read") -> AuditEntry:
     return call_allowed(tool, "0" * 32, agent="ada", run=RUN, because="nothing speaks against it")
 
 
-def ended(output: str = "words") -> Entry:
+def ended(output: str = "words") -> AuditEntry:
     return call_ended("read", output, agent="ada", run=RUN, verdict="done")
 
 
 def begin(conn: sa.Connection) -> None:
     settle_in("ada")(conn)
-    page = Page(conn, 1)
+    page = Transaction(conn, 1)
     for id_, key in ((SESSION, "person:owner"), (OTHER, "person:maria")):
         sessions.start(page, id_, agent="ada", origin=Origin(OriginKind.TERMINAL, key))  # type: ignore[arg-type]
     page.close()
 
 
-def wrote(*entries: Entry, chain: str = SESSION, now_ms: int = 1_000) -> Callable[[sa.Connection], None]:
-    return partial(audit.on_its_own, entries=entries, now_ms=now_ms, chain=chain)
+def wrote(*entries: AuditEntry, chain: str = SESSION, now_ms: int = 1_000) -> Callable[[sa.Connection], None]:
+    return partial(audit.append_in_transaction, entries=entries, now_ms=now_ms, chain=chain)
 
 
 async def holds(store: Store, **kw: Any) -> list[str]:
@@ -222,15 +230,15 @@ async def test_lines_stand_in_the_order_they_were_written_and_hold(place: Place)
         await store.write(wrote(allowed()), point="test")
         await store.write(wrote(ended(), allowed("exec")), point="test")
         await store.write(wrote(allowed(), chain=OTHER), point="test")
-        found = await store.scan(lambda conn: list(audit.links(conn)))
+        found = await store.scan(lambda conn: list(audit.iterate_entries(conn)))
         assert [(link.chain, link.position, link.kind) for link in found if link.chain == SESSION] == [
             (SESSION, 1, "call-allowed"),
             (SESSION, 2, "call-ended"),
             (SESSION, 3, "call-allowed"),
         ]
-        assert [link.subject for link in found if link.chain == HOUSE_CHAIN] == [SESSION, OTHER]
+        assert [link.subject for link in found if link.chain == SERVER_CHAIN] == [SESSION, OTHER]
         checked = await store.scan(audit.verify)
-        assert checked.holds and (checked.lines, checked.chains) == (6, 3)
+        assert checked.is_intact and (checked.lines, checked.chains) == (6, 3)
 
 
 async def test_a_line_is_kept_with_its_commit_or_not_at_all(place: Place) -> None:
@@ -242,7 +250,7 @@ async def test_a_line_is_kept_with_its_commit_or_not_at_all(place: Place) -> Non
 
         with pytest.raises(Invalid):
             await store.write(fails, point="test")
-        assert await store.scan(lambda conn: list(audit.links(conn))) == []
+        assert await store.scan(lambda conn: list(audit.iterate_entries(conn))) == []
         await store.write(wrote(allowed()), point="test")
         assert await holds(store) == []
 
@@ -250,7 +258,7 @@ async def test_a_line_is_kept_with_its_commit_or_not_at_all(place: Place) -> Non
 async def test_many_who_write_at_once_make_one_chain(place: Place) -> None:
     async with place.open() as store:
         await asyncio.gather(*(store.write(wrote(allowed(), ended()), point="test") for _ in range(25)))
-        found = await store.scan(lambda conn: list(audit.links(conn, SESSION)))
+        found = await store.scan(lambda conn: list(audit.iterate_entries(conn, SESSION)))
         assert [link.position for link in found] == list(range(1, 51))
         assert await holds(store) == []
 
@@ -258,30 +266,35 @@ async def test_many_who_write_at_once_make_one_chain(place: Place) -> None:
 async def test_words_that_no_store_can_keep_and_overlong_ones_still_make_a_chain(place: Place) -> None:
     async with place.open() as store:
         bad = "\0\ud800Grüße 世界 🌍"
-        entry = Entry(kind=AuditKind.CALL_REFUSED, who=bad, agent=bad, subject=bad * 90, because=bad * 900, verdict=bad)
+        entry = AuditEntry(
+            kind=AuditKind.CALL_REFUSED, who=bad, agent=bad, subject=bad * 90, because=bad * 900, verdict=bad
+        )
         await store.write(wrote(entry, allowed()), point="test")
-        [first, _] = await store.scan(lambda conn: list(audit.links(conn, SESSION)))
+        [first, _] = await store.scan(lambda conn: list(audit.iterate_entries(conn, SESSION)))
         assert len(first.because) == BECAUSE_CHARS_MAX
         assert await holds(store) == []
 
 
 TAMPERINGS = (
-    ("UPDATE audit SET because = 'nobody asked' WHERE chain = :s AND position = 2", "not as it was written"),
-    ("UPDATE audit SET verdict = 'deny' WHERE chain = :s AND position = 1", "not as it was written"),
-    ("UPDATE audit SET at_ms = at_ms + 1 WHERE chain = :s AND position = 2", "not as it was written"),
-    ("UPDATE audit SET content = 'x' WHERE chain = :s AND position = 4", "not as it was written"),
-    ("DELETE FROM audit WHERE chain = :s AND position = 2", "1 lines before it are missing"),
-    ("DELETE FROM audit WHERE chain = :s AND position = 1", "1 lines before it are missing"),
-    ("DELETE FROM audit WHERE chain = :s AND position = 4", "there was a line here"),
-    ("DELETE FROM audit WHERE chain = :s AND position >= 3", "there was a line here"),
+    (
+        "UPDATE audit SET because = 'nobody asked' WHERE chain = :s AND position = 2",
+        "it was changed after it was written",
+    ),
+    ("UPDATE audit SET verdict = 'deny' WHERE chain = :s AND position = 1", "it was changed after it was written"),
+    ("UPDATE audit SET at_ms = at_ms + 1 WHERE chain = :s AND position = 2", "it was changed after it was written"),
+    ("UPDATE audit SET content = 'x' WHERE chain = :s AND position = 4", "it was changed after it was written"),
+    ("DELETE FROM audit WHERE chain = :s AND position = 2", "1 entries before it are missing"),
+    ("DELETE FROM audit WHERE chain = :s AND position = 1", "1 entries before it are missing"),
+    ("DELETE FROM audit WHERE chain = :s AND position = 4", "has an entry at this position, which is missing"),
+    ("DELETE FROM audit WHERE chain = :s AND position >= 3", "has an entry at this position, which is missing"),
     ("DELETE FROM audit WHERE chain = :s", "the whole chain is missing"),
     ("UPDATE audit SET chain = :other WHERE chain = :s", "the whole chain is missing"),
-    ("UPDATE audit SET position = position + 10 WHERE chain = :s AND position = 4", "lines before it are missing"),
-    ("DELETE FROM audit WHERE chain = '' AND kind = 'chain-begun'", "lines before it are missing"),
-    ("DELETE FROM audit_anchors WHERE chain = :s", "the anchors that were taken with it are not as they were"),
-    ("UPDATE audit_anchors SET position = 2 WHERE chain = :s", "an anchor says that another line stood here"),
-    ("DELETE FROM audit_anchors", "the anchors that were taken with it are not as they were"),
-    ("DELETE FROM audit WHERE kind = 'anchored'", "nothing tells of the anchors"),
+    ("UPDATE audit SET position = position + 10 WHERE chain = :s AND position = 4", "entries before it are missing"),
+    ("DELETE FROM audit WHERE chain = '' AND kind = 'chain-begun'", "entries before it are missing"),
+    ("DELETE FROM audit_anchors WHERE chain = :s", "the anchors stored with it have changed"),
+    ("UPDATE audit_anchors SET position = 2 WHERE chain = :s", "an anchor has a different entry at this position"),
+    ("DELETE FROM audit_anchors", "the anchors stored with it have changed"),
+    ("DELETE FROM audit WHERE kind = 'anchored'", "no entry records the anchors"),
 )
 
 
@@ -290,7 +303,7 @@ async def test_what_someone_changes_from_behind_is_found(tmp_path: Path, stateme
     place = Place(INLINE, str(tmp_path / "house.db"))
     async with place.open() as store:
         await store.write(wrote(allowed(), ended(), allowed(), ended()), point="test")
-        await store.write(partial(audit.anchor, now_ms=2_000), point="test")
+        await store.write(partial(audit.add_anchors, now_ms=2_000), point="test")
         assert await holds(store) == []
         named = {name: value for name, value in (("s", SESSION), ("other", OTHER)) if f":{name}" in statement}
         assert await sql(store, statement, **named) > 0
@@ -300,22 +313,22 @@ async def test_what_someone_changes_from_behind_is_found(tmp_path: Path, stateme
 async def test_an_anchor_kept_elsewhere_finds_a_house_that_was_written_anew(place: Place) -> None:
     async with place.open() as store:
         await store.write(wrote(allowed(), ended()), point="test")
-        kept = await store.write(partial(audit.anchor, now_ms=2_000), point="test")
+        kept = await store.write(partial(audit.add_anchors, now_ms=2_000), point="test")
         assert kept is not None
         assert await holds(store, outside=[kept]) == []
         for table in ("audit", "audit_anchors"):
             await sql(store, f"DELETE FROM {table}")
         await store.write(wrote(ended()), point="test")
-        await store.write(partial(audit.anchor, now_ms=3_000), point="test")
+        await store.write(partial(audit.add_anchors, now_ms=3_000), point="test")
         assert await holds(store) == []  # in itself it holds
-        assert await holds(store, outside=[kept]) == ["an anchor says that another line stood here"]
+        assert await holds(store, outside=[kept]) == ["an anchor has a different entry at this position"]
         await sql(store, "DELETE FROM audit")
-        assert lines.CUT_SHORT in await holds(store, outside=[kept])
+        assert lines.CHAIN_TRUNCATED in await holds(store, outside=[kept])
 
 
 async def test_anchors_are_taken_of_what_has_moved_and_only_of_that(place: Place) -> None:
     async with place.open() as store:
-        anchor = lambda now_ms: store.write(partial(audit.anchor, now_ms=now_ms), point="test")  # noqa: E731
+        anchor = lambda now_ms: store.write(partial(audit.add_anchors, now_ms=now_ms), point="test")  # noqa: E731
         assert await anchor(1) is None
         await store.write(wrote(allowed(), now_ms=10), point="test")
         await store.write(wrote(allowed(), chain=OTHER, now_ms=10), point="test")
@@ -324,7 +337,7 @@ async def test_anchors_are_taken_of_what_has_moved_and_only_of_that(place: Place
         await store.write(wrote(ended(), now_ms=30), point="test")
         assert await anchor(30) is not None
         assert await anchor(30) is None
-        found = await store.scan(audit.anchors)
+        found = await store.scan(audit.list_anchors)
         assert [(each.at_ms, each.chain, each.position) for each in found] == [
             (20, "", 3),
             (20, OTHER, 1),
@@ -341,24 +354,24 @@ async def test_what_was_purged_leaves_its_chain_whole(place: Place) -> None:
     async with place.open() as store:
         await store.write(begin, point="test")
         await store.write(wrote(ended(text)), point="test")
-        [line] = await store.scan(lambda conn: list(audit.links(conn, SESSION)))
-        assert text not in canonical(as_line(line))
-        assert line.content == hash_of(text) != hash_of("another")
+        [line] = await store.scan(lambda conn: list(audit.iterate_entries(conn, SESSION)))
+        assert text not in canonical_json(hashed_fields(line))
+        assert line.content == hash_content(text) != hash_content("another")
 
 
 # --- asked for ---
 
 
 @pytest.fixture
-def household(tmp_path: Path) -> Household:
-    return Household(tmp_path)
+def household(tmp_path: Path) -> LocalInstance:
+    return LocalInstance(tmp_path)
 
 
 async def ask(house: DeskHouse, who: Any, name: str, /, **parameters: Any) -> Any:
     operation: Operation = OPERATIONS[name]
-    policy = {**house.desk.policy, name: operation.permission}
-    desk = replace(house.desk, policy=policy)
-    return json.loads(await perform(desk, who, operation, json.dumps(parameters).encode()))
+    policy = {**house.desk.permission_policy, name: operation.permission}
+    desk = replace(house.desk, permission_policy=policy)
+    return json.loads(await perform_operation(desk, who, operation, json.dumps(parameters).encode()))
 
 
 def verifier() -> Any:
@@ -369,7 +382,7 @@ def verifier() -> Any:
     return module
 
 
-async def test_the_audit_is_listed_newest_first_in_pages_and_by_what_is_wanted(household: Household) -> None:
+async def test_the_audit_is_listed_newest_first_in_pages_and_by_what_is_wanted(household: LocalInstance) -> None:
     async with desk_house(household) as house:
         await house.house.store.write(begin, point="test")
         for number in range(5):
@@ -398,7 +411,7 @@ async def test_the_audit_is_listed_newest_first_in_pages_and_by_what_is_wanted(h
                 await ask(house, person("owner"), "audit.list", **wrong)
 
 
-async def test_whoever_does_not_see_a_session_does_not_see_its_audit(household: Household) -> None:
+async def test_whoever_does_not_see_a_session_does_not_see_its_audit(household: LocalInstance) -> None:
     async with desk_house(household) as house:
         await house.house.store.write(begin, point="test")
         await house.house.store.write(wrote(allowed("hers"), chain=OTHER), point="test")
@@ -412,19 +425,19 @@ async def test_whoever_does_not_see_a_session_does_not_see_its_audit(household: 
                 await ask(house, person("maria"), name)
 
 
-async def test_verifying_tells_what_is_wrong_and_where(household: Household) -> None:
+async def test_verifying_tells_what_is_wrong_and_where(household: LocalInstance) -> None:
     async with desk_house(household) as house:
         await house.house.store.write(begin, point="test")
         await house.house.store.write(wrote(allowed(), ended()), point="test")
         good = await ask(house, person("owner"), "audit.verify")
         assert good["holds"] and good["checked"] == 3
-        await house.house.sql("UPDATE audit SET because = 'x' WHERE position = 2")
+        await house.house.execute_sql("UPDATE audit SET because = 'x' WHERE position = 2")
         bad = await ask(house, person("owner"), "audit.verify", session=SESSION[:8])
         assert not bad["holds"]
         assert bad["flaws"][0] == {
             "session": SESSION,
             "position": 2,
-            "sentence": "it is not as it was written, or the line before it is not",
+            "sentence": "it was changed after it was written, or the entry before it was",
         }
         assert (await ask(house, person("owner"), "audit.verify", session="house"))["holds"]
         with pytest.raises(Invalid):
@@ -432,14 +445,14 @@ async def test_verifying_tells_what_is_wrong_and_where(household: Household) -> 
 
 
 async def test_an_export_is_checked_by_a_script_that_knows_nothing_of_the_house(
-    household: Household, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    household: LocalInstance, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = verifier()
     async with desk_house(household) as house:
         await house.house.store.write(begin, point="test")
         await house.house.store.write(wrote(allowed("Grüße"), ended(), allowed()), point="test")
         await house.house.store.write(wrote(ended(), chain=OTHER), point="test")
-        made = await asked.anchor_now(house.desk)
+        made = await asked.anchor_audit(house.desk)
         assert made is not None
         whole = (await ask(house, person("owner"), "audit.export"))["lines"]
         for one in ("house", SESSION):
@@ -469,30 +482,30 @@ async def test_an_export_is_checked_by_a_script_that_knows_nothing_of_the_house(
     assert script.main(file, kept) == 1
 
 
-async def test_an_anchor_is_taken_each_hour_and_the_log_has_it_too(household: Household, tmp_path: Path) -> None:
+async def test_an_anchor_is_taken_each_hour_and_the_log_has_it_too(household: LocalInstance, tmp_path: Path) -> None:
     from retinue.app.logs import set_up_logs
 
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     try:
-        set_up_logs(None, home=tmp_path)
+        set_up_logs(None, data_dir=tmp_path)
         async with desk_house(household) as house:
             await house.house.store.write(begin, point="test")
-            task = asyncio.create_task(asked.anchor_forever(house.desk))
+            task = asyncio.create_task(asked.anchor_hourly(house.desk))
             await asyncio.sleep(0)
             now_ms = int(household.clock.now().timestamp() * 1000)
             await house.house.store.write(wrote(allowed(), now_ms=now_ms), point="test")
             await household.clock.advance(asked.ANCHOR_EVERY_S)
-            await house.house.eventually(lambda conn: audit.anchors(conn) or None, what="an anchor")
+            await house.house.wait_for(lambda conn: audit.list_anchors(conn) or None, what="an anchor")
             task.cancel()
             found = await asyncio.to_thread(asked.anchors_in_log, tmp_path / "logs")
-            stored = await house.house.store.scan(audit.anchors)
+            stored = await house.house.store.scan(audit.list_anchors)
             assert [(each.chain, each.position, each.hash) for each in found] == [
-                (each.chain, each.position, each.hash) for each in stored if each.chain == HOUSE_CHAIN
+                (each.chain, each.position, each.hash) for each in stored if each.chain == SERVER_CHAIN
             ]
             assert (await ask(house, person("owner"), "audit.verify", log=True))["holds"]
             for table in ("audit", "audit_anchors"):
-                await house.house.sql(f"DELETE FROM {table}")
+                await house.house.execute_sql(f"DELETE FROM {table}")
             assert (await ask(house, person("owner"), "audit.verify"))["holds"]  # nothing is left to tell
             assert not (await ask(house, person("owner"), "audit.verify", log=True))["holds"]
     finally:
@@ -512,7 +525,7 @@ def test_nobody_else_writes_lines_of_the_log_that_look_like_an_anchor(tmp_path: 
 
 
 def test_every_kind_of_line_can_be_made() -> None:
-    assert HOUSE.sees_all
+    assert SERVER_PRINCIPAL.sees_everything
     made = [
         call_allowed("read", "0" * 32, agent="ada", run=RUN),
         call_ended("read", "words", agent="ada", run=RUN, verdict="done"),
@@ -524,7 +537,7 @@ def test_every_kind_of_line_can_be_made() -> None:
         lines.grant_given("web", by="person:owner", agent="ada", grant="b" * 32),
         lines.grant_revoked("web", by="person:owner", agent="ada", grant="b" * 32),
         *(
-            lines.changed(kind, "agent.set", by="person:owner", agent="ada")
+            lines.operation_performed(kind, "agent.set", by="person:owner", agent="ada")
             for kind in (
                 AuditKind.SETTINGS_CHANGED,
                 AuditKind.AGENT_CHANGED,
@@ -542,4 +555,4 @@ def test_every_kind_of_line_can_be_made() -> None:
     ]
     assert {entry.kind for entry in made} == set(AuditKind) - {AuditKind.CHAIN_BEGUN, AuditKind.ANCHORED}
     assert all(entry.who and entry.subject and entry.verdict for entry in made)
-    assert lines.changed(AuditKind.AGENT_CHANGED, "config.apply", by="house").agent == ""
+    assert lines.operation_performed(AuditKind.AGENT_CHANGED, "config.apply", by="house").agent == ""

@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 from store.model_spending import AT_MS, TODAY, Till, run_of, wrong
 from stores import POSTGRES, SQLITE, place_of
 
-from retinue.domain.budget_caps import OUTPUT_TOKENS_LEAST
+from retinue.domain.budget_caps import OUTPUT_TOKENS_MIN
 from retinue.domain.model import ModelRef, Price
-from retinue.domain.money import BudgetSpent, CallTerms, Caps, Days
+from retinue.domain.money import BudgetLimits, BudgetPeriod, BudgetSpent, ModelCallReservationRequest
 from retinue.domain.record import NO_USAGE, Usage
 from retinue.domain.run import Run
 from retinue.store.core import sqlite
-from retinue.store.core.connection import Body
-from retinue.store.core.transaction import Page
+from retinue.store.core.connection import TransactionBody
+from retinue.store.core.transaction import Transaction
 from retinue.store.open_store import prepare_sqlite
 from retinue.store.runs import money
 
@@ -34,15 +34,15 @@ T = TypeVar("T")
 
 RUNS = {SQLITE: 400, POSTGRES: 200}
 AGENTS, PEOPLE, TREES = ("ada", "bo", "cy"), ("maria", "noor"), 20
-CAPS = Caps(
+CAPS = BudgetLimits(
     run_microusd=200_000,
     tree_microusd=1_200_000,
     agent_day_microusd=4_500_000,
     agent_month_microusd=4_600_000,
     person_day_microusd=5_500_000,
     person_month_microusd=5_600_000,
-    house_day_microusd=10_000_000,
-    house_month_microusd=10_100_000,
+    instance_day_microusd=10_000_000,
+    instance_month_microusd=10_100_000,
 )
 PRICES = (
     (ModelRef("anthropic", "claude"), Price(input=3_000_000, output=15_000_000, cache_write=3_750_000)),
@@ -54,7 +54,7 @@ SCOPES = {
     "tree": ("root", CAPS.tree_microusd),
     "agent": ("agent", CAPS.agent_day_microusd),
     "person": ("person", CAPS.person_day_microusd),
-    "house": ("'house'", CAPS.house_day_microusd),
+    "house": ("'house'", CAPS.instance_day_microusd),
 }
 
 
@@ -66,19 +66,19 @@ class Made:
     root: str
     turn: int
     attempt: int
-    terms: CallTerms
+    terms: ModelCallReservationRequest
     output_tokens: int
-    days: Days
+    days: BudgetPeriod
 
     def where(self) -> dict[str, Any]:
         key: dict[str, Any] = {"turn": self.turn, "index": 0, "attempt": self.attempt}
         return key | {"days": self.days, "root": self.root, "at_ms": AT_MS}
 
-    def ends(self, how: str, share: float) -> Body[Any]:
+    def ends(self, how: str, share: float) -> TransactionBody[Any]:
         """What writes its end."""
         about: dict[str, Any] = {"run": self.run, "terms": self.terms, **self.where()}
         failed = {"failure": "server", "next_move": "next-model", "error": "it broke"}
-        bound, used = self.terms.input_tokens_bound, int(self.output_tokens * share)
+        bound, used = self.terms.input_tokens_max, int(self.output_tokens * share)
         match how:
             case "all of it":
                 cached = int(bound * share)
@@ -96,14 +96,14 @@ class Made:
             case "broken off":
                 return partial(money.fail, unknown=True, **failed, **about)
             case _:  # a crash, or a cancel
-                return partial(money.count_as_spent, run=self.run.id)
+                return partial(money.charge_interrupted_calls, run=self.run.id)
         return partial(money.settle, usage=usage, **about)
 
 
 ENDS = ("all of it", "some of it", "estimated", "untold", "failed", "broken off", "crash")
 
 
-def over(conn: sa.Connection, days: Days = TODAY) -> list[tuple[str, int]]:
+def over(conn: sa.Connection, days: BudgetPeriod = TODAY) -> list[tuple[str, int]]:
     """Whatever has more spent or held under it than its cap, and than what calls took beyond their reservation."""
     found: list[tuple[str, int]] = []
     for name, (column, cap) in SCOPES.items():
@@ -146,12 +146,12 @@ class Crowd:
 
     async def call(self, run: Run, root: str, turn: int, attempt: int, how: str) -> bool:
         ref, price = self.chance.choice(PRICES)
-        asked = CallTerms(
+        asked = ModelCallReservationRequest(
             ref=ref,
             price=price,
-            input_tokens_bound=self.chance.randint(1, 4_000),
+            input_tokens_max=self.chance.randint(1, 4_000),
             output_tokens_max=self.chance.choice((500, 2_000, 8_192)),
-            caps=CAPS,
+            limits=CAPS,
         )
         made = Made(run, root, turn, attempt, asked, asked.output_tokens_max, TODAY)
         try:
@@ -159,7 +159,7 @@ class Crowd:
         except BudgetSpent:
             self.refused += 1
             return False
-        assert granted.output_tokens_max >= min(OUTPUT_TOKENS_LEAST, asked.output_tokens_max)
+        assert granted.output_tokens_max >= min(OUTPUT_TOKENS_MIN, asked.output_tokens_max)
         self.lowered += granted.output_tokens_max < asked.output_tokens_max
         self.made += 1
         for _ in range(self.chance.randint(0, 3)):
@@ -185,7 +185,7 @@ async def test_hundreds_of_runs_at_once_never_spend_more_than_any_cap(
         [(beyond,)] = await crowd.till.rows("SELECT count(*) FROM money WHERE released_microusd < 0")
     assert held == 0
     assert beyond == 0, "no call within its bounds took more than was held for it"
-    cap = CAPS.house_day_microusd
+    cap = CAPS.instance_day_microusd
     assert cap is not None
     assert cap * 0.9 < settled <= cap, "the cap was reached, or this shows nothing"
     assert crowd.refused > 20 and crowd.lowered > 5 and crowd.made > 100, "both happened, and often"
@@ -202,8 +202,8 @@ async def test_what_calls_take_beyond_their_bound_is_recorded_and_nothing_is_giv
         [(beyond,)] = await crowd.till.rows("SELECT count(*) FROM money WHERE released_microusd < 0")
         assert beyond > 5
 
-        price, caps = Price(input=1_000_000), Caps(person_day_microusd=50_000)
-        asked = CallTerms(ref=ModelRef("", "x"), price=price, input_tokens_bound=10_000, caps=caps)
+        price, caps = Price(input=1_000_000), BudgetLimits(person_day_microusd=50_000)
+        asked = ModelCallReservationRequest(ref=ModelRef("", "x"), price=price, input_tokens_max=10_000, limits=caps)
         runs = [run_of(f"b{n}", sender="person:gus") for n in range(5)]
         await asyncio.gather(*(crowd.till.reserve(run, asked) for run in runs))
         await crowd.till.settle(runs[0], asked, Usage(input_tokens=30_000))
@@ -220,7 +220,9 @@ async def test_calls_that_begin_at_one_moment_are_let_through_only_as_far_as_the
 ) -> None:
     """All of these commits are one group for SQLite: each must see what those before it in the group hold."""
     price = Price(call=1_000)
-    asked = CallTerms(ref=ModelRef("", "x"), price=price, caps=Caps(house_day_microusd=37_500))
+    asked = ModelCallReservationRequest(
+        ref=ModelRef("", "x"), price=price, limits=BudgetLimits(instance_day_microusd=37_500)
+    )
     async with place_of(SQLITE, request, tmp_path).open() as store:
         till = Till(store)
         ends = await asyncio.gather(*(till.reserve(run_of(f"{n}"), asked) for n in range(300)), return_exceptions=True)
@@ -265,21 +267,21 @@ def test_in_any_order_of_calls_and_endings_every_cap_holds_but_for_what_one_call
     house: int | None,
 ) -> None:
     day = next(numbers)  # of its own, so that examples do not see each other
-    days = Days(day=day, month_from=day, month_to=day)
-    caps = Caps(
+    days = BudgetPeriod(day=day, month_first_day=day, month_last_day=day)
+    caps = BudgetLimits(
         run_microusd=run,
         tree_microusd=tree,
         agent_day_microusd=agent,
         person_month_microusd=person,
-        house_day_microusd=house,
+        instance_day_microusd=house,
     )
     runs = [run_of(f"{day:x}{n:x}", agent=f"a{n % 2}", sender=f"person:p{n % 3}") for n in range(6)]
     open_calls: list[tuple[Made, float]] = []
     turns = count()
     for which, model, input_tokens, output_tokens, how, share in acts:
         ref, price = PRICES[model]
-        asked = CallTerms(
-            ref=ref, price=price, input_tokens_bound=input_tokens, output_tokens_max=output_tokens, caps=caps
+        asked = ModelCallReservationRequest(
+            ref=ref, price=price, input_tokens_max=input_tokens, output_tokens_max=output_tokens, limits=caps
         )
         root = runs[which % 2].id
         made = Made(runs[which], root, next(turns), 1, asked, output_tokens, days)
@@ -306,14 +308,14 @@ def test_in_any_order_of_calls_and_endings_every_cap_holds_but_for_what_one_call
     assert wrong(conn) == []
 
 
-def _left(conn: sa.Connection, made: Made, caps: Caps) -> int | None:
+def _left(conn: sa.Connection, made: Made, caps: BudgetLimits) -> int | None:
     """The least that any cap leaves, counted from the calls themselves."""
     scopes = (
         ("run", made.run.id, caps.run_microusd),
         ("root", made.root, caps.tree_microusd),
         ("agent", made.run.agent, caps.agent_day_microusd),
         ("person", made.run.sender.name, caps.person_month_microusd),
-        ("day", made.days.day, caps.house_day_microusd),
+        ("day", made.days.day, caps.instance_day_microusd),
     )
     left: list[int] = []
     for column, value, cap in scopes:
@@ -326,11 +328,11 @@ def _left(conn: sa.Connection, made: Made, caps: Caps) -> int | None:
     return min(left, default=None)
 
 
-def commit(conn: sa.Connection, body: Body[T]) -> T:
+def commit(conn: sa.Connection, body: TransactionBody[T]) -> T:
     raw: Any = conn.connection.dbapi_connection
     raw.execute("BEGIN")
     try:
-        page = Page(conn, AT_MS)
+        page = Transaction(conn, AT_MS)
         done = body(conn)
         page.close()
     except BaseException:

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from retinue.domain.access import Identity, Pairing, PairingState
 from retinue.domain.agent import Agent
-from retinue.domain.binding import Binding, Match, PeerKind
+from retinue.domain.binding import Binding, BindingMatch, PeerKind
 from retinue.domain.errors import Conflict, Invalid, NotFound, StoreError
 from retinue.domain.person import Person, Role
 from retinue.store.agents import agents
@@ -33,7 +33,7 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
 
     def settle_in(conn: sa.Connection) -> None:
         for name in ("ada", "bob"):
-            agents.put(conn, Agent(name=name), source="test", at_ms=NOW_MS)
+            agents.upsert(conn, Agent(name=name), source="test", at_ms=NOW_MS)
         for name, role in (("owner", Role.OWNER), ("maria", Role.MEMBER)):
             people.add(conn, Person(name=name, role=role), at_ms=NOW_MS)
 
@@ -45,12 +45,14 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
 def bound(id_: str, agent: str, **match: str) -> Binding:
     kind = match.pop("peer_kind", "")
     return Binding(
-        id=id_, agent=agent, match=Match(connector="telegram", peer_kind=PeerKind(kind) if kind else None, **match)
+        id=id_,
+        agent=agent,
+        match=BindingMatch(connector="telegram", peer_kind=PeerKind(kind) if kind else None, **match),
     )
 
 
 async def put(store: Store, binding: Binding) -> Binding:
-    return await store.write(partial(bindings.put, binding=binding, at_ms=NOW_MS), point="test")
+    return await store.write(partial(bindings.replace, binding=binding, at_ms=NOW_MS), point="test")
 
 
 async def add(store: Store, binding: Binding) -> Binding:
@@ -58,7 +60,7 @@ async def add(store: Store, binding: Binding) -> Binding:
 
 
 async def answering(store: Store) -> dict[str, str]:
-    return {each.id: each.agent for each in await store.scan(bindings.everything)}
+    return {each.id: each.agent for each in await store.scan(bindings.list_all)}
 
 
 # Bindings
@@ -72,7 +74,7 @@ async def test_only_two_bindings_with_the_same_whole_match_are_refused(store: St
     await add(store, bound("4", "bob", account="family", guild="g"))
     with pytest.raises(Conflict) as refused:
         await add(store, bound("5", "bob", account="family"))
-    assert refused.value.code == "binding.taken"
+    assert refused.value.code == "binding.exists"
     assert await answering(store) == {"1": "ada", "2": "bob", "3": "bob", "4": "bob"}
 
 
@@ -85,7 +87,7 @@ async def test_an_account_is_one_agents_and_rebinding_replaces_in_one_commit(sto
     assert await answering(store) == {"3": "bob"}, "and an agent has one account of a connector"
     await put(store, bound("4", "bob", peer="7"))
     assert await answering(store) == {"3": "bob", "4": "bob"}, "single rooms are bound beside it"
-    await put(store, Binding(id="5", agent="ada", match=Match(connector="work")))
+    await put(store, Binding(id="5", agent="ada", match=BindingMatch(connector="work")))
     assert await answering(store) == {"5": "ada", "4": "bob"}, "an account by its own name is the same account"
 
 
@@ -99,24 +101,29 @@ async def test_a_rebinding_that_fails_leaves_the_one_before(store: Store) -> Non
 
 @pytest.mark.spec("C85")
 async def test_several_agents_may_answer_in_one_room_each_named_once(store: Store) -> None:
-    both = Binding(id="1", agent="Ada", also=("BOB",), match=Match(connector="telegram", peer="-1"))
+    both = Binding(id="1", agent="Ada", extra_agents=("BOB",), match=BindingMatch(connector="telegram", peer="-1"))
     assert (await add(store, both)).agents == ("ada", "bob"), "in the spelling of the staff"
     with pytest.raises(Invalid):
-        await put(store, Binding(id="2", agent="ada", also=("ADA",), match=Match(connector="telegram", peer="-2")))
+        await put(
+            store,
+            Binding(id="2", agent="ada", extra_agents=("ADA",), match=BindingMatch(connector="telegram", peer="-2")),
+        )
 
 
 async def test_who_left_answers_nowhere_and_the_others_of_a_room_go_on(store: Store) -> None:
-    await add(store, Binding(id="1", agent="ada", also=("bob",), match=Match(connector="telegram", peer="-1")))
+    await add(
+        store, Binding(id="1", agent="ada", extra_agents=("bob",), match=BindingMatch(connector="telegram", peer="-1"))
+    )
     await add(store, bound("2", "ada"))
-    assert await store.write(partial(bindings.forget_agent, agent="ada", at_ms=NOW_MS), point="test") == 2
+    assert await store.write(partial(bindings.remove_agent, agent="ada", at_ms=NOW_MS), point="test") == 2
     assert await answering(store) == {"1": "bob"}
 
 
 async def test_a_binding_follows_its_room_to_a_new_name(store: Store) -> None:
     await add(store, bound("1", "ada", peer="-1"))
-    moved = partial(bindings.move, instance="family", room="-1", new_room="-1001")
+    moved = partial(bindings.move_channel, connector="family", channel="-1", new_channel="-1001")
     assert await store.write(moved, point="test") == 1
-    assert [each.match.peer for each in await store.scan(bindings.everything)] == ["-1001"]
+    assert [each.match.peer for each in await store.scan(bindings.list_all)] == ["-1001"]
 
 
 # Identities
@@ -137,28 +144,30 @@ async def test_an_id_is_one_persons_and_one_person_has_several(store: Store) -> 
     with pytest.raises(NotFound):
         await link("telegram", "8", "nobody")
 
-    who = await store.read(partial(identities.who, service="telegram", id_="7"))
+    who = await store.read(partial(identities.find_person, service="telegram", id_="7"))
     assert who == Person(name="maria", role=Role.MEMBER)
-    assert await store.read(partial(identities.who, service="irc", id_="7")) is None, "an id counts in its service"
+    assert await store.read(partial(identities.find_person, service="irc", id_="7")) is None, (
+        "an id counts in its service"
+    )
 
 
 async def test_a_person_who_is_forgotten_is_known_by_no_id_and_nothing_of_theirs_is_kept(store: Store) -> None:
     def happened(conn: sa.Connection) -> None:
         identities.link(conn, Identity(service="telegram", id="7", person="maria"), at_ms=NOW_MS)
-        pairings.ask(conn, asking("7"), cap=3, at_ms=NOW_MS)
+        pairings.request_access(conn, asking("7"), cap=3, at_ms=NOW_MS)
         pairings.admit(conn, "family", "7", by="person:owner", at_ms=NOW_MS)
         for speaker in ("7", "8"):
             row = {"message_id": speaker, "speaker": speaker, "name": "Maria", "text": "hi"}
             ambient_messages.add(conn, "family", "-1", **row, limit=9, at_ms=NOW_MS)
 
     await store.write(happened, point="test")
-    await store.write(partial(erase_person.forget, person="maria", now_ms=NOW_MS), point="test")
+    await store.write(partial(erase_person.erase_person, person="maria", now_ms=NOW_MS), point="test")
 
-    assert await store.read(partial(identities.who, service="telegram", id_="7")) is None
-    assert not await store.read(partial(pairings.is_admitted, instance="family", speaker="7"))
-    assert await store.scan(partial(pairings.latest, limit=9)) == []
-    left = await store.scan(partial(ambient_messages.read, instance="family", room="-1"))
-    assert [each.speaker for each in left] == ["8"], "what others said is theirs"
+    assert await store.read(partial(identities.find_person, service="telegram", id_="7")) is None
+    assert not await store.read(partial(pairings.is_admitted, connector="family", speaker="7"))
+    assert await store.scan(partial(pairings.list_latest, limit=9)) == []
+    left = await store.scan(partial(ambient_messages.list_messages, connector="family", channel="-1"))
+    assert [each.sender_id for each in left] == ["8"], "what others said is theirs"
 
 
 # Pairings
@@ -167,19 +176,19 @@ async def test_a_person_who_is_forgotten_is_known_by_no_id_and_nothing_of_theirs
 def asking(speaker: str, *, id_: str = "", minutes: int = 60) -> Pairing:
     return Pairing(
         id=id_ or f"p{speaker}",
-        instance="family",
-        service="telegram",
-        speaker=speaker,
+        connector="family",
+        platform="telegram",
+        sender_id=speaker,
         name="Somebody",
         code=f"CODE{speaker}",
         state=PairingState.WAITING,
-        asked_at=NOW,
+        requested_at=NOW,
         expires_at=NOW + timedelta(minutes=minutes),
     )
 
 
-async def ask(store: Store, pairing: Pairing, *, cap: int = 2, at_ms: int = NOW_MS) -> pairings.Asked:
-    return await store.write(partial(pairings.ask, pairing=pairing, cap=cap, at_ms=at_ms), point="test")
+async def ask(store: Store, pairing: Pairing, *, cap: int = 2, at_ms: int = NOW_MS) -> pairings.PairingRequestResult:
+    return await store.write(partial(pairings.request_access, pairing=pairing, cap=cap, at_ms=at_ms), point="test")
 
 
 @pytest.mark.spec("C16")
@@ -192,8 +201,8 @@ async def test_whoever_waits_keeps_their_code_and_beyond_the_cap_nobody_is_added
     assert first.is_new and not again.is_new
     assert again.pairing == first.pairing
     assert third.pairing is None and not third.is_new
-    assert await store.read(partial(pairings.is_full, instance="family", cap=2, now_ms=NOW_MS))
-    assert not await store.read(partial(pairings.is_full, instance="work", cap=2, now_ms=NOW_MS))
+    assert await store.read(partial(pairings.is_full, connector="family", cap=2, now_ms=NOW_MS))
+    assert not await store.read(partial(pairings.is_full, connector="work", cap=2, now_ms=NOW_MS))
 
 
 @pytest.mark.spec("C16")
@@ -202,9 +211,9 @@ async def test_a_code_expires_and_makes_room_for_the_next(store: Store) -> None:
     later = NOW_MS + 60_000
     decided = partial(pairings.decide, id_="p1", state=PairingState.ACCEPTED, by="person:owner", at_ms=later)
     assert await store.write(decided, point="test") is None, "too late"
-    assert not await store.read(partial(pairings.is_admitted, instance="family", speaker="1"))
+    assert not await store.read(partial(pairings.is_admitted, connector="family", speaker="1"))
     assert (await ask(store, asking("2"), cap=1, at_ms=later)).is_new
-    states = {each.id: each.state for each in await store.scan(partial(pairings.latest, limit=9))}
+    states = {each.id: each.state for each in await store.scan(partial(pairings.list_latest, limit=9))}
     assert states == {"p1": PairingState.EXPIRED, "p2": PairingState.WAITING}
 
 
@@ -212,21 +221,21 @@ async def test_a_code_expires_and_makes_room_for_the_next(store: Store) -> None:
 async def test_whoever_is_accepted_is_let_in_once_and_who_is_refused_is_not(store: Store) -> None:
     for speaker in ("1", "2"):
         await ask(store, asking(speaker))
-    found = await store.read(partial(pairings.by_code, code="code1", now_ms=NOW_MS))
+    found = await store.read(partial(pairings.find_by_code, code="code1", now_ms=NOW_MS))
     assert found is not None and found.id == "p1", "a code is read in either case"
     for id_, state in (("p1", PairingState.ACCEPTED), ("p2", PairingState.REFUSED)):
         decide = partial(pairings.decide, id_=id_, state=state, by="person:owner", at_ms=NOW_MS)
         assert await store.write(decide, point="test") is not None
         assert await store.write(decide, point="test") is None, "decided is decided"
-    assert [each.speaker for each in await store.scan(pairings.admitted)] == ["1"]
-    assert await store.write(partial(pairings.dismiss, instance="family", speaker="1"), point="test")
-    assert await store.scan(pairings.admitted) == []
+    assert [each.speaker for each in await store.scan(pairings.list_admitted)] == ["1"]
+    assert await store.write(partial(pairings.revoke_admission, connector="family", speaker="1"), point="test")
+    assert await store.scan(pairings.list_admitted) == []
 
 
 async def test_what_was_decided_long_ago_goes_when_somebody_asks(store: Store) -> None:
     await ask(store, asking("1", minutes=1))
-    await ask(store, asking("2"), at_ms=NOW_MS + pairings.KEPT_MS + 61_000)
-    assert [each.id for each in await store.scan(partial(pairings.latest, limit=9))] == ["p2"]
+    await ask(store, asking("2"), at_ms=NOW_MS + pairings.RETENTION_MS + 61_000)
+    assert [each.id for each in await store.scan(partial(pairings.list_latest, limit=9))] == ["p2"]
 
 
 # Overheard
@@ -250,11 +259,13 @@ async def test_of_what_is_overheard_the_last_is_kept_and_told_once(store: Store)
 
     await store.write(heard, point="test")
     await store.write(heard, point="test")  # delivered again
-    kept = await store.scan(partial(ambient_messages.read, instance="family", room="-1"))
+    kept = await store.scan(partial(ambient_messages.list_messages, connector="family", channel="-1"))
     assert [each.message_id for each in kept] == ["3", "4", "5"]
     assert all(len(each.text) == ambient_messages.TEXT_CHARS_MAX for each in kept)
-    await store.write(partial(ambient_messages.told, instance="family", room="-1", upto=kept[1].seq), point="test")
-    left = await store.scan(partial(ambient_messages.read, instance="family", room="-1"))
+    await store.write(
+        partial(ambient_messages.delete_shown, connector="family", channel="-1", upto=kept[1].seq), point="test"
+    )
+    left = await store.scan(partial(ambient_messages.list_messages, connector="family", channel="-1"))
     assert [each.message_id for each in left] == ["5"], "what came meanwhile is told next time"
 
 
@@ -265,8 +276,8 @@ async def test_what_was_overheard_follows_its_room(store: Store) -> None:
         ambient_messages.move(conn, "family", "-1", "-1001")
 
     await store.write(body, point="test")
-    assert await store.scan(partial(ambient_messages.read, instance="family", room="-1")) == []
-    assert len(await store.scan(partial(ambient_messages.read, instance="family", room="-1001"))) == 1
+    assert await store.scan(partial(ambient_messages.list_messages, connector="family", channel="-1")) == []
+    assert len(await store.scan(partial(ambient_messages.list_messages, connector="family", channel="-1001"))) == 1
 
 
 async def test_the_store_itself_holds_one_waiting_pairing_for_each_speaker(store: Store) -> None:

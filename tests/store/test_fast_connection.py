@@ -10,10 +10,10 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from retinue.store.core import fast_connection
-from retinue.store.core.fast_connection import QuickConnection
+from retinue.store.core.fast_connection import FastConnection
 from retinue.store.core.sqlite import connect
 from retinue.store.core.tables import outcomes, tally
-from retinue.store.open_store import open_inline
+from retinue.store.open_store import open_inline_store
 
 _insert = tally.insert()
 _all = sa.select(tally).order_by(tally.c.day)
@@ -22,8 +22,8 @@ _raise = tally.update().where(tally.c.day == sa.bindparam("the_day")).values(acc
 
 @pytest.fixture
 def conn(monkeypatch: pytest.MonkeyPatch) -> Iterator[sa.Connection]:
-    monkeypatch.setattr(QuickConnection, "_prepared", {})  # whatever other tests have asked before
-    store = open_inline()
+    monkeypatch.setattr(FastConnection, "_prepared", {})  # whatever other tests have asked before
+    store = open_inline_store()
     yield store.connection
     store.connection.close()
 
@@ -76,10 +76,10 @@ def test_statements_of_the_moment_do_not_keep_those_of_the_house_out(
     conn: sa.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared = conn._prepared  # pyright: ignore
-    monkeypatch.setattr(fast_connection, "PREPARED_MAX", len(prepared) + 3)
+    monkeypatch.setattr(fast_connection, "PREPARED_STATEMENTS_MAX", len(prepared) + 3)
     for day in range(10):
         conn.execute(sa.select(tally).where(tally.c.day == day))
-        assert len(prepared) <= fast_connection.PREPARED_MAX
+        assert len(prepared) <= fast_connection.PREPARED_STATEMENTS_MAX
     conn.execute(_insert, _row(1))
     assert id(_insert) in prepared
 

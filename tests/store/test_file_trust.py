@@ -13,8 +13,8 @@ from stores import POSTGRES, SQLITE, Place, place_of
 from retinue.domain.ids import RunId
 from retinue.domain.trust import Trust
 from retinue.store.agents import file_trust
-from retinue.store.agents.file_trust import CTIME_SLACK_MS, LABEL_REST_MS, LABELS_AT_ONCE_MAX
-from retinue.store.core.connection import Body, Store
+from retinue.store.agents.file_trust import CTIME_SLACK_MS, LABEL_GRACE_MS, LABELS_PER_BATCH_MAX
+from retinue.store.core.connection import Store, TransactionBody
 
 RUN = RunId("6" * 32)
 NOW = 1_800_000_000_000
@@ -32,7 +32,7 @@ async def store(place: Place) -> AsyncGenerator[Store]:
         yield opened
 
 
-async def write(store: Store, body: Body[object]) -> object:
+async def write(store: Store, body: TransactionBody[object]) -> object:
     return await store.write(body, point="test")
 
 
@@ -45,14 +45,14 @@ async def clean(store: Store, path: str = FILE, *, ctime: int) -> None:
 
 
 async def tainted(store: Store, folder: str, *, at: int = NOW) -> None:
-    await write(store, partial(file_trust.taint_folder, path=folder, at_ms=at, run=RUN))
+    await write(store, partial(file_trust.distrust_directory, path=folder, at_ms=at, run=RUN))
 
 
 async def doubted(store: Store, path: str = FILE, *, ctime: int = NOW, content: str = "") -> bool:
-    found = await store.read(partial(file_trust.label, path=path, ctime_ms=ctime, content=content))
-    every = await store.scan(partial(file_trust.below, folder=os.path.dirname(path)))
+    found = await store.read(partial(file_trust.get_trust, path=path, ctime_ms=ctime, content=content))
+    every = await store.scan(partial(file_trust.get_directory_labels, folder=os.path.dirname(path)))
     if not content:  # one file looked at by itself, or among others: the same
-        assert every.trust(path, ctime_ms=ctime) is found
+        assert every.get_trust(path, ctime_ms=ctime) is found
     return found is Trust.UNTRUSTED
 
 
@@ -123,7 +123,7 @@ async def test_names_with_signs_of_sql_in_them_are_names(store: Store) -> None:
     assert not await doubted(store, "/work/100%/x")
     assert not await doubted(store, "/w_rk/1000/x")
     await untrusted(store, "/W/ä.md")
-    found = await store.scan(partial(file_trust.below, folder="/w"))
+    found = await store.scan(partial(file_trust.get_directory_labels, folder="/w"))
     assert not found.by_key
 
 
@@ -139,7 +139,7 @@ async def test_bytes_from_outside_are_doubted_wherever_they_lie(store: Store) ->
 
 
 async def begin(store: Store, *, readable: list[str], writable: list[str], bad: bool = False, at: int = NOW) -> bool:
-    body = partial(file_trust.begin_command, readable=readable, writable=writable, untrusted=bad, at_ms=at, run=RUN)
+    body = partial(file_trust.label_command, readable=readable, writable=writable, untrusted=bad, at_ms=at, run=RUN)
     return await store.write(body, point="test") is Trust.UNTRUSTED
 
 
@@ -180,27 +180,27 @@ async def test_labels_of_files_that_are_gone_go_too(store: Store, tmp_path: Path
     here, gone, folder = str(tmp_path / "here"), str(tmp_path / "gone"), tmp_path / "folder"
     Path(here).touch()
     folder.mkdir()
-    old = NOW - LABEL_REST_MS - 1
+    old = NOW - LABEL_GRACE_MS - 1
     await untrusted(store, here, gone, at=old)
     await untrusted(store, str(tmp_path / "about-to-be-written"), at=NOW - 5)
-    await untrusted(store, *(f"{gone}/{number}" for number in range(LABELS_AT_ONCE_MAX + 1)), at=old)
+    await untrusted(store, *(f"{gone}/{number}" for number in range(LABELS_PER_BATCH_MAX + 1)), at=old)
     await tainted(store, str(folder), at=old)
     await tainted(store, gone, at=old)
     await write(store, partial(file_trust.mark_content, hashes=["ab" * 32, "cd" * 32], at_ms=old))
-    swept = await file_trust.sweep(store, now_ms=NOW, named={"ab" * 32}.__contains__)
-    assert swept == LABELS_AT_ONCE_MAX + 1 + 3  # and: `gone`, `gone/`, one hash
+    swept = await file_trust.sweep(store, now_ms=NOW, is_named={"ab" * 32}.__contains__)
+    assert swept == LABELS_PER_BATCH_MAX + 1 + 3  # and: `gone`, `gone/`, one hash
     assert await doubted(store, here)
     assert await doubted(store, str(tmp_path / "about-to-be-written"))
     assert await doubted(store, str(folder / "x"))
     assert await doubted(store, content="ab" * 32)
     assert not await doubted(store, gone)
     assert not await doubted(store, content="cd" * 32)
-    assert await file_trust.sweep(store, now_ms=NOW, named={"ab" * 32}.__contains__) == 0
+    assert await file_trust.sweep(store, now_ms=NOW, is_named={"ab" * 32}.__contains__) == 0
 
 
 async def test_a_label_that_was_made_anew_meanwhile_is_not_swept_away(store: Store) -> None:
     await untrusted(store, FILE, at=NOW)
-    seen = await store.scan(partial(file_trust.around, path=FILE))
+    seen = await store.scan(partial(file_trust.get_file_labels, path=FILE))
     await untrusted(store, FILE, at=NOW + 1)
-    assert await write(store, partial(file_trust.forget, labels=seen.by_key.values())) == 0
+    assert await write(store, partial(file_trust.delete_labels, labels=seen.by_key.values())) == 0
     assert await doubted(store)

@@ -45,8 +45,8 @@ async def test_a_whole_is_found_in_its_session_by_how_its_hash_begins(place: Pla
     ]
     async with place.open() as store:
         await store.write(partial(records.add, records=kept), point="test")
-        found = await store.scan(partial(full_results.find, session=HERE, prefix=one[:16]))
+        found = await store.scan(partial(full_results.find_by_hash, session=HERE, prefix=one[:16]))
         assert found is not None and (found.call, found.trust) == ("3", Trust.UNTRUSTED)
-        assert await store.scan(partial(full_results.find, session=HERE, prefix=two[:16])) is None
-        assert await store.scan(partial(full_results.find, session=THERE, prefix=two[:16])) is not None
-        assert await store.scan(full_results.named_files) == {one, two}
+        assert await store.scan(partial(full_results.find_by_hash, session=HERE, prefix=two[:16])) is None
+        assert await store.scan(partial(full_results.find_by_hash, session=THERE, prefix=two[:16])) is not None
+        assert await store.scan(full_results.list_file_hashes) == {one, two}

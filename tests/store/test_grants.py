@@ -12,14 +12,14 @@ import sqlalchemy as sa
 
 from retinue.domain.grant import Grant
 from retinue.domain.ids import ApprovalId, GrantId, SessionId
-from retinue.domain.permission import WEB, Access, Permission
+from retinue.domain.permission import WEB_PERMISSION, Permission, PermissionKind
 from retinue.domain.times import from_ms
 from retinue.store.agents import grants
 from retinue.store.open_store import prepare_sqlite
 
 NOW_MS = 1_767_614_400_000
 NOW = from_ms(NOW_MS)
-MUSIC, SONGS = Permission(Access.READ, "/srv/music"), Permission(Access.READ, "/srv/music/songs")
+MUSIC, SONGS = Permission(PermissionKind.READ, "/srv/music"), Permission(PermissionKind.READ, "/srv/music/songs")
 
 
 @pytest.fixture
@@ -46,21 +46,21 @@ def grant(number: int, **kw: Any) -> Grant:
 
 
 def good(conn: sa.Connection) -> list[str]:
-    return [each.id[:8] for each in grants.listed(conn, now_ms=NOW_MS)]
+    return [each.id[:8] for each in grants.list_grants(conn, now_ms=NOW_MS)]
 
 
 def test_a_grant_is_read_as_it_was_kept(conn: sa.Connection) -> None:
     kept = grant(
         1,
         session=SessionId("5" * 32),
-        permission=WEB,
+        permission=WEB_PERMISSION,
         approval=ApprovalId("a" * 32),
         expires_at=NOW + timedelta(seconds=1),
     )
     grants.add(conn, kept)
-    assert grants.of_agent(conn, "ada", now_ms=NOW_MS) == [kept]
-    assert grants.of_agent(conn, "bob", now_ms=NOW_MS) == []
-    assert grants.find(conn, kept.id[:8]) == [kept]
+    assert grants.list_of_agent(conn, "ada", now_ms=NOW_MS) == [kept]
+    assert grants.list_of_agent(conn, "bob", now_ms=NOW_MS) == []
+    assert grants.find_by_prefix(conn, kept.id[:8]) == [kept]
 
 
 def test_one_that_is_over_is_not_listed(conn: sa.Connection) -> None:
@@ -82,29 +82,29 @@ def test_the_same_call_made_again_grants_once(conn: sa.Connection) -> None:
 
 
 def test_what_was_handed_on_ends_with_the_last_grant_that_covers_it(conn: sa.Connection) -> None:
-    handed = {"granted_by": grants.handed_on_by("ada"), "permission": SONGS}
+    handed = {"granted_by": grants.granted_by_agent("ada"), "permission": SONGS}
     grants.add(conn, grant(1))
-    grants.add(conn, grant(2, permission=Permission(Access.WRITE, "/srv")))
+    grants.add(conn, grant(2, permission=Permission(PermissionKind.WRITE, "/srv")))
     grants.add(conn, grant(3, agent="cleo", **handed))
     grants.add(conn, grant(4, agent="cleo", granted_by="owner", permission=SONGS))
-    grants.add(conn, grant(5, agent="cleo", granted_by=grants.handed_on_by("bo"), permission=SONGS))
+    grants.add(conn, grant(5, agent="cleo", granted_by=grants.granted_by_agent("bo"), permission=SONGS))
     grants.revoke(conn, grant(1).id, by="owner", at_ms=NOW_MS)
-    assert grants.revoke_handed_on(conn, "ada", by="owner", at_ms=NOW_MS) == [], "the other covers it"
+    assert grants.revoke_passed_on(conn, "ada", by="owner", at_ms=NOW_MS) == [], "the other covers it"
     grants.revoke(conn, grant(2).id, by="owner", at_ms=NOW_MS)
-    ended = grants.revoke_handed_on(conn, "ada", by="owner", at_ms=NOW_MS)
+    ended = grants.revoke_passed_on(conn, "ada", by="owner", at_ms=NOW_MS)
     assert [each.id[:8] for each in ended] == ["00000003"]
     assert good(conn) == ["00000004", "00000005"]
 
 
 def test_what_an_agent_was_handed_does_not_keep_alive_what_it_gave(conn: sa.Connection) -> None:
-    grants.add(conn, grant(1, granted_by=grants.handed_on_by("bo")))
-    grants.add(conn, grant(2, agent="cleo", granted_by=grants.handed_on_by("ada")))
-    assert [each.agent for each in grants.revoke_handed_on(conn, "ada", by="owner", at_ms=NOW_MS)] == ["cleo"]
+    grants.add(conn, grant(1, granted_by=grants.granted_by_agent("bo")))
+    grants.add(conn, grant(2, agent="cleo", granted_by=grants.granted_by_agent("ada")))
+    assert [each.agent for each in grants.revoke_passed_on(conn, "ada", by="owner", at_ms=NOW_MS)] == ["cleo"]
 
 
 def test_an_agent_that_goes_leaves_no_grant_behind(conn: sa.Connection) -> None:
     grants.add(conn, grant(1))
-    grants.add(conn, grant(2, agent="cleo", granted_by=grants.handed_on_by("ada")))
+    grants.add(conn, grant(2, agent="cleo", granted_by=grants.granted_by_agent("ada")))
     grants.add(conn, grant(3, agent="cleo"))
     assert len(grants.revoke_all(conn, "ada", by="owner", at_ms=NOW_MS)) == 2
     assert good(conn) == ["00000003"]

@@ -12,9 +12,9 @@ from stores import POSTGRES, SQLITE, place_of
 from retinue.domain.ids import SessionId
 from retinue.store.core.connection import Store
 from retinue.store.sessions import instructions
-from retinue.store.sessions.instructions import Kept
+from retinue.store.sessions.instructions import StoredInstructions
 
-ONE = Kept(began="1/0", snapshot="{}", text="Be brief.", parts="[]", at_ms=1)
+ONE = StoredInstructions(began="1/0", snapshot="{}", text="Be brief.", parts="[]", at_ms=1)
 
 
 @pytest.fixture(params=[SQLITE, POSTGRES])
@@ -26,21 +26,21 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerato
 async def test_a_session_has_what_it_was_told_last(store: Store) -> None:
     session, other = SessionId("a" * 32), SessionId("b" * 32)
 
-    async def put(whose: SessionId, kept: Kept) -> None:
-        await store.write(partial(instructions.put, session=whose, kept=kept), point="test")
+    async def put(whose: SessionId, kept: StoredInstructions) -> None:
+        await store.write(partial(instructions.upsert, session=whose, stored=kept), point="test")
 
-    async def get(whose: SessionId) -> Kept | None:
+    async def get(whose: SessionId) -> StoredInstructions | None:
         return await store.read(partial(instructions.get, session=whose))
 
     assert await get(session) is None
-    assert await store.read(partial(instructions.text_of, session=session)) is None
+    assert await store.read(partial(instructions.get_text, session=session)) is None
     await put(session, ONE)
     await put(other, ONE)
     assert await get(session) == ONE
     changed = ONE._replace(began="9/1", text="Be long. \N{SEEDLING}" * 10_000, at_ms=2)
     await put(session, changed)
     assert await get(session) == changed
-    assert await store.read(partial(instructions.text_of, session=session)) == changed.text
-    await store.write(partial(instructions.forget, session=session), point="test")
+    assert await store.read(partial(instructions.get_text, session=session)) == changed.text
+    await store.write(partial(instructions.delete, session=session), point="test")
     assert await get(session) is None
     assert await get(other) == ONE

@@ -15,22 +15,22 @@ import pytest
 import sqlalchemy as sa
 from busy_model import script
 
-from retinue.domain.agent import Agent, Delivery, ToolRules
+from retinue.domain.agent import Agent, CrashPolicy, ToolRules
 from retinue.domain.envelope import Outcome
 from retinue.domain.ids import EnvelopeId, SessionId
 from retinue.domain.ports import Clock
 from retinue.domain.session import Origin, OriginKind, Overflow, QueueMode, QueuePolicy
 from retinue.domain.times import to_ms
-from retinue.outbox.dead_letter_retry import retry
+from retinue.outbox.dead_letter_retry import requeue_dead_letter
 from retinue.store.channels import deliveries
 from retinue.store.core import sqlite
-from retinue.store.core.connection import Body, Store, Then
+from retinue.store.core.connection import AfterCommit, Store, TransactionBody
 from retinue.store.envelopes import envelopes
 from retinue.store.ledger import ledger
 from retinue.store.ledger.ledger_checks import RULES
 from retinue.store.runs import approvals, runs
-from retinue.testing.fake_connector import QuietConnector
-from retinue.testing.local_instance import House, Household, boss
+from retinue.testing.fake_connector import FakeConnector
+from retinue.testing.local_instance import LocalInstance, LocalServer, boss_principal
 from retinue.testing.postgres import PostgresServer
 
 T = TypeVar("T")
@@ -53,19 +53,19 @@ class AuditedStore:
     audit: Audit
     clock: Clock
 
-    async def write(self, body: Body[T], *, point: str, then: Then[T] | None = None) -> T:
+    async def write(self, body: TransactionBody[T], *, point: str, then: AfterCommit[T] | None = None) -> T:
         result = await self.store.write(body, point=point, then=then)
         self.audit.commits += 1
         if self.audit.commits % self.audit.every:
             return result
-        checked = await self.store.scan(partial(ledger.check, now_ms=to_ms(self.clock.now())))
-        self.audit.wrong += [f"after {point}: {line}" for e in checked.equations if not e.ok for line in e.lines()]
+        checked = await self.store.scan(partial(ledger.check_ledger, now_ms=to_ms(self.clock.now())))
+        self.audit.wrong += [f"after {point}: {line}" for e in checked.equations if not e.is_ok for line in e.lines()]
         return result
 
-    async def read(self, body: Body[T]) -> T:
+    async def read(self, body: TransactionBody[T]) -> T:
         return await self.store.read(body)
 
-    async def scan(self, body: Body[T]) -> T:
+    async def scan(self, body: TransactionBody[T]) -> T:
         return await self.store.scan(body)
 
     def on_commit(self, call: Callable[[], None], *tables: sa.Table) -> None:
@@ -78,7 +78,7 @@ class AuditedStore:
 AGENTS = (
     Agent(name="ada", model="scripted"),
     Agent(name="careful", model="scripted", tools=ToolRules(ask=("append_line",))),
-    Agent(name="once", model="scripted", delivery=Delivery.AT_MOST_ONCE),
+    Agent(name="once", model="scripted", delivery=CrashPolicy.AT_MOST_ONCE),
     Agent(name="small", model="scripted", queue=QueuePolicy(cap=1)),
     Agent(name="newest", model="scripted", queue=QueuePolicy(cap=1, overflow=Overflow.SUMMARIZE)),
     Agent(name="quick", model="scripted", queue=QueuePolicy(mode=QueueMode.STEER)),
@@ -86,9 +86,9 @@ AGENTS = (
 )
 
 
-def busy_household(root: Path, url: str | None) -> Household:
-    household = Household(root, url=url, agents=AGENTS, people=("maria", "noor", "owner"))
-    household.connectors["quiet"] = QuietConnector(household.clock)
+def busy_household(root: Path, url: str | None) -> LocalInstance:
+    household = LocalInstance(root, url=url, agents=AGENTS, people=("maria", "noor", "owner"))
+    household.connectors["quiet"] = FakeConnector(household.clock)
     household.model.rule = script
     household.model.price_microusd = 1000
     return household
@@ -122,43 +122,43 @@ class Books:
             conn.rollback()
             conn.close()
 
-    def check(self, *statements: str) -> ledger.Ledger:
+    def check(self, *statements: str) -> ledger.LedgerReport:
         with self.altered(*statements) as conn:
-            return ledger.check(conn, now_ms=NOW_MS)
+            return ledger.check_ledger(conn, now_ms=NOW_MS)
 
 
 class Day:
     """A day in a busy house, one kind of traffic after the other."""
 
-    def __init__(self, house: House, ids: dict[str, str] | None = None) -> None:
+    def __init__(self, house: LocalServer, ids: dict[str, str] | None = None) -> None:
         self.house = house
-        self.household = house.household
+        self.household = house.instance
         self.ids = {} if ids is None else ids
 
     @property
-    def quiet(self) -> QuietConnector:
+    def quiet(self) -> FakeConnector:
         connector = self.household.connectors["quiet"]
-        assert isinstance(connector, QuietConnector)
+        assert isinstance(connector, FakeConnector)
         return connector
 
     async def post(self, name: str, text: str, to: str = "ada", **kw: Any) -> EnvelopeId:
-        receipt = await self.house.post(text, recipient=f"agent:{to}", **kw)
+        receipt = await self.house.send(text, recipient=f"agent:{to}", **kw)
         self.ids[name] = receipt.envelope
         if receipt.session:
             self.ids[f"{name}_session"] = receipt.session
         return receipt.envelope
 
     async def ends(self, name: str, outcome: Outcome) -> None:
-        settled = await self.house.outcome(self.ids[name])
+        settled = await self.house.wait_for_outcome(self.ids[name])
         assert settled.outcome is outcome, settled
         if settled.answer:
             self.ids[f"{name}_answer"] = settled.answer
-        self.ids[f"{name}_run"] = (await self.house.envelope(self.ids[name])).run or ""
+        self.ids[f"{name}_run"] = (await self.house.get_envelope(self.ids[name])).run or ""
 
     async def in_time(self, name: str, outcome: Outcome) -> None:
         """The same, for what has to wait: turns the clock until it has ended."""
         for _ in range(200):
-            if await self.house.store.scan(partial(envelopes.settled, id_=self.ids[name])) is not None:
+            if await self.house.store.scan(partial(envelopes.get_outcome, id_=self.ids[name])) is not None:
                 break
             await self.household.clock.advance(60)
             await self.house.store.write(lambda conn: None, point="test")  # what the clock woke has gone on
@@ -169,23 +169,23 @@ class Day:
         session = self.ids[f"{name}_session"]
 
         def body(conn: sa.Connection) -> str | None:
-            run = runs.open_in(conn, session)
+            run = runs.get_open(conn, session)
             return run.id if run and run.status == status else None
 
-        self.ids[f"{name}_run"] = await self.house.eventually(body, what=f"the run of {name} to be {status}")
+        self.ids[f"{name}_run"] = await self.house.wait_for(body, what=f"the run of {name} to be {status}")
 
     async def asked(self, times: int) -> None:
-        await self.house.eventually(lambda _: len(self.household.model.prompts) >= times, what="the model to be asked")
+        await self.house.wait_for(lambda _: len(self.household.model.prompts) >= times, what="the model to be asked")
 
     async def approval(self, name: str) -> str:
         session = self.ids[f"{name}_session"]
 
         def body(conn: sa.Connection) -> str | None:
-            run = runs.open_in(conn, session)
-            asked = approvals.of_run(conn, run.id) if run and run.status == "parked" else []
+            run = runs.get_open(conn, session)
+            asked = approvals.list_of_run(conn, run.id) if run and run.status == "parked" else []
             return asked[-1].id if asked else None
 
-        return await self.house.eventually(body, what=f"{name} to be asked about")
+        return await self.house.wait_for(body, what=f"{name} to be asked about")
 
     async def morning(self) -> None:
         """What comes to an end."""
@@ -201,7 +201,7 @@ class Day:
         await self.ends("failed", Outcome.DEAD)
         retried = await self.house.store.write(
             partial(
-                retry,
+                requeue_dead_letter,
                 id_text=self.ids["failed"],
                 new_id=EnvelopeId(self.household.ids.new()),
                 now_ms=to_ms(self.household.clock.now()),
@@ -214,7 +214,7 @@ class Day:
         await self.ends("retried", Outcome.DEAD)
         await self.post("silent", "just so you know", silent=True)
         await self.ends("silent", Outcome.NOTED)
-        await self.house.post("a word for you", recipient="person:noor")
+        await self.house.send("a word for you", recipient="person:noor")
         await self.post("from_agent", "hello from next door", sender=f"agent:once/{self.ids['answered_session']}")
         await self.ends("from_agent", Outcome.ANSWERED)
 
@@ -233,7 +233,7 @@ class Day:
         await self.ends("rash_first", Outcome.CANCELLED)
         await self.ends("rash_second", Outcome.ANSWERED)
         await self.house.engine.cancel(
-            SessionId(self.ids["small_first_session"]), by="person:maria", why="enough", clear_due=True
+            SessionId(self.ids["small_first_session"]), by="person:maria", reason="enough", clear_due=True
         )
         await self.ends("small_first", Outcome.CANCELLED)
         await self.ends("small_0", Outcome.CANCELLED)
@@ -246,7 +246,7 @@ class Day:
     async def questions(self) -> None:
         """Runs that wait for a person: allowed in time, allowed too late, and cancelled."""
         await self.post("asked", "use a tool", to="careful")
-        await self.house.engine.answer(await self.approval("asked"), allow=True, by=boss("maria"))
+        await self.house.engine.answer_approval(await self.approval("asked"), allow=True, by=boss_principal("maria"))
         await self.ends("asked", Outcome.ANSWERED)
         await self.post("unheard", "use a tool", to="careful")
         approval = await self.approval("unheard")
@@ -254,7 +254,7 @@ class Day:
         await self.post("goes_on", "and another thing", to="careful", sender="person:noor")
         await self.post("goes_on_2", "and another thing", to="careful")
         await self.ends("goes_on_2", Outcome.ANSWERED)
-        await self.house.engine.answer(approval, allow=True, by=boss("maria"))
+        await self.house.engine.answer_approval(approval, allow=True, by=boss_principal("maria"))
         await self.ends("unheard", Outcome.ANSWERED)
         before = len(self.household.model.prompts)
         await self.post("busy", "be slow", to="careful")
@@ -264,10 +264,10 @@ class Day:
         await self.post("behind_it", "am I next?", to="careful", sender="person:noor", origin=origin)
         await self.in_time("parks", Outcome.ANSWERED)
         await self.ends("behind_it", Outcome.ANSWERED)
-        await self.house.quiet()
+        await self.house.wait_until_idle()
         await self.post("dropped", "use a tool", to="careful")
         await self.approval("dropped")
-        await self.house.engine.cancel(SessionId(self.ids["dropped_session"]), by="person:maria", why="no need")
+        await self.house.engine.cancel(SessionId(self.ids["dropped_session"]), by="person:maria", reason="no need")
         await self.ends("dropped", Outcome.CANCELLED)
 
     async def clockwork(self) -> None:
@@ -286,25 +286,25 @@ class Day:
 
     async def channel(self) -> None:
         """A channel: letters that arrive at once, after a failure, never, and perhaps."""
-        self.quiet.will_fail(room="once-closed")
-        self.quiet.will_fail(room="shut", permanent=True)
-        self.quiet.will_break(room="who-knows", arrives=True)
+        self.quiet.will_fail(channel="once-closed")
+        self.quiet.will_fail(channel="shut", permanent=True)
+        self.quiet.will_break(channel="who-knows", arrives=True)
         self.quiet.repeats_safely = False
         for room in ("42", "once-closed", "shut", "who-knows"):
-            receipt = await self.house.post("to the world", recipient=f"channel:quiet:{room}", sender="agent:ada")
+            receipt = await self.house.send("to the world", recipient=f"channel:quiet:{room}", sender="agent:ada")
             self.ids["room" if room == "42" else room.replace("-", "_")] = receipt.envelope
         await self.ends("room", Outcome.DELIVERED)
         await self.ends("shut", Outcome.DEAD)
         await self.ends("who_knows", Outcome.INTERRUPTED)
         await self.in_time("once_closed", Outcome.DELIVERED)
-        said = await self.quiet.say("is anybody there?")
+        said = await self.quiet.send_inbound("is anybody there?")
         assert said is not None
         self.ids["said"] = said.envelope
         await self.ends("said", Outcome.ANSWERED)
 
     async def evening(self) -> None:
         """What is left open when the light goes out."""
-        await self.house.quiet()
+        await self.house.wait_until_idle()
         before = len(self.household.model.prompts)
         await self.post("claimed", "be slow")
         await self.post("once_claimed", "be slow", to="once")
@@ -314,21 +314,24 @@ class Day:
         await self.post("parked", "use a tool", to="careful")
         await self.approval("parked")
         await self.run_of("parked", "parked")
-        await self.house.eventually(
-            lambda conn: len(envelopes.held(conn, self.ids["parked_run"])) == 1, what="the parked run to be written"
+        await self.house.wait_for(
+            lambda conn: len(envelopes.list_held(conn, self.ids["parked_run"])) == 1,
+            what="the parked run to be written",
         )
         await self.post("due", "and then?")
-        self.quiet.will_be_slow(600, room="far")
-        sending = await self.house.post("to the world", recipient="channel:quiet:far", sender="agent:ada")
+        self.quiet.will_be_slow(600, channel="far")
+        sending = await self.house.send("to the world", recipient="channel:quiet:far", sender="agent:ada")
         self.ids["sending"] = sending.envelope
-        await self.house.eventually(lambda conn: deliveries.of(conn, sending.envelope) != [], what="a delivery")
+        await self.house.wait_for(
+            lambda conn: deliveries.list_attempts(conn, sending.envelope) != [], what="a delivery"
+        )
         await self.post("future", "next year", deliver_at=self.household.clock.now() + timedelta(days=365))
         await self.post("whisper", "by the way", to="careful", silent=True)
 
 
-async def live_through_a_day(household: Household) -> dict[str, str]:
+async def live_through_a_day(household: LocalInstance) -> dict[str, str]:
     """Everything from morning to the moment the light goes out."""
-    async with household.open() as house:
+    async with household.run() as house:
         day = Day(house)
         await day.morning()
         await day.crowd()
@@ -341,7 +344,7 @@ async def live_through_a_day(household: Household) -> dict[str, str]:
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def household(request: pytest.FixtureRequest, tmp_path: Path) -> Household:
+def household(request: pytest.FixtureRequest, tmp_path: Path) -> LocalInstance:
     url = request.getfixturevalue("postgres_url") if request.param == "postgres" else None
     return busy_household(tmp_path, url)
 
@@ -355,40 +358,40 @@ def books(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         yield Books(root / "house.db", ids)
         return
     server: PostgresServer = request.getfixturevalue("postgres_server")
-    with server.fresh_database() as url:
+    with server.create_database() as url:
         ids = asyncio.run(live_through_a_day(busy_household(root, url)))
         yield Books(url, ids)
 
 
-async def test_the_ledger_holds_after_every_commit_of_a_busy_day(household: Household) -> None:
+async def test_the_ledger_holds_after_every_commit_of_a_busy_day(household: LocalInstance) -> None:
     audit = Audit(every=5 if household.url else 1)
-    household.through = partial(AuditedStore, audit=audit, clock=household.clock)
+    household.wrap_store = partial(AuditedStore, audit=audit, clock=household.clock)
     ids = await live_through_a_day(household)
     assert audit.wrong == []
     assert audit.commits > 100
 
-    async with household.open() as house:
+    async with household.run() as house:
         day = Day(house, ids)
         await day.ends("once_claimed", Outcome.INTERRUPTED)
         await day.in_time("claimed", Outcome.ANSWERED)
         await day.in_time("due", Outcome.ANSWERED)
         await day.in_time("parked", Outcome.ANSWERED)
-        await house.quiet()
-        checked = await house.store.scan(partial(ledger.check, now_ms=to_ms(household.clock.now())))
+        await house.wait_until_idle()
+        checked = await house.store.scan(partial(ledger.check_ledger, now_ms=to_ms(household.clock.now())))
     assert audit.wrong == []
     assert checked.lines()[-1] == "ledger holds"
 
 
 async def test_the_ledger_of_an_empty_house_holds(tmp_path: Path) -> None:
-    async with Household(tmp_path).open() as house:
-        checked = await house.store.scan(partial(ledger.check, now_ms=0))
-    assert checked.holds
+    async with LocalInstance(tmp_path).run() as house:
+        checked = await house.store.scan(partial(ledger.check_ledger, now_ms=0))
+    assert checked.is_ok
     assert checked.lines()[:3] == ["accepted 0", "done 0", "open 0"]
 
 
 def test_the_ledger_of_what_a_day_leaves_behind_holds(books: Books) -> None:
     checked = books.check()
-    assert checked.broken == ()
+    assert checked.broken_equations == ()
     assert checked.sums.open == sum(checked.sums.by_open_status.values()) > 0
     assert checked.sums.accepted == checked.sums.done + checked.sums.open
     assert set(checked.sums.by_outcome) == {str(outcome) for outcome in Outcome}
@@ -573,8 +576,8 @@ def test_breaking_an_equation_by_sql_names_exactly_that_one(
     books: Books, name: str, how: str, statements: list[str]
 ) -> None:
     checked = books.check(*statements)
-    assert checked.broken == (name,), "\n".join(checked.lines())
-    [broken] = [equation for equation in checked.equations if not equation.ok]
+    assert checked.broken_equations == (name,), "\n".join(checked.lines())
+    [broken] = [equation for equation in checked.equations if not equation.is_ok]
     assert 0 < len(broken.findings) <= broken.count
     assert checked.lines()[-1].startswith("ledger does not hold: ")
     assert not checked.as_dict()["holds"]
@@ -599,7 +602,7 @@ def test_a_finding_names_what_is_wrong_and_why(books: Books) -> None:
 
 def test_a_store_in_great_trouble_shows_a_few_findings_and_counts_the_rest(books: Books) -> None:
     checked = books.check("UPDATE envelopes SET settled_ms = NULL WHERE status = 'done'")
-    [broken] = [equation for equation in checked.equations if not equation.ok]
+    [broken] = [equation for equation in checked.equations if not equation.is_ok]
     assert len(broken.findings) == ledger.FINDINGS_SHOWN_MAX
     assert broken.count == checked.count == checked.sums.done
     assert checked.lines()[-1] == f"ledger does not hold: {checked.sums.done} findings"
@@ -607,13 +610,13 @@ def test_a_store_in_great_trouble_shows_a_few_findings_and_counts_the_rest(books
 
 
 def test_mail_whose_time_has_come_is_the_alarms_and_no_finding(books: Books) -> None:
-    assert books.check("UPDATE envelopes SET session = :small_first_session WHERE id = :future").holds
+    assert books.check("UPDATE envelopes SET session = :small_first_session WHERE id = :future").is_ok
 
 
 def test_silent_mail_waits_behind_a_parked_run_and_is_no_finding(books: Books) -> None:
     silent = "UPDATE sessions SET wakefulness = 'sleeping' WHERE id = :whisper_session"
     assert books.ids["whisper_session"] == books.ids["parked_session"]
-    assert books.check(silent).holds
+    assert books.check(silent).is_ok
 
 
 def test_the_first_lines_are_the_sums(books: Books) -> None:

@@ -50,7 +50,7 @@ def test_no_look_goes_through_a_whole_table(module: object, tmp_path: Path) -> N
         ("delegation_list._of_session[person]", "ix_delegations_session (session=? AND created_ms<?)"),
         ("unread._unread", "ix_inbox_unread (person=?)"),
         ("lanes._next_lane", "ix_envelopes_lane (session>?)"),
-        ("lanes._for_rooms", "ix_envelopes_lane (session=? AND rank=?)"),
+        ("lanes._outbound", "ix_envelopes_lane (session=? AND rank=?)"),
     ],
 )
 def test_a_look_uses_the_index_that_is_there_for_it(name: str, index: str, tmp_path: Path) -> None:

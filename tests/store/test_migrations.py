@@ -26,13 +26,13 @@ from retinue.store.migrations import HEAD
 from retinue.store.open_store import (
     KNOWN_REVISIONS,
     SCHEMA,
-    Schema,
+    StoreSchema,
     open_store,
     prepare_postgres,
     prepare_sqlite,
     stored_revision,
 )
-from retinue.testing.local_instance import Household
+from retinue.testing.local_instance import LocalInstance
 from retinue.testing.postgres import PostgresServer
 
 NEXT = '''
@@ -59,15 +59,15 @@ BREAKS_A_REFERENCE = NEXT + "    op.execute(\"UPDATE runs SET session = 'nowhere
 BREAKS_A_CONSTRAINT = NEXT + '    op.execute("INSERT INTO pets (name) SELECT name FROM pets")\n'
 
 
-BY_SCRIPTS = Schema()
+BY_SCRIPTS = StoreSchema()
 
 
-def with_next(directory: Path, source: str = NEXT) -> Schema:
+def with_next(directory: Path, source: str = NEXT) -> StoreSchema:
     """The schema of a version to come."""
     scripts = directory / "migrations"
-    shutil.copytree(SCHEMA.scripts, scripts, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(SCHEMA.scripts_dir, scripts, ignore=shutil.ignore_patterns("__pycache__"))
     (scripts / "versions" / "9999_next.py").write_text(source)
-    return Schema(head="9999", known=KNOWN_REVISIONS | {"9999"}, scripts=scripts)
+    return StoreSchema(head="9999", known_revisions=KNOWN_REVISIONS | {"9999"}, scripts_dir=scripts)
 
 
 def dump(path: Path) -> list[str]:
@@ -78,13 +78,13 @@ def dump(path: Path) -> list[str]:
 
 async def lived_in(url: str | Path, root: Path) -> None:
     """A house in which things happened."""
-    household = Household(root, url=url)
-    async with household.open() as house:
+    household = LocalInstance(root, url=url)
+    async with household.run() as house:
         household.model.will_reply("one", "two")
-        await house.answer_to((await house.post("Grüße, 'quoted' \u202e")).envelope)
-        await house.answer_to((await house.post("second")).envelope)
-        await house.post("next year", deliver_at=household.clock.now().replace(year=2027))
-        await house.quiet()
+        await house.wait_for_answer((await house.send("Grüße, 'quoted' \u202e")).envelope)
+        await house.wait_for_answer((await house.send("second")).envelope)
+        await house.send("next year", deliver_at=household.clock.now().replace(year=2027))
+        await house.wait_until_idle()
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def path(tmp_path: Path) -> Path:
 
 def scripts() -> ScriptDirectory:
     config = Config()
-    config.set_main_option("script_location", str(SCHEMA.scripts))
+    config.set_main_option("script_location", str(SCHEMA.scripts_dir))
     return ScriptDirectory.from_config(config)
 
 
@@ -184,7 +184,7 @@ def test_on_postgresql_a_new_store_is_what_the_scripts_make_stamp_and_all(
     )
     said: list[list[list[tuple[Any, ...]]]] = []
     for schema in (SCHEMA, BY_SCRIPTS):
-        with postgres_server.fresh_database() as url:
+        with postgres_server.create_database() as url:
             prepare_postgres(sa.make_url(url), schema)
             engine = sa.create_engine(url)
             with engine.connect() as conn:
@@ -246,7 +246,7 @@ def _debris(path: Path) -> list[str]:
     ("source", "because"),
     [
         (BREAKS_LATE, "the author slipped"),
-        (BREAKS_A_REFERENCE, "a row points to another that does not exist"),
+        (BREAKS_A_REFERENCE, "a row references another that does not exist"),
         (BREAKS_A_CONSTRAINT, "UNIQUE constraint failed"),
         ("this is no python", "SyntaxError"),
     ],
@@ -261,7 +261,7 @@ async def test_a_migration_that_fails_leaves_the_store_as_it_was(
     with pytest.raises(StoreError) as failed:
         prepare_sqlite(path, schema=schema)
 
-    assert failed.value.code == "store.upgrade-failed"
+    assert failed.value.code == "store.upgrade_failed"
     assert because in failed.value.because
     assert "previous version" in failed.value.try_this
     assert dump(path) == before
@@ -334,7 +334,7 @@ async def test_postgresql_moves_forward_with_everything_in_it(empty_postgres_url
     engine.dispose()
     with pytest.raises(StoreError) as refused:
         await open_store(empty_postgres_url)
-    assert refused.value.code == "store.newer-schema"
+    assert refused.value.code == "store.newer_schema"
 
 
 @pytest.mark.parametrize("source", [BREAKS_LATE, BREAKS_A_REFERENCE, BREAKS_A_CONSTRAINT])
@@ -344,7 +344,7 @@ async def test_on_postgresql_a_migration_that_fails_leaves_nothing_behind(
     await lived_in(empty_postgres_url, tmp_path)
     with pytest.raises(StoreError) as failed:
         prepare_postgres(sa.make_url(empty_postgres_url), with_next(tmp_path, source))
-    assert failed.value.code == "store.upgrade-failed"
+    assert failed.value.code == "store.upgrade_failed"
     assert failed.value.because and "previous version" in failed.value.try_this
 
     engine = sa.create_engine(empty_postgres_url)
@@ -360,13 +360,13 @@ async def test_on_postgresql_a_migration_that_fails_leaves_nothing_behind(
 # What each step makes of what it finds
 
 
-def as_of(head: str, directory: Path) -> Schema:
+def as_of(head: str, directory: Path) -> StoreSchema:
     """What an earlier version knew."""
     known = frozenset(revision for revision in KNOWN_REVISIONS if revision <= head)
     scripts = directory / head
     later = [f"{revision}*" for revision in KNOWN_REVISIONS - known]
-    shutil.copytree(SCHEMA.scripts, scripts, ignore=shutil.ignore_patterns("__pycache__", *later))
-    return Schema(head=head, known=known, scripts=scripts)
+    shutil.copytree(SCHEMA.scripts_dir, scripts, ignore=shutil.ignore_patterns("__pycache__", *later))
+    return StoreSchema(head=head, known_revisions=known, scripts_dir=scripts)
 
 
 def test_the_desk_keeps_tokens_agents_and_sessions_of_a_store_from_before(path: Path, tmp_path: Path) -> None:
@@ -466,7 +466,7 @@ def test_the_minds_keep_money_and_sessions_of_a_store_from_before_and_sum_it_up(
             ]
             [row] = conn.execute(sa.text("SELECT name, epoch, context_from, mind, compactions FROM sessions")).all()
             assert tuple(row) == ("garden", 3, 4, "{}", 0)
-            assert "money" not in ledger.check(conn, now_ms=4 * day_ms).broken
+            assert "money" not in ledger.check_ledger(conn, now_ms=4 * day_ms).broken_equations
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])

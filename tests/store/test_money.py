@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from store.model_spending import AT_MS, CLAUDE, PRICE, TODAY, TOMORROW, Till, run_of, terms
 from stores import POSTGRES, SQLITE, place_of
 
-from retinue.domain.model import FREE, ModelRef, Price
-from retinue.domain.money import BudgetSpent, Caps, PriceUnknown
+from retinue.domain.model import FREE_PRICE, ModelRef, Price
+from retinue.domain.money import BudgetLimits, BudgetSpent, PriceUnknown
 from retinue.domain.record import NO_USAGE, Usage
 from retinue.store.core import tables as t
 from retinue.store.maintenance import erase_person
@@ -48,7 +48,7 @@ async def test_what_a_call_may_cost_is_held_until_it_is_known_and_the_sums_move_
     assert await till.rows("SELECT day, agent, person, provider, model FROM spending") == [
         (TODAY.day, "ada", "maria", "anthropic", "claude")
     ]
-    assert await till.store.read(partial(money.spent_by, run=ada.id)) == 4_200
+    assert await till.store.read(partial(money.get_spent_microusd, run=ada.id)) == 4_200
     assert await till.wrong() == []
 
 
@@ -74,7 +74,7 @@ async def test_where_nobody_says_what_it_took_all_that_was_held_is_spent_and_no_
 
 
 async def test_more_than_was_held_is_recorded_and_the_next_call_refused(till: Till) -> None:
-    ada, asked = run_of("a"), terms(caps=Caps(run_microusd=50_000))
+    ada, asked = run_of("a"), terms(caps=BudgetLimits(run_microusd=50_000))
     await till.reserve(ada, asked)
     await till.settle(ada, asked, Usage(input_tokens=20_000, output_tokens=2_000))
     assert await till.rows(ROW) == [(WHOLE, 90_000, WHOLE - 90_000, 0)]
@@ -87,7 +87,7 @@ async def test_more_than_was_held_is_recorded_and_the_next_call_refused(till: Ti
 
 @pytest.mark.spec("D21")
 async def test_what_costs_nothing_is_not_held_and_its_tokens_are_counted_all_the_same(till: Till) -> None:
-    ada, asked = run_of("a"), terms(price=FREE, caps=Caps(run_microusd=0))
+    ada, asked = run_of("a"), terms(price=FREE_PRICE, caps=BudgetLimits(run_microusd=0))
     granted = await till.reserve(ada, asked)
     assert (granted.output_tokens_max, granted.reserved_microusd) == (2_000, 0)
     assert await till.rows(ROW) == []
@@ -101,7 +101,7 @@ async def test_what_costs_nothing_is_not_held_and_its_tokens_are_counted_all_the
 async def test_without_a_price_a_call_is_made_only_where_there_is_no_cap(till: Till) -> None:
     ada = run_of("a")
     with pytest.raises(PriceUnknown):
-        await till.reserve(ada, terms(price=None, caps=Caps(house_month_microusd=10**9)))
+        await till.reserve(ada, terms(price=None, caps=BudgetLimits(instance_month_microusd=10**9)))
     asked = terms(price=None)
     assert (await till.reserve(ada, asked)).output_tokens_max == 2_000
     assert await till.settle(ada, asked, USAGE) == 0
@@ -116,7 +116,7 @@ async def test_a_failed_call_gives_back_what_was_held_unless_it_may_have_cost_it
     await till.fail(ada, asked, unknown=False)
     await till.reserve(ada, asked, attempt=2)
     await till.fail(ada, asked, attempt=2, unknown=True, error="x" * 5_000)
-    await till.fail(ada, terms(price=FREE), attempt=3, unknown=True)
+    await till.fail(ada, terms(price=FREE_PRICE), attempt=3, unknown=True)
     assert await till.rows(ROW) == [(WHOLE, 0, WHOLE, 0), (WHOLE, WHOLE, 0, 0), (0, 0, 0, 0)]
     assert await till.rows(SUMS) == [(3, WHOLE, 0, 0, 0)]
     told = "SELECT failure, next_move, length(error), unknown, ended_ms FROM money ORDER BY attempt"
@@ -135,7 +135,7 @@ async def test_what_a_crash_left_open_is_spent_once(till: Till) -> None:
     await till.reserve(ada, asked, turn=1)
     await till.reserve(bo, asked)
     for _ in range(2):
-        await till.write(partial(money.count_as_spent, run=ada.id))
+        await till.write(partial(money.charge_interrupted_calls, run=ada.id))
     assert await till.rows(SUMS) == [(3, 4_200 + WHOLE, WHOLE, 900, 100)]
     assert await till.rows("SELECT turn, unknown FROM money WHERE held_microusd = 0 ORDER BY turn") == [
         (0, False),
@@ -147,7 +147,7 @@ async def test_what_a_crash_left_open_is_spent_once(till: Till) -> None:
 async def test_a_call_that_is_settled_twice_is_counted_once(till: Till) -> None:
     ada, asked = run_of("a"), terms()
     await till.reserve(ada, asked)
-    await till.write(partial(money.count_as_spent, run=ada.id))
+    await till.write(partial(money.charge_interrupted_calls, run=ada.id))
     for _ in range(2):
         await till.settle(ada, asked, USAGE)
     assert await till.rows(SUMS) == [(1, 4_200, 0, 900, 100)]
@@ -155,7 +155,7 @@ async def test_a_call_that_is_settled_twice_is_counted_once(till: Till) -> None:
 
 
 async def test_a_call_over_midnight_belongs_to_the_day_on_which_it_began(till: Till) -> None:
-    ada, asked = run_of("a"), terms(caps=Caps(house_day_microusd=40_000))
+    ada, asked = run_of("a"), terms(caps=BudgetLimits(instance_day_microusd=40_000))
     await till.reserve(ada, asked)
     till.days = TOMORROW
     await till.reserve(run_of("b"), asked)
@@ -176,8 +176,8 @@ CAPS = [
     ("agent_month_microusd", {"name": "b"}, {"name": "b", "agent": "bo"}),
     ("person_day_microusd", {"name": "b", "agent": "bo"}, {"name": "b", "sender": "person:noor"}),
     ("person_month_microusd", {"name": "b", "agent": "bo"}, {"name": "b", "sender": "schedule:abcdef01"}),
-    ("house_day_microusd", {"name": "b", "agent": "bo", "sender": "person:noor"}, None),
-    ("house_month_microusd", {"name": "b", "agent": "bo", "sender": "person:noor"}, None),
+    ("instance_day_microusd", {"name": "b", "agent": "bo", "sender": "person:noor"}, None),
+    ("instance_month_microusd", {"name": "b", "agent": "bo", "sender": "person:noor"}, None),
 ]
 
 
@@ -185,7 +185,7 @@ CAPS = [
 async def test_a_cap_counts_what_is_spent_and_held_under_it_and_nothing_else(
     till: Till, cap: str, counts: dict[str, str], does_not: dict[str, str] | None
 ) -> None:
-    caps = Caps(**{cap: 2 * WHOLE - 10_000})
+    caps = BudgetLimits(**{cap: 2 * WHOLE - 10_000})
 
     async def spend(who: dict[str, str] | None, *, turn: int) -> None:
         if who is None:
@@ -208,9 +208,9 @@ async def test_a_cap_counts_what_is_spent_and_held_under_it_and_nothing_else(
     assert await till.wrong() == []
 
 
-@pytest.mark.parametrize(("cap", "open_again"), [("house_day_microusd", True), ("house_month_microusd", False)])
+@pytest.mark.parametrize(("cap", "open_again"), [("instance_day_microusd", True), ("instance_month_microusd", False)])
 async def test_a_day_begins_anew_and_a_month_does_not_with_it(till: Till, cap: str, open_again: bool) -> None:
-    asked = terms(caps=Caps(**{cap: WHOLE}))
+    asked = terms(caps=BudgetLimits(**{cap: WHOLE}))
     await till.reserve(run_of("a"), asked)
     till.days = TOMORROW
     if open_again:
@@ -222,7 +222,7 @@ async def test_a_day_begins_anew_and_a_month_does_not_with_it(till: Till, cap: s
 
 async def test_each_attempt_holds_its_own_and_a_cap_counts_them_all(till: Till) -> None:
     ada = run_of("a")
-    caps = Caps(run_microusd=WHOLE + 19_000)
+    caps = BudgetLimits(run_microusd=WHOLE + 19_000)
     await till.reserve(ada, terms(caps=caps))
     await till.fail(ada, terms(caps=caps), unknown=True)
     cheap = terms(price=Price(input=1_000_000, output=2_000_000), ref=ModelRef("openai", "mini"), caps=caps)
@@ -244,7 +244,7 @@ async def test_what_a_subagent_spends_is_spent_for_the_person_at_the_top(till: T
     await till.write(lambda conn: conn.execute(t.sessions.insert(), SESSION))
     await till.write(begin)
     helper = run_of("b", agent="bo", sender="agent:ada/55555555")
-    caps = Caps(person_day_microusd=WHOLE + 5_000)
+    caps = BudgetLimits(person_day_microusd=WHOLE + 5_000)
     await till.reserve(helper, terms(caps=caps), root=run_of("a").id)
     assert await till.rows("SELECT agent, person FROM money") == [("bo", "maria")]
     with pytest.raises(BudgetSpent) as refused:
@@ -272,7 +272,7 @@ SESSION = dict.fromkeys(t.sessions.c.keys()) | {
 
 
 async def test_one_warning_for_each_cap_and_period_when_its_share_is_spent(till: Till) -> None:
-    caps = Caps(agent_day_microusd=100_000, house_month_microusd=200_000)
+    caps = BudgetLimits(agent_day_microusd=100_000, instance_month_microusd=200_000)
     asked = terms(output_tokens=1_024, caps=caps)
     said: list[tuple[str, ...]] = []
     for n in range(4):
@@ -281,7 +281,7 @@ async def test_one_warning_for_each_cap_and_period_when_its_share_is_spent(till:
             said.append((await till.reserve(run, asked, turn=turn)).warnings)
             await till.settle(run, asked, USAGE, turn=turn)
         days = till.days
-        ends = partial(money.crossed, run=run, terms=asked, days=days, root=run.id)
+        ends = partial(money.list_warnings, run=run, terms=asked, days=days, root=run.id)
         said.append(await till.store.read(ends))
     warned = [text for texts in said for text in texts]
     assert warned == ["84% of the budget of agent 'ada' for today is spent: $0.0840 of $0.10"]
@@ -290,12 +290,12 @@ async def test_one_warning_for_each_cap_and_period_when_its_share_is_spent(till:
 
 async def test_a_warning_in_the_middle_of_a_run_comes_with_the_next_reservation(till: Till) -> None:
     ada = run_of("a")
-    asked = terms(output_tokens=1_024, caps=Caps(run_microusd=30_000, house_day_microusd=33_000))
+    asked = terms(output_tokens=1_024, caps=BudgetLimits(run_microusd=30_000, instance_day_microusd=33_000))
     said: list[tuple[str, ...]] = []
     for turn in range(3):
         said.append((await till.reserve(ada, asked, turn=turn)).warnings)
         await till.settle(ada, asked, Usage(cost_microusd=12_500), turn=turn)
-        asked = terms(price=PRICE, input_tokens=10, output_tokens=100, caps=asked.caps)
+        asked = terms(price=PRICE, input_tokens=10, output_tokens=100, caps=asked.limits)
     assert said == [
         (),
         (),
@@ -313,7 +313,7 @@ async def test_of_a_forgotten_person_the_sums_stay_and_the_name_goes(till: Till)
         await till.fail(run, asked, unknown=True, error="maria wrote something terrible")
     await till.reserve(run_of("9"), terms())
 
-    await till.store.write(partial(erase_person.forget, person="maria", now_ms=AT_MS), point="forget")
+    await till.store.write(partial(erase_person.erase_person, person="maria", now_ms=AT_MS), point="forget")
 
     sums = "SELECT person, provider, calls, settled_microusd, held_microusd FROM spending ORDER BY person, provider"
     assert await till.rows(sums) == [

@@ -17,7 +17,7 @@ from stores import count, counted
 
 from retinue.domain.errors import StoreError
 from retinue.store.open_store import open_store, prepare_sqlite
-from retinue.testing.local_instance import Household
+from retinue.testing.local_instance import LocalInstance
 
 PAGE_BYTES = 4096
 
@@ -29,12 +29,12 @@ def path(tmp_path: Path) -> Path:
 
 async def filled(path: Path) -> None:
     """A house in which something happened, closed as it should be."""
-    household = Household(path.parent, url=path)
-    async with household.open() as house:
+    household = LocalInstance(path.parent, url=path)
+    async with household.run() as house:
         household.model.will_reply("one", "two")
-        await house.answer_to((await house.post("first")).envelope)
-        await house.answer_to((await house.post("second")).envelope)
-        await house.quiet()
+        await house.wait_for_answer((await house.send("first")).envelope)
+        await house.wait_for_answer((await house.send("second")).envelope)
+        await house.wait_until_idle()
 
 
 async def crashed(path: Path) -> None:
@@ -130,7 +130,7 @@ async def test_processes_that_make_the_store_at_once_open_one_and_the_same(path:
 async def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreError) as refused:
         await open_store(tmp_path / "nowhere" / "house.db")
-    assert refused.value.code == "store.cannot-open"
+    assert refused.value.code == "store.cannot_open"
     assert "nowhere" in refused.value.sentence and "directory" in refused.value.try_this
 
 
@@ -138,7 +138,7 @@ async def test_a_directory_in_the_files_place_is_refused(path: Path) -> None:
     path.mkdir()
     with pytest.raises(StoreError) as refused:
         await open_store(path)
-    assert refused.value.code in ("store.cannot-open", "store.damaged")
+    assert refused.value.code in ("store.cannot_open", "store.damaged")
 
 
 # Damage
@@ -180,7 +180,7 @@ async def test_a_file_that_has_lost_its_own_row_is_refused_as_it_is(path: Path) 
         raw.execute("DELETE FROM house")
         raw.commit()
     error = await refusal(path)
-    assert (error.code, error.because) == ("store.damaged", "the house's own row is missing")
+    assert (error.code, error.because) == ("store.damaged", "the row with its counters is missing")
 
 
 async def test_a_log_whose_head_is_broken_is_refused_instead_of_forgotten(path: Path) -> None:
@@ -220,7 +220,7 @@ async def test_a_file_that_contradicts_its_own_counters_is_refused(path: Path) -
         raw.execute("UPDATE house SET envelope_seq = 1")
         raw.commit()
     error = await refusal(path)
-    assert (error.code, error.because) == ("store.damaged", "it holds more envelopes than it ever counted")
+    assert (error.code, error.because) == ("store.damaged", "it has more envelopes than its counter says")
 
 
 async def test_a_store_that_was_killed_is_opened_with_everything_in_it(path: Path) -> None:
@@ -248,7 +248,7 @@ async def test_another_programs_database_is_not_moved_into(path: Path) -> None:
         raw.execute("CREATE TABLE moz_places (id INTEGER PRIMARY KEY, url TEXT)")
         raw.commit()
     error = await refusal(path)
-    assert error.code == "store.not-a-house"
+    assert error.code == "store.foreign_database"
     assert "moz_places" in error.because
 
 
@@ -270,7 +270,7 @@ async def test_a_store_of_a_newer_version_is_refused_byte_for_byte_as_it_was(pat
             raw.execute("UPDATE alembic_version SET version_num = '0099'")
             raw.commit()
     error = await refusal(path)
-    assert error.code == "store.newer-schema"
+    assert error.code == "store.newer_schema"
     assert "0099" in error.because and "backup" in error.try_this
     if not killed:
         assert sorted(file.name for file in path.parent.glob("house.db*")) == ["house.db"]
@@ -309,7 +309,7 @@ async def test_a_place_that_cannot_be_written_is_named_before_anything_is_accept
     place.mkdir()
     with read_only(place), pytest.raises(StoreError) as refused:
         await open_store(place / "house.db")
-    assert refused.value.code in ("store.read-only", "store.cannot-open")
+    assert refused.value.code in ("store.read_only", "store.cannot_open")
     assert refused.value.because and refused.value.try_this
 
 
@@ -325,7 +325,7 @@ async def test_a_store_that_cannot_be_written_is_named_before_anything_is_accept
         prepare_sqlite(place / "house.db")
     with read_only(place):
         error = await refusal(place / "house.db")
-    assert error.code in ("store.read-only", "store.cannot-open")
+    assert error.code in ("store.read_only", "store.cannot_open")
     assert "read-only" in str(error) or "owns" in str(error)
 
 
@@ -336,5 +336,5 @@ async def test_a_store_that_cannot_be_written_is_named_before_anything_is_accept
 async def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(StoreError) as refused:
         await open_store(url)
-    assert refused.value.code in ("store.address-invalid", "store.unreachable")
+    assert refused.value.code in ("store.url_invalid", "store.unreachable")
     assert refused.value.because and refused.value.try_this

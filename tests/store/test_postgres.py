@@ -17,18 +17,18 @@ from sqlalchemy.util import await_only
 from stores import count, counted, turn_the_clock_until_settled
 
 from retinue.domain.agent import Agent, ToolRules
-from retinue.domain.envelope import Outcome, Status
+from retinue.domain.envelope import EnvelopeStatus, Outcome
 from retinue.domain.errors import StoreError
 from retinue.domain.session import QueueMode, QueuePolicy
 from retinue.store.core import tables as t
-from retinue.store.core.connection import Body
+from retinue.store.core.connection import TransactionBody
 from retinue.store.core.postgres import POOL_SIZE, PostgresStore
 from retinue.store.envelopes import envelopes
 from retinue.store.open_store import open_store
 from retinue.store.runs import approvals, runs
-from retinue.testing.local_instance import Household, boss
+from retinue.testing.local_instance import LocalInstance, boss_principal
 from retinue.testing.postgres import PostgresServer
-from retinue.testing.scripted_model import calls, says
+from retinue.testing.scripted_model import text_reply, tool_call_reply
 
 
 @asynccontextmanager
@@ -41,7 +41,7 @@ async def opened(url: str, **kw: Any) -> AsyncGenerator[PostgresStore]:
         await store.close()
 
 
-def ask(statement: str, **parameters: Any) -> Body[Any]:
+def ask(statement: str, **parameters: Any) -> TransactionBody[Any]:
     return lambda conn: conn.execute(sa.text(statement), parameters).scalar()
 
 
@@ -62,7 +62,7 @@ async def test_a_body_that_met_a_deadlock_is_run_again(empty_postgres_url: str) 
     taken = {1: asyncio.Event(), 2: asyncio.Event()}
     one_is_done = asyncio.Event()
 
-    def both(first: int, second: int) -> Body[None]:
+    def both(first: int, second: int) -> TransactionBody[None]:
         def body(conn: sa.Connection) -> None:
             if f"{first}{second}" in ran:
                 await_only(one_is_done.wait())  # or it could take its row before the other, and meet it once more
@@ -171,8 +171,8 @@ async def test_a_commit_whose_answer_was_lost_is_neither_repeated_nor_claimed(em
     async with opened(empty_postgres_url, faults=BreakAtCommit(empty_postgres_url)) as store:
         with pytest.raises(StoreError) as lost:
             await store.write(count(1, "x"), point="fragile")
-        assert lost.value.code == "store.commit-unknown"
-        assert lost.value.because and "same key" in lost.value.try_this
+        assert lost.value.code == "store.commit_unknown"
+        assert lost.value.because and "same idempotency key" in lost.value.try_this
         await store.write(count(2, "x"), point="test")
         assert await store.read(counted) == [(2, "x")]
 
@@ -296,14 +296,14 @@ async def test_the_audit_relation_cannot_be_written_through(empty_postgres_url: 
 
 HOT = {
     envelopes._due: "ix_envelopes_lane",
-    envelopes._count_asking: "ix_envelopes_lane",
-    envelopes._outbox_next: "ix_envelopes_outbox",
+    envelopes._count_droppable: "ix_envelopes_lane",
+    envelopes._next_outbound: "ix_envelopes_outbox",
     envelopes._next_due: "ix_envelopes_due",
     envelopes._due_lanes: "ix_envelopes_due",
     envelopes._held: "ix_envelopes_held",
     envelopes._expired: "ix_envelopes_expiring",
     envelopes._by_key: "uq_envelopes_source_dedupe_key",
-    runs._open: "uq_runs_open",
+    runs._open_by_session: "uq_runs_open",
     approvals._next_expiry: "ix_approvals_open",
 }
 
@@ -350,90 +350,92 @@ def _plan_of(conn: sa.Connection, statement: Any) -> str:
 
 
 @pytest.fixture
-def household(tmp_path: Path, empty_postgres_url: str) -> Household:
-    return Household(tmp_path, url=empty_postgres_url)
+def household(tmp_path: Path, empty_postgres_url: str) -> LocalInstance:
+    return LocalInstance(tmp_path, url=empty_postgres_url)
 
 
-async def test_a_question_is_answered(household: Household) -> None:
-    async with household.open() as house:
+async def test_a_question_is_answered(household: LocalInstance) -> None:
+    async with household.run() as house:
         household.model.will_reply("Lunch with Noor.")
-        receipt = await house.post("What is on today?")
-        assert await house.answer_to(receipt.envelope) == "Lunch with Noor."
+        receipt = await house.send("What is on today?")
+        assert await house.wait_for_answer(receipt.envelope) == "Lunch with Noor."
 
 
-async def test_a_tool_is_used(household: Household) -> None:
-    async with household.open() as house:
-        household.model.will_reply(calls("append_line", text="hello"), "done")
-        receipt = await house.post("do it")
-        assert await house.answer_to(receipt.envelope) == "done"
-        assert household.witness.read_text().split()[1] == "hello"
+async def test_a_tool_is_used(household: LocalInstance) -> None:
+    async with household.run() as house:
+        household.model.will_reply(tool_call_reply("append_line", text="hello"), "done")
+        receipt = await house.send("do it")
+        assert await house.wait_for_answer(receipt.envelope) == "done"
+        assert household.witness_file.read_text().split()[1] == "hello"
 
 
-async def test_an_envelope_accepted_before_a_crash_is_answered_after_it(household: Household) -> None:
-    async with household.open() as house:
-        household.model.will_reply(says("never", after_s=3600))
-        receipt = await house.post("What is on today?")
-        await house.eventually(lambda _conn: len(household.model.prompts) == 1, what="the model to be asked")
+async def test_an_envelope_accepted_before_a_crash_is_answered_after_it(household: LocalInstance) -> None:
+    async with household.run() as house:
+        household.model.will_reply(text_reply("never", after_s=3600))
+        receipt = await house.send("What is on today?")
+        await house.wait_for(lambda _conn: len(household.model.prompts) == 1, what="the model to be asked")
         house.crash()
     household.model.will_reply("Lunch with Noor.")
-    async with household.open() as house:
-        assert await house.answer_to(receipt.envelope) == "Lunch with Noor."
+    async with household.run() as house:
+        assert await house.wait_for_answer(receipt.envelope) == "Lunch with Noor."
 
 
 async def test_a_run_waits_for_a_person_and_goes_on(tmp_path: Path, empty_postgres_url: str) -> None:
     asks = Agent(name="ada", model="scripted", tools=ToolRules(ask=("append_line",)))
-    household = Household(tmp_path, url=empty_postgres_url, agents=[asks])
-    async with household.open() as house:
-        household.model.will_reply(calls("append_line", text="allowed"), "done")
-        receipt = await house.post("do it")
-        (approval,) = await house.eventually(lambda conn: approvals.listed(conn, limit=5) or None, what="a question")
-        await house.engine.answer(approval.id, allow=True, by=boss("owner"))
-        assert await house.answer_to(receipt.envelope) == "done"
-        assert household.witness.read_text().split()[1] == "allowed"
+    household = LocalInstance(tmp_path, url=empty_postgres_url, agents=[asks])
+    async with household.run() as house:
+        household.model.will_reply(tool_call_reply("append_line", text="allowed"), "done")
+        receipt = await house.send("do it")
+        (approval,) = await house.wait_for(lambda conn: approvals.list_open(conn, limit=5) or None, what="a question")
+        await house.engine.answer_approval(approval.id, allow=True, by=boss_principal("owner"))
+        assert await house.wait_for_answer(receipt.envelope) == "done"
+        assert household.witness_file.read_text().split()[1] == "allowed"
 
 
-async def test_a_run_is_cancelled_and_its_sender_told(household: Household) -> None:
-    async with household.open() as house:
-        household.model.will_reply(says("never", after_s=3600))
-        receipt = await house.post("take your time")
-        await house.eventually(lambda _conn: len(household.model.prompts) == 1, what="the model to be asked")
+async def test_a_run_is_cancelled_and_its_sender_told(household: LocalInstance) -> None:
+    async with household.run() as house:
+        household.model.will_reply(text_reply("never", after_s=3600))
+        receipt = await house.send("take your time")
+        await house.wait_for(lambda _conn: len(household.model.prompts) == 1, what="the model to be asked")
         assert receipt.session is not None
-        await house.engine.cancel(receipt.session, by="person:owner", why="enough", clear_due=True)
-        assert (await house.outcome(receipt.envelope)).outcome is Outcome.CANCELLED
-        assert any("Stopped" in letter.text for letter in await house.mail_for("maria"))
+        await house.engine.cancel(receipt.session, by="person:owner", reason="enough", clear_due=True)
+        assert (await house.wait_for_outcome(receipt.envelope)).outcome is Outcome.CANCELLED
+        assert any("Stopped" in letter.text for letter in await house.list_envelopes_to("maria"))
 
 
 async def test_mail_steers_an_active_run_and_mail_of_many_people_is_worked_in_order(
     tmp_path: Path, empty_postgres_url: str
 ) -> None:
     steered = Agent(name="ada", model="scripted", queue=QueuePolicy(mode=QueueMode.STEER))
-    household = Household(tmp_path, url=empty_postgres_url, agents=[steered, Agent(name="bob", model="scripted")])
-    async with household.open() as house:
-        household.model.rule = lambda prompt: says(f"read {len(prompt.records)}")
+    household = LocalInstance(tmp_path, url=empty_postgres_url, agents=[steered, Agent(name="bob", model="scripted")])
+    async with household.run() as house:
+        household.model.rule = lambda prompt: text_reply(f"read {len(prompt.records)}")
         receipts = [
-            await house.post(f"number {n}", recipient=f"agent:{name}", sender=f"person:{who}")
+            await house.send(f"number {n}", recipient=f"agent:{name}", sender=f"person:{who}")
             for n in range(5)
             for name in ("ada", "bob")
             for who in ("maria", "owner")
         ]
         for receipt in receipts:
-            assert (await house.outcome(receipt.envelope)).outcome is Outcome.ANSWERED
+            assert (await house.wait_for_outcome(receipt.envelope)).outcome is Outcome.ANSWERED
 
 
 async def test_mail_for_later_waits_for_its_time_and_mail_that_expired_is_told(
     tmp_path: Path, empty_postgres_url: str
 ) -> None:
     patient = Agent(name="ada", model="scripted", run_seconds_max=4 * 3600)
-    household = Household(tmp_path, url=empty_postgres_url, agents=[patient])
-    async with household.open() as house:
+    household = LocalInstance(tmp_path, url=empty_postgres_url, agents=[patient])
+    async with household.run() as house:
         now = household.clock.now()
-        household.model.will_reply(says("busy", after_s=3600 * 2.5))
-        await house.post("first")
-        await house.eventually(lambda _conn: len(household.model.prompts) == 1, what="the model to be asked")
-        later = await house.post("later", deliver_at=now.replace(hour=12))
-        for_maria = await house.post("hello", deliver_at=now.replace(hour=10), recipient="person:maria")
-        expires = await house.post("hurry", expires_at=now.replace(hour=11))
-        assert {(await house.envelope(r.envelope)).status for r in (later, for_maria, expires)} == {Status.PENDING}
+        household.model.will_reply(text_reply("busy", after_s=3600 * 2.5))
+        await house.send("first")
+        await house.wait_for(lambda _conn: len(household.model.prompts) == 1, what="the model to be asked")
+        later = await house.send("later", deliver_at=now.replace(hour=12))
+        for_maria = await house.send("hello", deliver_at=now.replace(hour=10), recipient="person:maria")
+        expires = await house.send("hurry", expires_at=now.replace(hour=11))
+        assert {(await house.get_envelope(r.envelope)).status for r in (later, for_maria, expires)} == {
+            EnvelopeStatus.PENDING
+        }
 
         household.model.will_reply("in time")
         ids = (for_maria.envelope, expires.envelope, later.envelope)
@@ -442,14 +444,14 @@ async def test_mail_for_later_waits_for_its_time_and_mail_that_expired_is_told(
         assert ended[0].at >= now.replace(hour=10) and ended[2].at >= now.replace(hour=12)
 
 
-async def test_a_letter_sent_again_and_again_at_once_is_one_letter(household: Household) -> None:
-    async with household.open() as house:
+async def test_a_letter_sent_again_and_again_at_once_is_one_letter(household: LocalInstance) -> None:
+    async with household.run() as house:
         household.model.will_reply("once")
-        receipts = await asyncio.gather(*(house.post("only once", key="k") for _ in range(9)))
+        receipts = await asyncio.gather(*(house.send("only once", key="k") for _ in range(9)))
         assert len({receipt.envelope for receipt in receipts}) == 1
         assert sum(not receipt.duplicate for receipt in receipts) == 1
-        assert await house.answer_to(receipts[0].envelope) == "once"
-        await house.quiet()
+        assert await house.wait_for_answer(receipts[0].envelope) == "once"
+        await house.wait_until_idle()
         assert len(household.model.prompts) == 1
 
 

@@ -12,21 +12,32 @@ from stores import settle_in
 
 from retinue.domain.attachment import Attachment
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
-from retinue.domain.record import Body, Note, Plain, Record, Reply, Stop, Usage, UserTurn, kind_of, least_believed
+from retinue.domain.record import (
+    Note,
+    Record,
+    RecordBody,
+    Reply,
+    StopReason,
+    TextRecord,
+    Usage,
+    UserTurn,
+    body_kind,
+    least_trust_in,
+)
 from retinue.domain.session import Origin, OriginKind
 from retinue.domain.tool import Call, ToolResult
 from retinue.domain.trust import Trust
 from retinue.store.core import tables as t
 from retinue.store.core.sqlite import connect
-from retinue.store.core.transaction import Page
+from retinue.store.core.transaction import Transaction
 from retinue.store.maintenance import erase_person
 from retinue.store.open_store import prepare_sqlite
 from retinue.store.sessions import record_chunks, records, sessions
-from retinue.store.sessions.record_chunks import CHAPTER_RECORDS
+from retinue.store.sessions.record_chunks import CHUNK_RECORDS
 
 FILE = Attachment(hash="a" * 64, name="a.png", media_type="image/png", size_bytes=5)
 SESSION = SessionId("5e" * 16)
-MANY = 3 * CHAPTER_RECORDS
+MANY = 3 * CHUNK_RECORDS
 SECRET = "the word that must go"
 
 
@@ -41,7 +52,7 @@ def conn(tmp_path: Path) -> Generator[sa.Connection]:
 def _begun(conn: sa.Connection) -> SessionId:
     """A session of Maria's with its first record."""
     settle_in("ada")(conn)
-    page = Page(conn, 1)
+    page = Transaction(conn, 1)
     sessions.start(page, SESSION, agent="ada", origin=Origin(OriginKind.WEB, "person:maria"))
     page.close()
     return SESSION
@@ -49,8 +60,13 @@ def _begun(conn: sa.Connection) -> SessionId:
 
 def _talk(session: SessionId, count: int) -> list[Record]:
     """Words for the most part, and now and then what is more than words."""
-    others: list[Body] = [
-        Reply(text="", thinking="hm", calls=(Call(id="1", tool="look", arguments={"a": [1, None]}),), stop=Stop.CALLS),
+    others: list[RecordBody] = [
+        Reply(
+            text="",
+            thinking="hm",
+            calls=(Call(id="1", tool="look", arguments={"a": [1, None]}),),
+            stop=StopReason.CALLS,
+        ),
         ToolResult(call="1", tool="look", output="there", trust=Trust.UNTRUSTED),
         Note(text="by the way"),
         UserTurn(text="see", attachments=(FILE,)),
@@ -68,7 +84,7 @@ def _talk(session: SessionId, count: int) -> list[Record]:
         Record(
             session=session,
             seq=seq,
-            kind=kind_of(body),
+            kind=body_kind(body),
             body=body,
             at_ms=1000 + seq,
             run=RunId(f"{seq // 2:032x}") if seq % 7 else None,
@@ -97,44 +113,44 @@ def _written(conn: sa.Connection, count: int = MANY) -> tuple[SessionId, list[Re
     return session, [start, *talk]
 
 
-@pytest.mark.parametrize("first", [0, 1, 2, CHAPTER_RECORDS - 1, CHAPTER_RECORDS, CHAPTER_RECORDS + 1, MANY])
-@pytest.mark.parametrize("last", [1, CHAPTER_RECORDS - 2, CHAPTER_RECORDS - 1, CHAPTER_RECORDS, MANY, MANY + 1])
+@pytest.mark.parametrize("first", [0, 1, 2, CHUNK_RECORDS - 1, CHUNK_RECORDS, CHUNK_RECORDS + 1, MANY])
+@pytest.mark.parametrize("last", [1, CHUNK_RECORDS - 2, CHUNK_RECORDS - 1, CHUNK_RECORDS, MANY, MANY + 1])
 def test_records_are_the_same_with_chapters_and_without(conn: sa.Connection, first: int, last: int) -> None:
     session, written = _written(conn)
     assert _numbers(conn) == [0, 1, 2]
     expected = [record for record in written if first <= record.seq <= last]
-    assert records.read(conn, session, first=first, last=last) == (expected, [])
-    record_chunks.forget(conn, session)
+    assert records.read_range(conn, session, first=first, last=last) == (expected, [])
+    record_chunks.delete_chunks(conn, session)
     assert not _numbers(conn)
-    assert records.read(conn, session, first=first, last=last) == (expected, [])
+    assert records.read_range(conn, session, first=first, last=last) == (expected, [])
 
 
 def test_plain_words_of_a_chapter_have_no_body_before_someone_looks_at_it(conn: sa.Connection) -> None:
     session, written = _written(conn)
-    found, _ = records.read(conn, session, first=1, last=CHAPTER_RECORDS - 1)
-    plain = [record for record in found if isinstance(record, Plain)]
-    assert len(plain) > CHAPTER_RECORDS * 0.9
+    found, _ = records.read_range(conn, session, first=1, last=CHUNK_RECORDS - 1)
+    plain = [record for record in found if isinstance(record, TextRecord)]
+    assert len(plain) > CHUNK_RECORDS * 0.9
     assert not any("body" in vars(record) for record in plain)
-    assert [record.body for record in found] == [record.body for record in written[: CHAPTER_RECORDS - 1]]
+    assert [record.body for record in found] == [record.body for record in written[: CHUNK_RECORDS - 1]]
 
 
 def test_what_came_from_outside_is_known_as_such_when_it_is_read_back(conn: sa.Connection) -> None:
     """A restart makes nothing more trusted than it was: neither words, nor what came with someone's files."""
     session = _begun(conn)
-    talk = _talk(session, 2 * CHAPTER_RECORDS)
+    talk = _talk(session, 2 * CHUNK_RECORDS)
     clean = [record for record in talk if not isinstance(record.body, ToolResult | Note)]
     clean = [record._replace(body=UserTurn(text="hello"), seq=seq) for seq, record in enumerate(clean, start=2)]
     outside = clean[9]._replace(trust=Trust.UNTRUSTED)
     with_file = clean[9]._replace(body=UserTurn(text="see", attachments=(FILE,)), trust=Trust.AGENT)
     for tenth, expected in ((clean[9], Trust.AGENT), (outside, Trust.UNTRUSTED), (with_file, Trust.UNTRUSTED)):
         conn.execute(t.records.delete().where(t.records.c.seq > 1))
-        written = [record._replace(kind=kind_of(record.body)) for record in (*clean[:9], tenth, *clean[10:])]
+        written = [record._replace(kind=body_kind(record.body)) for record in (*clean[:9], tenth, *clean[10:])]
         _write(conn, written)
         assert _numbers(conn)[0] == 0
-        found, _ = records.read(conn, session, first=2, last=10**6)
-        chaptered, _ = records.read(conn, session, first=1, last=10**6)
+        found, _ = records.read_range(conn, session, first=2, last=10**6)
+        chaptered, _ = records.read_range(conn, session, first=1, last=10**6)
         assert [record.trust for record in chaptered[1:]] == [record.trust for record in written]
-        assert least_believed(found) is least_believed(chaptered[1:]) is least_believed(written) is expected
+        assert least_trust_in(found) is least_trust_in(chaptered[1:]) is least_trust_in(written) is expected
 
 
 def test_a_chapter_that_cannot_be_read_is_left_for_its_records(conn: sa.Connection) -> None:
@@ -142,7 +158,7 @@ def test_a_chapter_that_cannot_be_read_is_left_for_its_records(conn: sa.Connecti
     (whole,) = conn.execute(sa.select(t.chapters.c.body).where(t.chapters.c.number == 1)).one()
     for broken in (b"", b"\xc1", whole[:-1], whole[: len(whole) // 2], whole + b"\x00"):
         conn.execute(t.chapters.update().where(t.chapters.c.number == 1).values(body=broken))
-        assert records.read(conn, session, first=1, last=MANY + 1) == (written, [])
+        assert records.read_range(conn, session, first=1, last=MANY + 1) == (written, [])
 
 
 def test_a_damaged_record_keeps_its_neighbours_from_no_one_and_is_named(conn: sa.Connection) -> None:
@@ -152,7 +168,7 @@ def test_a_damaged_record_keeps_its_neighbours_from_no_one_and_is_named(conn: sa
     conn.execute(t.records.update().where(t.records.c.seq == 9).values(body='{"text":'))
     conn.execute(t.records.update().where(t.records.c.seq == 10).values(trust="blind"))
     _write(conn, talk[20:])
-    found, damaged = records.read(conn, session, first=2, last=MANY + 1)
+    found, damaged = records.read_range(conn, session, first=2, last=MANY + 1)
     assert found == [record for record in talk if record.seq not in (9, 10)]
     assert [damage.seq for damage in damaged] == [9, 10]
 
@@ -160,20 +176,20 @@ def test_a_damaged_record_keeps_its_neighbours_from_no_one_and_is_named(conn: sa
 def test_chapters_that_no_context_has_any_more_are_let_go(conn: sa.Connection) -> None:
     session = _begun(conn)
     talk = _talk(session, MANY)
-    _write(conn, talk[: 2 * CHAPTER_RECORDS])
+    _write(conn, talk[: 2 * CHUNK_RECORDS])
     assert _numbers(conn) == [0, 1]
-    conn.execute(t.sessions.update().values(context_from=CHAPTER_RECORDS + 5))
-    _write(conn, talk[2 * CHAPTER_RECORDS :])
+    conn.execute(t.sessions.update().values(context_from=CHUNK_RECORDS + 5))
+    _write(conn, talk[2 * CHUNK_RECORDS :])
     assert _numbers(conn) == [1, 2]
-    found, _ = records.read(conn, session, first=CHAPTER_RECORDS + 5, last=MANY + 1)
-    assert found == talk[CHAPTER_RECORDS + 3 :]
+    found, _ = records.read_range(conn, session, first=CHUNK_RECORDS + 5, last=MANY + 1)
+    assert found == talk[CHUNK_RECORDS + 3 :]
 
 
 def test_what_a_person_said_is_forgotten_in_chapters_too(conn: sa.Connection) -> None:
     session, _ = _written(conn)
     assert any(SECRET.encode() in row.body for row in conn.execute(sa.select(t.chapters.c.body)))
-    erase_person.forget(conn, person="maria", now_ms=10_000)
+    erase_person.erase_person(conn, person="maria", now_ms=10_000)
     assert not _numbers(conn)
-    found, _ = records.read(conn, session, first=1, last=MANY + 1)
+    found, _ = records.read_range(conn, session, first=1, last=MANY + 1)
     assert len(found) == MANY + 1
     assert SECRET not in repr(found)

@@ -14,34 +14,34 @@ from hypothesis import strategies as st
 from models.replay import facts_of
 from msgspec.structs import fields
 
-from retinue.config.models import Pruning, WireFormat
+from retinue.config.models import PruningSettings, WireFormat
 from retinue.domain.attachment import Attachment
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
 from retinue.domain.record import (
-    Body,
-    Mark,
+    ContextStart,
     Note,
-    Piece,
-    PieceKind,
-    Plain,
     Record,
+    RecordBody,
     RecordKind,
     Reply,
-    Stop,
+    ReplyPiece,
+    ReplyPieceKind,
+    StopReason,
     Summary,
+    TextRecord,
     Usage,
     UserTurn,
-    kind_of,
+    body_kind,
 )
 from retinue.domain.tool import Call, ToolResult
 from retinue.domain.trust import Trust
-from retinue.models.base import Prompt, WireCache
-from retinue.models.formats.wire_formats import wire_of
-from retinue.models.provider_http import Target
+from retinue.models.base import EncodedContextCache, ModelPrompt
+from retinue.models.formats.wire_formats import make_provider_format
+from retinue.models.provider_http import ModelTarget
 from retinue.runners.base import SILENT_TOKENS
-from retinue.runners.model_context import as_read
-from retinue.runners.result_pruner import Shortened, idle_s
-from retinue.runners.token_estimate import Meter
+from retinue.runners.model_context import context_from_records
+from retinue.runners.result_pruner import ResultShortener, seconds_since_reply
+from retinue.runners.token_estimate import ContextMeter
 from retinue.store.core import tables as t
 from retinue.store.core.sqlite import connect
 from retinue.store.sessions import records as stored
@@ -49,7 +49,7 @@ from retinue.store.sessions import records as stored
 SESSION = SessionId("5e" * 16)
 IMAGE = "data:image/png;base64," + "iVBORw0KGgo" + "A" * 100
 FORMATS = [format_.value for format_ in WireFormat]
-LONG = 3 * stored.ROWS_AT_ONCE
+LONG = 3 * stored.ROWS_PER_BATCH
 
 texts = st.one_of(
     st.text(max_size=200),
@@ -60,23 +60,28 @@ counts = st.integers(0, 10**7)
 usages = st.builds(Usage, input_tokens=counts, output_tokens=counts, cache_read_tokens=counts, estimated=st.booleans())
 turns = st.builds(UserTurn, text=texts, envelopes=st.sampled_from([(), (EnvelopeId("e" * 32),)]))
 replies = st.builds(
-    Reply, text=texts, stop=st.sampled_from(list(Stop)), model=st.text(max_size=9), usage=usages, provider=st.just("p")
+    Reply,
+    text=texts,
+    stop=st.sampled_from(list(StopReason)),
+    model=st.text(max_size=9),
+    usage=usages,
+    provider=st.just("p"),
 )
-others: st.SearchStrategy[Body] = st.sampled_from(
+others: st.SearchStrategy[RecordBody] = st.sampled_from(
     [
         UserTurn(
             text="look", attachments=(Attachment(hash="a" * 64, name="a.png", media_type="image/png", size_bytes=5),)
         ),
         Reply(text="hm", thinking="let me see"),
-        Reply(text="", calls=(Call(id="c1", tool="look", arguments={"at": "it"}),), stop=Stop.CALLS),
-        Reply(text="well", pieces=(Piece(kind=PieceKind.TEXT, length=4, seal="s"),), provider="p"),
+        Reply(text="", calls=(Call(id="c1", tool="look", arguments={"at": "it"}),), stop=StopReason.CALLS),
+        Reply(text="well", pieces=(ReplyPiece(kind=ReplyPieceKind.TEXT, length=4, seal="s"),), provider="p"),
         ToolResult(call="c1", tool="look", output="there"),
         Note(text="by the way"),
-        Mark(text="and so on"),
+        ContextStart(text="and so on"),
         Summary(text="so far", kept_from=1),
     ]
 )
-bodies: st.SearchStrategy[list[Body]] = st.lists(st.one_of(turns, replies, others), max_size=12)
+bodies: st.SearchStrategy[list[RecordBody]] = st.lists(st.one_of(turns, replies, others), max_size=12)
 
 
 @cache
@@ -92,18 +97,18 @@ def _read_back(written: Sequence[Record]) -> list[Record]:
     conn.execute(t.chapters.delete())
     if written:
         stored.add(conn, written)
-    found, damaged = stored.read(conn, SESSION, first=0, last=2**40)
+    found, damaged = stored.read_range(conn, SESSION, first=0, last=2**40)
     assert not damaged
     return found
 
 
-def _records(bodies: Sequence[Body]) -> list[Record]:
-    start = Record(session=SESSION, seq=1, kind=RecordKind.START, body=Mark(), at_ms=5)
+def _records(bodies: Sequence[RecordBody]) -> list[Record]:
+    start = Record(session=SESSION, seq=1, kind=RecordKind.START, body=ContextStart(), at_ms=5)
     return [start] + [
         Record(
             session=SESSION,
             seq=seq,
-            kind=kind_of(body),
+            kind=body_kind(body),
             body=body,
             at_ms=seq,
             run=RunId("r" * 32) if seq % 2 else None,
@@ -113,19 +118,21 @@ def _records(bodies: Sequence[Body]) -> list[Record]:
     ]
 
 
-def _plainly(bodies: Sequence[Body]) -> list[Record]:
+def _plainly(bodies: Sequence[RecordBody]) -> list[Record]:
     """Read back where nothing but plain words stands beside them, so that those are found as such."""
     return [_read_back([record])[0] for record in _records(bodies)]
 
 
 def _request(format_: str, records: Sequence[Record]) -> bytes:
-    prompt = Prompt(session=SESSION, instructions="Be brief.", records=records, tools=())
-    target = Target(facts=facts_of("p"), url="http://127.0.0.1:1")
-    return b"".join(wire_of(WireFormat(format_), WireCache()).request(prompt, target, "").body)
+    prompt = ModelPrompt(session=SESSION, instructions="Be brief.", records=records, tools=())
+    target = ModelTarget(facts=facts_of("p"), url="http://127.0.0.1:1")
+    return b"".join(
+        make_provider_format(WireFormat(format_), EncodedContextCache()).build_request(prompt, target, "").body
+    )
 
 
 @given(bodies)
-def test_what_is_read_back_is_what_was_written(bodies: list[Body]) -> None:
+def test_what_is_read_back_is_what_was_written(bodies: list[RecordBody]) -> None:
     written = _records(bodies)
     for found in (_read_back(written), _plainly(bodies)):
         assert found == written and written == found
@@ -137,30 +144,32 @@ def test_what_is_read_back_is_what_was_written(bodies: list[Body]) -> None:
 
 
 @given(bodies)
-def test_what_is_read_back_is_read_and_weighed_as_what_was_written(bodies: list[Body]) -> None:
+def test_what_is_read_back_is_read_and_weighed_as_what_was_written(bodies: list[RecordBody]) -> None:
     written, found = _records(bodies), _plainly(bodies)
-    assert as_read(found) == as_read(written)
-    assert Meter().measure(found, result_chars_max=9) == Meter().measure(written, result_chars_max=9)
+    assert context_from_records(found) == context_from_records(written)
+    assert ContextMeter().measure(found, result_chars_max=9) == ContextMeter().measure(written, result_chars_max=9)
 
 
 @pytest.mark.parametrize("format_", FORMATS)
 @given(bodies=bodies)
-def test_what_is_read_back_is_sent_byte_for_byte_as_what_was_written(format_: str, bodies: list[Body]) -> None:
-    sent = _request(format_, as_read(_records(bodies)))
-    assert _request(format_, as_read(_plainly(bodies))) == sent
-    assert _request(format_, as_read(_read_back(_records(bodies)))) == sent
+def test_what_is_read_back_is_sent_byte_for_byte_as_what_was_written(format_: str, bodies: list[RecordBody]) -> None:
+    sent = _request(format_, context_from_records(_records(bodies)))
+    assert _request(format_, context_from_records(_plainly(bodies))) == sent
+    assert _request(format_, context_from_records(_read_back(_records(bodies)))) == sent
 
 
 @pytest.mark.parametrize("format_", FORMATS)
 def test_in_a_long_talk_no_body_is_made_before_someone_looks_at_it(format_: str) -> None:
     usage = Usage(input_tokens=9)
     talk = [body for n in range(LONG) for body in (UserTurn(text=f"What is {n}?"), Reply(text="It is.", usage=usage))]
-    context = as_read(_read_back(_records(talk)))
-    Meter().measure(context)
-    Shortened().view(SESSION, context, Pruning(), window_tokens=9_000, idle_s=idle_s(context, context[-1].at))
+    context = context_from_records(_read_back(_records(talk)))
+    ContextMeter().measure(context)
+    ResultShortener().shorten(
+        SESSION, context, PruningSettings(), window_tokens=9_000, idle_s=seconds_since_reply(context, context[-1].at)
+    )
     assert _request(format_, context) == _request(format_, _records(talk))
 
-    plain = [record for record in context if isinstance(record, Plain)]
+    plain = [record for record in context if isinstance(record, TextRecord)]
     assert len(plain) == len(talk)
     made = [record.seq for record in plain if "body" in vars(record)]
     assert made in ([], [plain[-1].seq])  # the last reply says what its provider has counted
@@ -170,5 +179,5 @@ def test_a_usage_is_read_in_all_its_parts() -> None:
     counted = {each.name: number for number, each in enumerate(fields(Usage), start=1)}
     usage = msgspec.convert(counted | {"estimated": True}, Usage)
     (found,) = _read_back(_records([Reply(text="so much", usage=usage)])[1:])
-    assert isinstance(found, Plain) and found.words == "so much"
+    assert isinstance(found, TextRecord) and found.text == "so much"
     assert found.body == Reply(text="so much", usage=usage)

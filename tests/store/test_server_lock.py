@@ -18,7 +18,7 @@ from stores import count, counted
 from retinue.domain.errors import StoreError
 from retinue.store.core.connection import LockRequest
 from retinue.store.core.postgres import POOL_SIZE, PostgresStore
-from retinue.store.core.server_lock import CONNECTIONS, LABEL_BYTES_MAX, LOCK_CLASS, SERVER, label_of
+from retinue.store.core.server_lock import CONNECTIONS, LABEL_BYTES_MAX, LOCK_CLASS, SERVER, server_label
 from retinue.store.open_store import open_store
 
 SHORT_S, LONG_S = 0.2, 30.0
@@ -31,7 +31,7 @@ def request(lost: Callable[[StoreError], None] | None = None, *, wait_s: float =
         raise AssertionError(error)
 
     directory = Path("/srv/ada")
-    return LockRequest(host="maria", process=PROCESS, directory=directory, lost=lost or unexpected, wait_s=wait_s)
+    return LockRequest(host="maria", pid=PROCESS, directory=directory, on_lost=lost or unexpected, wait_s=wait_s)
 
 
 @asynccontextmanager
@@ -149,7 +149,7 @@ async def test_a_database_that_could_not_be_opened_is_free_for_the_next(empty_po
         onlooker.connection.execute("INSERT INTO alembic_version VALUES ('9999')")
         with pytest.raises(StoreError) as refused:
             await open_store(empty_postgres_url, lock=request(wait_s=SHORT_S))
-        assert refused.value.code == "store.newer-schema"
+        assert refused.value.code == "store.newer_schema"
         await until(lambda: onlooker.backends(SERVER) == [], "the lock is free")
 
 
@@ -162,9 +162,9 @@ async def test_who_only_looks_needs_no_lock(empty_postgres_url: str) -> None:
 
 
 def test_a_server_is_named_in_as_many_bytes_as_postgresql_keeps() -> None:
-    short = label_of(host="maria", process=7, directory="/srv/ada")
+    short = server_label(host="maria", pid=7, directory="/srv/ada")
     assert short == "retinue pid 7 on maria /srv/ada"
-    long = label_of(host="h" * 80, process=4_194_304, directory=f"/{'d' * 80}/zoë/house")
+    long = server_label(host="h" * 80, pid=4_194_304, directory=f"/{'d' * 80}/zoë/house")
     assert len(long.encode()) == LABEL_BYTES_MAX
     assert "pid 4194304" in long and long.endswith("/zo?/house") and "..." in long
 
@@ -206,7 +206,7 @@ async def test_a_server_whose_database_was_taken_over_writes_nothing_more(empty_
             for _ in range(2):
                 with pytest.raises(StoreError) as refused:
                     await store.write(count(2, "x"), point="test")
-                assert refused.value.code == "store.taken"
+                assert refused.value.code == "store.taken_over"
                 assert "the onlooker" in refused.value.because
         assert len(lost) == 1
     async with served(empty_postgres_url) as store:
@@ -222,7 +222,7 @@ async def test_a_new_connection_is_not_used_before_the_lock_is_known_to_be_held(
             other.lock(SERVER)
             with pytest.raises(StoreError) as refused:
                 await store.write(count(1, "x"), point="test")
-            assert refused.value.code == "store.taken"
+            assert refused.value.code == "store.taken_over"
             assert len(lost) == 1
     async with served(empty_postgres_url) as store:
         assert await store.read(counted) == []

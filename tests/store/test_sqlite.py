@@ -28,17 +28,18 @@ from retinue.store.agents import agents
 from retinue.store.channels import deliveries
 from retinue.store.core import events, sqlite, transaction
 from retinue.store.core import tables as t
-from retinue.store.core.connection import Body
-from retinue.store.core.row_visibility import PerScope, Scope
+from retinue.store.core.connection import TransactionBody
+from retinue.store.core.errors import StatementRejected
+from retinue.store.core.row_visibility import PerScope, VisibilityScope
 from retinue.store.core.sqlite import SqliteStore
 from retinue.store.envelopes import envelopes, webhooks
 from retinue.store.open_store import open_store, prepare_sqlite
 from retinue.store.people import notifications, people, preferences
 from retinue.store.runs import approvals, money, questionnaires, runs
 from retinue.store.sessions import external_keys, instructions, records, sessions
-from retinue.testing.local_instance import Household
-from retinue.testing.scripted_model import calls, says
-from retinue.testing.waiting import WAIT_LIMIT_S, wait_until
+from retinue.testing.local_instance import LocalInstance
+from retinue.testing.scripted_model import text_reply, tool_call_reply
+from retinue.testing.wait_conditions import WAIT_LIMIT_S, wait_until
 
 FIVE_MB = 5 * 1024 * 1024
 
@@ -69,17 +70,17 @@ def driver(conn: sa.Connection) -> sqlite3.Connection:
     return raw
 
 
-def pragma(text: str) -> Body[Any]:
+def pragma(text: str) -> TransactionBody[Any]:
     """Ask or tell the connection that a body runs on. (Some settings are only taken within no transaction.)"""
     return lambda conn: driver(conn).execute(f"PRAGMA {text}").fetchone()
 
 
-def big(day: int, source: str, kilobytes: int) -> Body[None]:
+def big(day: int, source: str, kilobytes: int) -> TransactionBody[None]:
     """A row that takes room."""
     return lambda conn: count(day, source + "x" * 1024 * kilobytes)(conn)
 
 
-async def as_one_group(store: SqliteStore, bodies: list[Body[Any]]) -> list[Any]:
+async def as_one_group(store: SqliteStore, bodies: list[TransactionBody[Any]]) -> list[Any]:
     """Hold the writer up until all of these stand in line behind it; they are then committed together."""
     busy, go_on = threading.Event(), threading.Event()
 
@@ -88,7 +89,7 @@ async def as_one_group(store: SqliteStore, bodies: list[Body[Any]]) -> list[Any]
         go_on.wait(WAIT_LIMIT_S)
 
     # More than the loop commits itself: they go to the thread, which is then held up, and not the loop.
-    first = [asyncio.create_task(store.write(hold, point="test")) for _ in range(sqlite.HERE_MAX + 1)]
+    first = [asyncio.create_task(store.write(hold, point="test")) for _ in range(sqlite.LOOP_COMMIT_WRITES_MAX + 1)]
     await wait_until(busy.is_set, "the writer is busy", poll_s=0.001)
     tasks = [asyncio.create_task(store.write(body, point="test")) for body in bodies]
     await asyncio.sleep(0)
@@ -113,7 +114,7 @@ def test_a_disk_that_cannot_share_a_log_is_refused(path: Path) -> None:
     address = f"{path.as_uri()}?vfs=unix-dotfile"
     with closing(sqlite3.connect(address, uri=True)) as raw, pytest.raises(StoreError) as refused:
         sqlite.configure(raw, writable=True)
-    assert refused.value.code == "store.not-durable"
+    assert refused.value.code == "store.wal_unavailable"
     assert "local disk" in refused.value.try_this
 
 
@@ -129,7 +130,7 @@ async def test_writes_that_wait_together_are_committed_together(path: Path) -> N
 
         assert results == [None] * 50
         assert said.count("COMMIT") == 2  # of those that held the others up, and theirs
-        assert sum(line.startswith("SAVEPOINT") for line in said) == sqlite.HERE_MAX + 1 + 50
+        assert sum(line.startswith("SAVEPOINT") for line in said) == sqlite.LOOP_COMMIT_WRITES_MAX + 1 + 50
         assert len(await store.read(counted)) == 50
 
 
@@ -143,7 +144,7 @@ async def test_a_broken_constraint_in_a_group_of_fifty_takes_no_neighbour_with_i
         assert failed[0] == 25
         assert isinstance(failed[1], StoreError)
         assert (failed[1].code, bool(failed[1].because), bool(failed[1].try_this)) == (
-            "store.constraint-broken",
+            "store.constraint_violated",
             True,
             True,
         )
@@ -174,7 +175,12 @@ async def test_a_failed_commit_fails_every_caller_of_the_group_each_with_its_own
     async with opened(path, faults=faults) as store:
         results = await as_one_group(store, [arm, count(1, "x"), breaks, count(2, "x")])
 
-        assert [type(result) for result in results] == [StoreError, StoreError, LookupError, StoreError]
+        assert [type(result) for result in results] == [
+            StatementRejected,
+            StatementRejected,
+            LookupError,
+            StatementRejected,
+        ]
         assert await store.read(counted) == []
         await store.write(count(3, "x"), point="test")
         assert await store.read(counted) == [(3, "x")]
@@ -188,7 +194,7 @@ async def test_a_body_that_breaks_out_of_everything_does_not_silence_the_writer(
     async with opened(path) as store:
         with pytest.raises(StoreError) as told:
             await store.write(breaks_out, point="test")
-        assert told.value.code == "store.broke-off"
+        assert told.value.code == "store.write_interrupted"
         await store.write(count(2, "x"), point="test")
         assert await store.read(counted) == [(2, "x")]
 
@@ -251,8 +257,8 @@ async def test_a_disk_that_is_full_at_commit_fails_the_whole_group_and_the_house
             filler = fill_up(disk, leaving_bytes=64 * 1024)
             results = await as_one_group(store, [big(n, "lost", 40) for n in range(1, 11)])
 
-            assert [getattr(result, "code", result) for result in results] == ["store.disk-full"] * 10
-            assert all(result.because and "free some space" in result.try_this for result in results)
+            assert [getattr(result, "code", result) for result in results] == ["store.disk_full"] * 10
+            assert all(result.because and "free some disk space" in result.try_this for result in results)
             assert await store.read(counted) == [(0, "kept")]
             assert await store.scan(counted) == [(0, "kept")]
 
@@ -276,7 +282,7 @@ async def test_on_a_full_disk_every_write_is_kept_as_a_whole_or_refused(tmp_path
                     await store.write(big(n, "x", 4), point="test")
                     acknowledged.append(n)
                 except StoreError as error:
-                    assert error.code in ("store.disk-full", "store.disk-failed")
+                    assert error.code in ("store.disk_full", "store.disk_failed")
                     refused += 1
             assert acknowledged and refused
             filler.unlink()
@@ -292,10 +298,10 @@ async def test_a_file_that_may_not_grow_refuses_in_the_body_and_goes_on_when_it_
         results = await as_one_group(store, [count(1, "small"), big(2, "large", 100), count(3, "small")])
 
         # SQLite may undo the whole transaction or the one statement. Either way each caller hears what is so.
-        assert getattr(results[1], "code", None) == "store.disk-full"
+        assert getattr(results[1], "code", None) == "store.disk_full"
         told = [n for n, result in zip((1, 2, 3), results, strict=True) if result is None]
         assert [day for day, _ in await store.read(counted)] == told
-        assert all(result is None or result.code == "store.disk-full" for result in results)
+        assert all(result is None or result.code == "store.disk_full" for result in results)
 
         await store.write(pragma("max_page_count = 1073741823"), point="test")
         await store.write(big(2, "large", 100), point="test")
@@ -309,7 +315,7 @@ async def test_a_page_that_cannot_be_read_is_told_and_the_rest_stays_readable(pa
     async with opened(path) as store:
         for n in range(300):
             await store.write(big(n, "x", 1), point="test")
-        await store.write(lambda conn: agents.put(conn, Agent(name="ada"), source="test", at_ms=0), point="test")
+        await store.write(lambda conn: agents.upsert(conn, Agent(name="ada"), source="test", at_ms=0), point="test")
     (root,) = look(path, "SELECT rootpage FROM sqlite_master WHERE name = 'tally'")[0]
     whole = path.read_bytes()
     with path.open("r+b") as file:
@@ -350,7 +356,7 @@ async def test_another_program_that_holds_the_file_is_waited_for_then_named_and_
             assert other.stdout.readline() == "held\n"
             with pytest.raises(StoreError) as told:
                 await store.write(count(1, "x"), point="test")
-            assert told.value.code == "store.held-elsewhere"
+            assert told.value.code == "store.busy"
             assert "close" in told.value.try_this
             assert await store.read(counted) == []  # looking is always possible
 
@@ -420,7 +426,7 @@ async def test_a_plain_turn_takes_two_commits_and_one_with_a_tool_call_four(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     """Accept with the first intent, and finish; for a tool call, one more for each new intent."""
-    household = Household(tmp_path)
+    household = LocalInstance(tmp_path)
     begun: list[list[str]] = []
     groups: list[list[str]] = []
 
@@ -431,19 +437,19 @@ async def test_a_plain_turn_takes_two_commits_and_one_with_a_tool_call_four(
         if statement.startswith("COMMIT"):  # and no ROLLBACK, with which a look ends
             groups.append(begun[-1])
 
-    async with household.open() as house:
-        household.model.will_reply("warm", "plain", calls("append_line", text="x"), "used a tool")
-        await house.answer_to((await house.post("warm up")).envelope)
-        await house.quiet()
+    async with household.run() as house:
+        household.model.will_reply("warm", "plain", tool_call_reply("append_line", text="x"), "used a tool")
+        await house.wait_for_answer((await house.send("warm up")).envelope)
+        await house.wait_until_idle()
         await house.store.write(lambda conn: driver(conn).set_trace_callback(trace), point="test")
         groups.clear()
 
-        await house.answer_to((await house.post("plain")).envelope)
-        await house.quiet()
+        await house.wait_for_answer((await house.send("plain")).envelope)
+        await house.wait_until_idle()
         plain = list(groups)
         groups.clear()
-        await house.answer_to((await house.post("use a tool")).envelope)
-        await house.quiet()
+        await house.wait_for_answer((await house.send("use a tool")).envelope)
+        await house.wait_until_idle()
         with_tool = list(groups)
 
     counts = {
@@ -466,13 +472,13 @@ async def where(store: SqliteStore) -> str:
 async def test_a_commit_of_one_or_two_is_made_on_the_loop_and_a_crowds_beside_it(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite, "COMMIT_HERE_S_MAX", math.inf)  # however slow this disk is
+    monkeypatch.setattr(sqlite, "LOOP_COMMIT_S_MAX", math.inf)  # however slow this disk is
     here = threading.current_thread().name
     async with opened(path) as store:
         assert await where(store) == here
         together = await asyncio.gather(*(where(store) for _ in range(8)))
         assert set(together) == {"retinue-writer"}
-        assert {await where(store) for _ in range(sqlite.FEW_COMMITS)} == {"retinue-writer"}
+        assert {await where(store) for _ in range(sqlite.LOW_LOAD_COMMITS)} == {"retinue-writer"}
         assert await where(store) == here
         assert set(await asyncio.gather(where(store), where(store))) == {here}, "one who asks, and one who is asked"
         assert await where(store) == here
@@ -481,7 +487,7 @@ async def test_a_commit_of_one_or_two_is_made_on_the_loop_and_a_crowds_beside_it
 async def test_where_commits_are_slow_the_loop_does_not_wait_for_them(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite, "COMMIT_HERE_S_MAX", 0.0)
+    monkeypatch.setattr(sqlite, "LOOP_COMMIT_S_MAX", 0.0)
     async with opened(path) as store:
         await where(store)  # how slow they are is known after the first
         assert {await where(store) for _ in range(3)} == {"retinue-writer"}
@@ -507,15 +513,15 @@ async def test_slow_commits_with_quick_ones_among_them_are_not_yet_a_slow_disk(
     monkeypatch.setattr(sqlite, "perf_counter", watch)
     here = threading.current_thread().name
     async with opened(path) as store:
-        for _ in range(sqlite.QUICK_AMONG_THEM):
+        for _ in range(sqlite.FAST_COMMIT_QUANTILE):
             assert await where(store) == here
-        watch.commit_s = 2 * sqlite.COMMIT_HERE_S_MAX
-        for _ in range(sqlite.QUICK_AMONG_THEM):
+        watch.commit_s = 2 * sqlite.LOOP_COMMIT_S_MAX
+        for _ in range(sqlite.FAST_COMMIT_QUANTILE):
             assert await where(store) == here
         watch.commit_s = 0.0
         assert await where(store) == here
-        watch.commit_s = 2 * sqlite.COMMIT_HERE_S_MAX
-        for _ in range(sqlite.COMMITS_BELIEVED):
+        watch.commit_s = 2 * sqlite.LOOP_COMMIT_S_MAX
+        for _ in range(sqlite.COMMITS_MEASURED):
             await where(store)
         assert await where(store) == "retinue-writer"
         watch.commit_s = 0.0
@@ -547,8 +553,8 @@ async def test_a_job_for_the_loop_waits_for_what_the_thread_still_has(path: Path
         def waits(_: sa.Connection) -> None:
             free.wait(WAIT_LIMIT_S)
 
-        slow = [asyncio.create_task(store.write(waits, point="test")) for _ in range(sqlite.HERE_MAX + 1)]
-        await wait_until(lambda: store._with_thread, "the thread has them")
+        slow = [asyncio.create_task(store.write(waits, point="test")) for _ in range(sqlite.LOOP_COMMIT_WRITES_MAX + 1)]
+        await wait_until(lambda: store._writes_in_thread, "the thread has them")
         lone = asyncio.create_task(where(store))
         for _ in range(10):
             await asyncio.sleep(0)
@@ -583,9 +589,9 @@ WHOLE = {
     "agents._sources",
     "people._all",  # and whom it works for
     "records._all",  # every record is looked at for damage
-    "transaction._open",  # one row
-    "transaction._close",
-    "transaction._latest",
+    "transaction._lock_counters",  # one row
+    "transaction._update_counters",
+    "transaction._select_latest_ms",
     "events._newest",
     "questionnaires._listed",  # of all people for the owner, of an agent for itself: they are few, and purged
     "questionnaires._listed_open",
@@ -596,7 +602,7 @@ WHOLE = {
     "runs._clear",
     "sessions._latest_foreground",  # where an agent asks for whom nobody sits, which is seldom
     "sessions._latest_of_kind",  # where an agent writes to the heartbeat, which is as seldom
-    "sessions._listing",
+    "sessions._list",
     "sessions._recent",  # the list of sessions, sorted: it is asked for by people, beside the loop
 }
 
@@ -606,7 +612,7 @@ def statements(module: ModuleType) -> dict[str, sa.Executable]:
     found: dict[str, Any] = {}
     for key, value in vars(module).items():
         if isinstance(value, PerScope):
-            found |= {f"{name}.{key}[{scope}]": cast(PerScope[Any], value)[scope] for scope in Scope}
+            found |= {f"{name}.{key}[{scope}]": cast(PerScope[Any], value)[scope] for scope in VisibilityScope}
         else:
             found[f"{name}.{key}"] = value
     return {key: value for key, value in found.items() if isinstance(value, sa.Select | sa.Update | sa.Delete)}
@@ -622,20 +628,20 @@ def plan_of(raw: sqlite3.Connection, statement: Any) -> str:
 HOT = {
     "envelopes._due": "ix_envelopes_lane (session=? AND rank=? AND due_ms<?)",
     "envelopes._count_due": "ix_envelopes_lane (session=? AND rank=? AND due_ms<?)",
-    "envelopes._count_asking": "ix_envelopes_lane (session=? AND rank=? AND due_ms<?)",
-    "envelopes._oldest_asking": "ix_envelopes_lane (session=? AND rank=? AND due_ms<?)",
-    "envelopes._outbox_next": "ix_envelopes_outbox (recipient=? AND due_ms<?)",
-    "envelopes._due_rooms": "ix_envelopes_lane (session=? AND rank=? AND due_ms<?)",
+    "envelopes._count_droppable": "ix_envelopes_lane (session=? AND rank=? AND due_ms<?)",
+    "envelopes._oldest_droppable": "ix_envelopes_lane (session=? AND rank=? AND due_ms<?)",
+    "envelopes._next_outbound": "ix_envelopes_outbox (recipient=? AND due_ms<?)",
+    "envelopes._due_channels": "ix_envelopes_lane (session=? AND rank=? AND due_ms<?)",
     "envelopes._due_for_people": "ix_envelopes_lane (session=? AND rank=? AND due_ms<?)",
     "envelopes._due_lanes": "ix_envelopes_due (due_ms>? AND due_ms<?)",
     "envelopes._next_due": "ix_envelopes_due (due_ms>?)",
     "envelopes._next_expiry": "ix_envelopes_expiring",
     "envelopes._expired": "ix_envelopes_expiring",
     "envelopes._held": "ix_envelopes_held",
-    "envelopes._park": "ix_envelopes_held",
+    "envelopes._suspend": "ix_envelopes_held",
     "envelopes._by_key": "sqlite_autoindex_envelopes_2",
-    "runs._open": "uq_runs_open",
-    "runs._waking": "ix_runs_wake",
+    "runs._open_by_session": "uq_runs_open",
+    "runs._due_suspended": "ix_runs_wake",
     "runs._next_wake": "ix_runs_wake",
     "approvals._next_expiry": "ix_approvals_open",
     "sessions._active": "ix_sessions_active",
@@ -691,22 +697,22 @@ AUDIT_COLUMNS = [
 
 @pytest.mark.spec("H85")
 async def test_the_excerpts_query_runs_unchanged_on_a_house_that_really_ran(tmp_path: Path) -> None:
-    household = Household(tmp_path)
-    async with household.open() as house:
-        household.model.will_reply("Done.", says("", fails="no answer"), says("never", after_s=3600))
-        done = (await house.post("one")).envelope
-        assert await house.answer_to(done) == "Done."
-        failed = (await house.post("two")).envelope
-        await house.outcome(failed)
-        cancelled = await house.post("three")
-        await house.eventually(lambda _conn: len(household.model.prompts) == 3, what="the third run to ask its model")
+    household = LocalInstance(tmp_path)
+    async with household.run() as house:
+        household.model.will_reply("Done.", text_reply("", fails="no answer"), text_reply("never", after_s=3600))
+        done = (await house.send("one")).envelope
+        assert await house.wait_for_answer(done) == "Done."
+        failed = (await house.send("two")).envelope
+        await house.wait_for_outcome(failed)
+        cancelled = await house.send("three")
+        await house.wait_for(lambda _conn: len(household.model.prompts) == 3, what="the third run to ask its model")
         path = tmp_path / "house.db"
         running = look(path, "SELECT status, completed_at, error FROM agent_runs ORDER BY started_at, id")
         assert ("running", None, None) in running
         assert cancelled.session is not None
-        await house.engine.cancel(cancelled.session, by="person:owner", why="enough")
-        await house.outcome(cancelled.envelope)
-        await house.quiet()
+        await house.engine.cancel(cancelled.session, by="person:owner", reason="enough")
+        await house.wait_for_outcome(cancelled.envelope)
+        await house.wait_until_idle()
 
         rows = look(path, EXCERPT)
         assert [row[1] for row in rows] == ["ada"] * 3
@@ -737,11 +743,13 @@ async def test_the_excerpts_query_runs_unchanged_on_a_house_that_really_ran(tmp_
 
 @pytest.mark.spec("H85")
 async def test_a_run_that_waits_for_a_person_still_runs_in_the_audit(tmp_path: Path) -> None:
-    household = Household(tmp_path, agents=[Agent(name="ada", model="scripted", tools=ToolRules(ask=("append_line",)))])
-    async with household.open() as house:
-        household.model.will_reply(calls("append_line", text="x"))
-        await house.post("do it")
-        await house.eventually(
+    household = LocalInstance(
+        tmp_path, agents=[Agent(name="ada", model="scripted", tools=ToolRules(ask=("append_line",)))]
+    )
+    async with household.run() as house:
+        household.model.will_reply(tool_call_reply("append_line", text="x"))
+        await house.send("do it")
+        await house.wait_for(
             lambda conn: conn.execute(sa.select(t.runs.c.status)).scalar() == "parked", what="the run to park"
         )
         assert look(tmp_path / "house.db", "SELECT status, completed_at, error FROM agent_runs") == [

@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 from retinue.store.open_store import prepare_sqlite
-from retinue.testing.empty_store import place_empty_store
+from retinue.testing.empty_store import create_empty_store
 
 
 def contents(path: Path) -> list[str]:
@@ -19,7 +19,7 @@ def contents(path: Path) -> list[str]:
 def test_a_placed_store_is_what_opening_makes(tmp_path: Path) -> None:
     placed, opened = tmp_path / "placed.db", tmp_path / "opened.db"
 
-    place_empty_store(placed)
+    create_empty_store(placed)
     prepare_sqlite(opened)
 
     assert contents(placed) == contents(opened)
@@ -31,6 +31,6 @@ def test_a_placed_store_is_what_opening_makes(tmp_path: Path) -> None:
 def test_a_store_that_is_there_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "house.db").write_bytes(b"ours")
 
-    place_empty_store(tmp_path / "house.db")
+    create_empty_store(tmp_path / "house.db")
 
     assert (tmp_path / "house.db").read_bytes() == b"ours"

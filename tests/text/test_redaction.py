@@ -17,19 +17,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retinue.app.logs import LogLine, masked, set_masks
+from retinue.app.logs import LogFormatter, redact, set_known_secrets
 from retinue.domain.errors import Invalid
 from retinue.text.redaction import (
     FORMS_CHARS_MAX,
     SECRET_CHARS_MAX,
     SECRET_CHARS_MIN,
     SECRETS_MAX,
-    Masks,
-    by_shape,
-    forms_of,
-    mark,
-    masked_error,
-    masked_part,
+    Redactor,
+    build_placeholder,
+    list_encoded_forms,
+    redact_error,
+    redact_part,
+    redact_patterns,
 )
 
 SECRET = 'c4nary/"&<x>+ü=7Qz\\'
@@ -39,12 +39,12 @@ PEM = (
 
 values = st.text(st.characters(exclude_categories=("Cs",)), min_size=SECRET_CHARS_MIN, max_size=60).filter(
     # A secret that is part of what a mark says cannot be told from it.
-    lambda text: not re.search(re.escape(text), mark("canary"))
+    lambda text: not re.search(re.escape(text), build_placeholder("canary"))
 )
 
 
 def hidden(secret: str, text: str) -> bool:
-    return secret not in Masks({"canary": secret}).mask_values(text)
+    return secret not in Redactor({"canary": secret}).redact_values(text)
 
 
 FORMS = {
@@ -66,8 +66,8 @@ FORMS = {
 @given(values, st.sampled_from(sorted(FORMS)), st.text(max_size=20), st.text(max_size=20))
 def test_a_known_secret_is_masked_in_every_form(secret: str, form: str, before: str, after: str) -> None:
     written = FORMS[form](secret)
-    found = Masks({"canary": secret}).mask_values(f"{before} {written} {after}")
-    assert mark("canary") in found
+    found = Redactor({"canary": secret}).redact_values(f"{before} {written} {after}")
+    assert build_placeholder("canary") in found
     assert written not in found
 
 
@@ -76,9 +76,9 @@ def test_a_known_secret_is_masked_wherever_it_falls_in_base64(secret: str, befor
     """As a name and a password stand in one header."""
     raw = secret.encode()
     whole = base64.b64encode(before + raw + after).decode()
-    found = Masks({"canary": secret}).mask_values(whole)
-    assert mark("canary") in found
-    left = found.replace(mark("canary"), "")
+    found = Redactor({"canary": secret}).redact_values(whole)
+    assert build_placeholder("canary") in found
+    left = found.replace(build_placeholder("canary"), "")
     # At its borders a letter or two are left, in which it is mixed with its neighbours.
     assert len(left) <= len(base64.b64encode(before)) + len(base64.b64encode(after)) + 4
 
@@ -86,80 +86,80 @@ def test_a_known_secret_is_masked_wherever_it_falls_in_base64(secret: str, befor
 @given(st.text(max_size=300))
 def test_a_text_without_secrets_is_left_alone(text: str) -> None:
     if SECRET not in text:
-        assert Masks({"canary": SECRET}).mask_values(text) == text
-    assert Masks().mask_values(text) == text
+        assert Redactor({"canary": SECRET}).redact_values(text) == text
+    assert Redactor().redact_values(text) == text
 
 
 @given(st.lists(values, min_size=1, max_size=6, unique=True), st.data())
 def test_nothing_of_any_of_many_is_left(every: list[str], data: st.DataObject) -> None:
     """Also where one is part of another, or where they touch."""
-    masks = Masks({f"s{n}": secret for n, secret in enumerate(every)})
+    masks = Redactor({f"s{n}": secret for n, secret in enumerate(every)})
     pieces = data.draw(st.lists(st.sampled_from(every) | st.sampled_from(["", " ", "\n", ","]), max_size=8))
     text = "".join(pieces)
-    found = masks.mask_values(text)
+    found = masks.redact_values(text)
     bare = re.sub(r"\[secret:s\d\]", "\0", found)
     for piece in pieces:
         # What only came to be by two secrets touching is none that anyone wrote down.
         assert piece not in every or piece not in bare
-    assert masks.mask_values(found) == found or any(secret in found for secret in every)
+    assert masks.redact_values(found) == found or any(secret in found for secret in every)
 
 
 def test_the_longest_is_masked_first_and_one_within_another_leaves_nothing() -> None:
-    masks = Masks({"short": "abcdefgh", "long": "abcdefgh-ijklmnop", "inner": "defgh-ij"})
-    assert masks.mask("x abcdefgh-ijklmnop y") == "x [secret:long] y"
-    assert masks.mask("abcdefgh abcdefgh-ijk") == "[secret:short] [secret:short]-ijk"
+    masks = Redactor({"short": "abcdefgh", "long": "abcdefgh-ijklmnop", "inner": "defgh-ij"})
+    assert masks.redact("x abcdefgh-ijklmnop y") == "x [secret:long] y"
+    assert masks.redact("abcdefgh abcdefgh-ijk") == "[secret:short] [secret:short]-ijk"
 
 
 def test_the_same_secret_has_the_same_mark_each_time_and_a_name_says_nothing_else() -> None:
-    assert mark("openai:env") == "[secret:openai:env]"
-    assert mark("a b\n]c") == "[secret:a-b-c]"
-    assert mark("") == "[secret:unnamed]"
-    masks = Masks({"production-db": "production-db"})
-    assert "production-db" not in masks.mask("the word is production-db")
+    assert build_placeholder("openai:env") == "[secret:openai:env]"
+    assert build_placeholder("a b\n]c") == "[secret:a-b-c]"
+    assert build_placeholder("") == "[secret:unnamed]"
+    masks = Redactor({"production-db": "production-db"})
+    assert "production-db" not in masks.redact("the word is production-db")
 
 
 def test_what_is_too_short_to_be_told_from_a_word_is_named_and_not_masked() -> None:
-    masks = Masks({"pin": "1234", "empty": "", "good": "x" * SECRET_CHARS_MIN, "vast": "y" * (SECRET_CHARS_MAX + 1)})
-    assert masks.mask("1234 and more") == "1234 and more"
-    assert masks.unmasked == {"pin", "empty", "vast"}
-    assert masks.names == {"good"}
+    masks = Redactor({"pin": "1234", "empty": "", "good": "x" * SECRET_CHARS_MIN, "vast": "y" * (SECRET_CHARS_MAX + 1)})
+    assert masks.redact("1234 and more") == "1234 and more"
+    assert masks.unredacted_names == {"pin", "empty", "vast"}
+    assert masks.redacted_names == {"good"}
 
 
 def test_more_secrets_than_there_is_room_for_are_named() -> None:
-    masks = Masks({f"s{n}": f"{n:08d}" for n in range(SECRETS_MAX + 3)})
-    assert len(masks.names) == SECRETS_MAX and len(masks.unmasked) == 3
-    huge = Masks({f"s{n}": chance.token_hex(SECRET_CHARS_MAX // 2) for n in range(40)})
-    assert huge.unmasked
-    assert sum(len(form) for form in forms_of("z" * 100)) * 40 < FORMS_CHARS_MAX
+    masks = Redactor({f"s{n}": f"{n:08d}" for n in range(SECRETS_MAX + 3)})
+    assert len(masks.redacted_names) == SECRETS_MAX and len(masks.unredacted_names) == 3
+    huge = Redactor({f"s{n}": chance.token_hex(SECRET_CHARS_MAX // 2) for n in range(40)})
+    assert huge.unredacted_names
+    assert sum(len(form) for form in list_encoded_forms("z" * 100)) * 40 < FORMS_CHARS_MAX
 
 
 def test_each_line_of_a_key_file_is_masked_by_itself_and_common_words_are_not() -> None:
-    masks = Masks({"key": PEM, "account": '{\n  "type": "service_account",\n  "id": "0a1b2c3d4e5f6a7b8c9d"\n}'})
-    found = masks.mask_values("3: q7Zc8sAAKCAQEAxq7Zc8sX1\nservice_account_of_no_one 0a1b2c3d4e5f6a7b8c9d")
+    masks = Redactor({"key": PEM, "account": '{\n  "type": "service_account",\n  "id": "0a1b2c3d4e5f6a7b8c9d"\n}'})
+    found = masks.redact_values("3: q7Zc8sAAKCAQEAxq7Zc8sX1\nservice_account_of_no_one 0a1b2c3d4e5f6a7b8c9d")
     assert found == "3: [secret:key]\nservice_account_of_no_one [secret:account]"
 
 
 def test_long_base64_broken_into_lines_is_masked() -> None:
     secret = chance.token_urlsafe(120)
     broken = base64.encodebytes(secret.encode()).decode()
-    found = Masks({"canary": secret}).mask_values(broken)
+    found = Redactor({"canary": secret}).redact_values(broken)
     assert found.replace("[secret:canary]", "").strip() == ""
 
 
 def test_a_house_that_learns_another_secret_masks_that_one_from_then_on() -> None:
-    masks = Masks({"old": "old-secret-1"})
-    masks.replace({"new": "new-secret-2"})
-    assert masks.mask("old-secret-1 new-secret-2") == "old-secret-1 [secret:new]"
+    masks = Redactor({"old": "old-secret-1"})
+    masks.set_secrets({"new": "new-secret-2"})
+    assert masks.redact("old-secret-1 new-secret-2") == "old-secret-1 [secret:new]"
     assert "new-secret-2" not in repr(masks)
 
 
 def test_whoever_masks_while_secrets_change_sees_one_state_or_the_other() -> None:
     one, two = {"s": "first-secret-1"}, {"s": "second-secret-2"}
-    masks, stop, wrong = Masks(one), threading.Event(), list[str]()
+    masks, stop, wrong = Redactor(one), threading.Event(), list[str]()
 
     def look() -> None:
         while not stop.is_set():
-            found = masks.mask_values("first-secret-1 second-secret-2")
+            found = masks.redact_values("first-secret-1 second-secret-2")
             if found.count("[secret:s]") != 1:
                 wrong.append(found)
 
@@ -167,8 +167,8 @@ def test_whoever_masks_while_secrets_change_sees_one_state_or_the_other() -> Non
     for thread in threads:
         thread.start()
     for _ in range(100):
-        masks.replace(two)
-        masks.replace(one)
+        masks.set_secrets(two)
+        masks.set_secrets(one)
     stop.set()
     for thread in threads:
         thread.join()
@@ -215,24 +215,24 @@ PLAIN = (
 @pytest.mark.parametrize(("text", "secret"), LOOKS)
 def test_what_has_the_shape_of_a_key_is_masked(text: str, secret: str) -> None:
     assert secret in text
-    found = by_shape(text)
+    found = redact_patterns(text)
     assert secret not in found and "[secret:" in found
 
 
 @pytest.mark.parametrize("text", PLAIN)
 def test_what_has_no_such_shape_is_left_alone(text: str) -> None:
-    assert by_shape(text) == text
+    assert redact_patterns(text) == text
 
 
 def test_what_surrounds_a_private_key_stays() -> None:
-    assert by_shape(f"before\n{PEM}\nafter, too") == "before\n[secret:private-key]\nafter, too"
-    assert by_shape(f"{PEM}\n{PEM}\n.") == "[secret:private-key]\n[secret:private-key]\n."
+    assert redact_patterns(f"before\n{PEM}\nafter, too") == "before\n[secret:private-key]\nafter, too"
+    assert redact_patterns(f"{PEM}\n{PEM}\n.") == "[secret:private-key]\n[secret:private-key]\n."
 
 
 @given(st.text(string.ascii_letters + "-_.:=/ \n0123456789", max_size=300))
 def test_masking_twice_changes_nothing_more(text: str) -> None:
-    once = by_shape(f"sk-{text} Bearer {text} eyJ{text}")
-    assert by_shape(once) == once
+    once = redact_patterns(f"sk-{text} Bearer {text} eyJ{text}")
+    assert redact_patterns(once) == once
 
 
 HOSTILE = (
@@ -254,8 +254,8 @@ HOSTILE = (
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_no_text_makes_masking_slow(text: str) -> None:
     """Half a million characters each. What goes back again and again would not come to an end here."""
-    masks = Masks({f"s{n}": f"c4nary/c4nary/c4nary/{n:04d}" for n in range(100)})
-    assert masks.mask(text) is not None
+    masks = Redactor({f"s{n}": f"c4nary/c4nary/c4nary/{n:04d}" for n in range(100)})
+    assert masks.redact(text) is not None
 
 
 @pytest.mark.spec("C99.error")
@@ -263,7 +263,7 @@ def test_an_error_is_shown_in_masked_words_and_stays_the_same_error() -> None:
     secret = "plain-words-of-a-canary"
     error = Invalid(f"no {secret}", because=f"of {secret}", try_this=f"not {secret}", code="a.code")
     assert secret in str(error)
-    shown = masked_error(error, Masks({"canary": secret}).mask)
+    shown = redact_error(error, Redactor({"canary": secret}).redact)
     assert shown is error and secret not in f"{shown} {shown!r} {shown.args}"
     assert str(shown) == "no [secret:canary] [a.code]\nbecause: of [secret:canary]\ntry: not [secret:canary]"
 
@@ -276,7 +276,7 @@ def test_a_known_secret_is_in_no_line_of_the_log() -> None:
     secret = "plain-words-that-look-like-nothing"
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(LogLine())
+    handler.setFormatter(LogFormatter())
     log = logging.getLogger("test.masking")
     log.propagate = False
     log.addHandler(handler)
@@ -292,12 +292,12 @@ def test_a_known_secret_is_in_no_line_of_the_log() -> None:
 
     try:
         assert secret in say()  # nobody would know it for one
-        set_masks(Masks({"canary": secret}))
+        set_known_secrets(Redactor({"canary": secret}))
         assert secret not in say() and "[secret:***]" in say()  # what stands after such a word is masked, too
         long = "x" * (32 * 1024 - 10) + secret
-        assert secret[:10] not in masked(long)
+        assert secret[:10] not in redact(long)
     finally:
-        set_masks(Masks())
+        set_known_secrets(Redactor())
         log.removeHandler(handler)
 
 
@@ -313,16 +313,16 @@ LONG_SECRET = "correct-horse-battery-staple"
     st.integers(0, 70),
 )
 def test_of_a_secret_across_the_end_of_a_part_nothing_is_shown(lead: str, rest: str, begin: int, length: int) -> None:
-    masks = Masks({"horse": LONG_SECRET})
+    masks = Redactor({"horse": LONG_SECRET})
     text = f"{lead}{LONG_SECRET}{rest}"
     begin = min(begin, len(text))
     end = min(begin + length, len(text))
-    shown = masked_part(text, begin, end, masks.mask)
+    shown = redact_part(text, begin, end, masks.redact)
     first, last = len(lead), len(lead) + len(LONG_SECRET)
     if end <= first or begin >= last:
         assert shown == text[begin:end], "what is beside it is as it was"
     else:
-        assert begin == end or shown == text[begin:first] + mark("horse") + text[last:end]
+        assert begin == end or shown == text[begin:first] + build_placeholder("horse") + text[last:end]
     assert not any(LONG_SECRET[at : at + 8] in shown for at in range(len(LONG_SECRET) - 7))
 
 
@@ -330,5 +330,5 @@ def test_of_a_secret_across_the_end_of_a_part_nothing_is_shown(lead: str, rest: 
 def test_parts_of_a_private_key_show_nothing_of_it(at: int) -> None:
     body = "\n".join("MIIEvQ" + "0123456789abcdef" * 2 for _ in range(4))
     text = f"here\n-----BEGIN PRIVATE KEY-----\n{body}\n-----END PRIVATE KEY-----\nthere"
-    assert "0123456789abcdef" not in masked_part(text, at, at + 40, Masks().mask)
-    assert masked_part(text, len(text) - 5, len(text), Masks().mask) == "there"
+    assert "0123456789abcdef" not in redact_part(text, at, at + 40, Redactor().redact)
+    assert redact_part(text, len(text) - 5, len(text), Redactor().redact) == "there"

@@ -18,21 +18,21 @@ from typing import Any
 import uvicorn
 
 from retinue.app.clock_and_ids import RandomIds, RealClock
-from retinue.config.mcp import McpServer
+from retinue.config.mcp import McpServerSettings
 from retinue.domain.agent import Agent
 from retinue.domain.ids import RunId, SessionId
-from retinue.domain.permission import Rights
+from retinue.domain.permission import AgentRights
 from retinue.domain.ports import Clock
 from retinue.sandbox.base import Sandbox
-from retinue.sandbox.bubblewrap import Bubblewrap
-from retinue.sandbox.host import Host
+from retinue.sandbox.bubblewrap import BubblewrapSandbox
+from retinue.sandbox.host import HostSandbox
 from retinue.store.core.connection import Store
-from retinue.store.envelopes.attachment_files import Files
+from retinue.store.envelopes.attachment_files import AttachmentFiles
 from retinue.store.open_store import open_store
-from retinue.testing.waiting import wait_until
-from retinue.tools.base import Output, Scene, Tool
-from retinue.tools.mcp.server_pool import FOLDER, Servers
-from retinue.tools.mcp.server_status import SandboxOf, Standing, State
+from retinue.testing.wait_conditions import wait_until
+from retinue.tools.base import Tool, ToolContext, ToolOutput
+from retinue.tools.mcp.server_pool import SERVERS_FOLDER, McpServerPool
+from retinue.tools.mcp.server_status import FindServerSandbox, McpConnectionState, McpConnectionStatus
 
 # A server of real make.
 REAL = '''
@@ -120,36 +120,40 @@ def serve(tools, on_call):
 class Kitchen:
     """Servers on a real store and in a real sandbox."""
 
-    servers: Servers
+    servers: McpServerPool
     store: Store
     home: Path
-    settings: dict[str, McpServer]
+    settings: dict[str, McpServerSettings]
     changes: list[int] = field(default_factory=list[int])
 
-    def standing(self, name: str) -> Standing:
-        return next(each for each in self.servers.standings() if each.name == name)
+    def standing(self, name: str) -> McpConnectionStatus:
+        return next(each for each in self.servers.list_statuses() if each.name == name)
 
-    async def until(self, name: str, *states: State) -> Standing:
+    async def until(self, name: str, *states: McpConnectionState) -> McpConnectionStatus:
         await until(lambda: self.standing(name).state in states, lambda: self.standing(name))
         return self.standing(name)
 
     async def approve(self, name: str) -> None:
         """As the owner would, once it has said what it has."""
-        await until(lambda: self.standing(name).listing is not None and self.standing(name).state is State.WAITING)
-        offered = self.standing(name).listing
+        await until(
+            lambda: (
+                self.standing(name).tool_list is not None and self.standing(name).state is McpConnectionState.WAITING
+            )
+        )
+        offered = self.standing(name).tool_list
         assert offered is not None
         assert await self.servers.approve(name, offered.hash, by="person:owner")
-        await self.until(name, State.READY)
+        await self.until(name, McpConnectionState.READY)
 
     def tool(self, name: str) -> Tool:
-        return next(each for each in self.servers.tools() if each.spec.name == name)
+        return next(each for each in self.servers.list_tools() if each.spec.name == name)
 
     def names(self) -> list[str]:
-        return [each.spec.name for each in self.servers.tools()]
+        return [each.spec.name for each in self.servers.list_tools()]
 
-    async def call(self, name: str, *, agent: str = "ada", **arguments: Any) -> Output:
+    async def call(self, name: str, *, agent: str = "ada", **arguments: Any) -> ToolOutput:
         output = await self.tool(name).perform(arguments, scene(agent))
-        assert isinstance(output, Output)
+        assert isinstance(output, ToolOutput)
         return output
 
 
@@ -157,15 +161,15 @@ async def until(holds: Callable[[], Any], seen: Callable[[], object] = lambda: "
     return await wait_until(holds, "it holds", describe=seen)
 
 
-def scene(agent: str = "ada") -> Scene:
+def scene(agent: str = "ada") -> ToolContext:
     home = Path("/tmp")
-    return Scene(
+    return ToolContext(
         agent=Agent(name=agent),
         session=SessionId("5e" * 16),
         run=RunId("1f" * 16),
         call="c1",
-        home=home,
-        rights=Rights(workspace=home),
+        agent_directory=home,
+        rights=AgentRights(workspace=home),
     )
 
 
@@ -198,40 +202,44 @@ def is_alive(pid: int) -> bool:
 @asynccontextmanager
 async def kitchen(
     root: Path,
-    settings: Mapping[str, McpServer],
+    settings: Mapping[str, McpServerSettings],
     *,
     walls: bool = False,
     clock: Clock | None = None,
     environment: Mapping[str, str] | None = None,
-    placing: SandboxOf | None = None,
+    placing: FindServerSandbox | None = None,
 ) -> AsyncGenerator[Kitchen]:
     """Without walls, commands run bare: what is shown is not about them, and they start sooner."""
     home = (root / "house").resolve()
     home.mkdir(exist_ok=True)
     store = await open_store(home / "house.db")
     sandbox: Sandbox = (
-        Bubblewrap(folder=Path(tempfile.mkdtemp(dir=root)), state=(home,), homes=(home / FOLDER,)) if walls else Host()
+        BubblewrapSandbox(
+            folder=Path(tempfile.mkdtemp(dir=root)), private_paths=(home,), shareable_parents=(home / SERVERS_FOLDER,)
+        )
+        if walls
+        else HostSandbox()
     )
     changing = dict(settings)
 
     async def sandbox_now(_server: str) -> Sandbox:
         return sandbox
 
-    servers = Servers(
+    servers = McpServerPool(
         lambda: changing,
-        home=home,
+        data_directory=home,
         store=store,
         sandbox=placing or sandbox_now,
         clock=clock or RealClock(),
         ids=RandomIds(),
-        chance=Random(7),
+        random=Random(7),
         environment=environment or {},
-        files=Files(home / "files"),
+        files=AttachmentFiles(home / "files"),
     )
     made = Kitchen(servers, store, home, changing)
     servers.on_change(lambda: made.changes.append(1))
     try:
-        await servers.fit()
+        await servers.sync()
         yield made
     finally:
         await servers.close()

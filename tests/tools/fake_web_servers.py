@@ -13,9 +13,9 @@ from pathlib import Path
 from retinue.config.web import WebSettings
 from retinue.domain.agent import Agent
 from retinue.domain.ids import RunId, SessionId
-from retinue.domain.permission import Rights
-from retinue.tools.base import Scene
-from retinue.tools.web.url_guard import Guard, guard_from
+from retinue.domain.permission import AgentRights
+from retinue.tools.base import ToolContext
+from retinue.tools.web.url_guard import UrlGuard, build_guard
 
 LOOPBACK = (IPv4Network("127.0.0.0/8"),)
 
@@ -118,25 +118,25 @@ class Names:
 
 def loopback_guard(
     names: Names | None = None, networks: Sequence[IPv4Network] = LOOPBACK
-) -> Callable[[WebSettings], Guard]:
+) -> Callable[[WebSettings], UrlGuard]:
     """The guard of the settings, but that these networks count as public."""
 
-    def made(settings: WebSettings) -> Guard:
+    def made(settings: WebSettings) -> UrlGuard:
         if names is None:
-            return guard_from(settings, allowed_networks=networks)
-        return guard_from(settings, allowed_networks=networks, resolve=names)
+            return build_guard(settings, allowed_networks=networks)
+        return build_guard(settings, allowed_networks=networks, resolve=names)
 
     return made
 
 
-def scene(folder: Path = Path("/nonexistent"), *, web: bool = True, session: str = "5" * 32) -> Scene:
-    return Scene(
+def scene(folder: Path = Path("/nonexistent"), *, web: bool = True, session: str = "5" * 32) -> ToolContext:
+    return ToolContext(
         agent=Agent(name="ada"),
         session=SessionId(session),
         run=RunId("7" * 32),
         call="c1",
-        home=folder,
-        rights=Rights(workspace=folder, web=web),
+        agent_directory=folder,
+        rights=AgentRights(workspace=folder, web=web),
     )
 
 

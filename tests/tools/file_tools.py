@@ -13,27 +13,27 @@ import msgspec
 
 from retinue.domain.agent import Agent
 from retinue.domain.ids import RunId, SessionId
-from retinue.domain.permission import Permission, Withheld, default_rights
+from retinue.domain.permission import Permission, ProtectedPaths, default_rights
 from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
 from retinue.store.agents import file_trust
 from retinue.store.core.connection import Store
-from retinue.store.envelopes.attachment_files import Files
+from retinue.store.envelopes.attachment_files import AttachmentFiles
 from retinue.store.open_store import open_store
 from retinue.testing.fake_clock import FakeClock
-from retinue.tools.base import Output, Reaching, Scene, ToolFailed
-from retinue.tools.files import Ground, file_tools
+from retinue.tools.base import PermissionedTool, ToolContext, ToolFailed, ToolOutput
+from retinue.tools.files import FileServices, build_file_tools
 
 
 @dataclass
 class Desk:
     root: Path
     store: Store
-    ground: Ground
-    scene: Scene
+    ground: FileServices
+    scene: ToolContext
 
     def __post_init__(self) -> None:
-        self.tools: tuple[Any, ...] = file_tools(self.ground)
+        self.tools: tuple[Any, ...] = build_file_tools(self.ground)
 
     @property
     def work(self) -> Path:
@@ -41,7 +41,7 @@ class Desk:
 
     @property
     def home(self) -> Path:
-        return self.scene.home
+        return self.scene.agent_directory
 
     @property
     def person(self) -> Path:
@@ -52,22 +52,22 @@ class Desk:
         return self.root / "house"
 
     @property
-    def dirty(self) -> Scene:
+    def dirty(self) -> ToolContext:
         """The same, after something untrusted was read."""
         return replace(self.scene, trust=Trust.UNTRUSTED)
 
-    def with_rights(self, **rights: Any) -> Scene:
+    def with_rights(self, **rights: Any) -> ToolContext:
         return replace(self.scene, rights=replace(self.scene.rights, **rights))
 
-    async def call(self, name: str, scene: Scene | None = None, **arguments: Any) -> Output:
+    async def call(self, name: str, scene: ToolContext | None = None, **arguments: Any) -> ToolOutput:
         """As the toolbox calls it: from whatever a model may have written."""
         tool = self._tool(name)
         return await tool.perform(msgspec.convert(arguments, tool.arguments), scene or self.scene)
 
-    async def text(self, name: str, scene: Scene | None = None, **arguments: Any) -> str:
+    async def text(self, name: str, scene: ToolContext | None = None, **arguments: Any) -> str:
         return (await self.call(name, scene, **arguments)).text
 
-    async def refusal(self, name: str, scene: Scene | None = None, **arguments: Any) -> str:
+    async def refusal(self, name: str, scene: ToolContext | None = None, **arguments: Any) -> str:
         """The code with which it is refused."""
         try:
             output = await self.call(name, scene, **arguments)
@@ -77,16 +77,16 @@ class Desk:
         assert output.failed, f"it was not refused: {output.text[:200]}"
         return output.text.partition("[")[2].partition("]")[0]
 
-    def needs(self, name: str, scene: Scene | None = None, **arguments: Any) -> list[str]:
+    def needs(self, name: str, scene: ToolContext | None = None, **arguments: Any) -> list[str]:
         tool = self._tool(name)
         parsed = msgspec.convert(arguments, tool.arguments)
-        assert isinstance(tool, Reaching)
-        needed: Sequence[Permission] = tool.needs(parsed, scene or self.scene)
+        assert isinstance(tool, PermissionedTool)
+        needed: Sequence[Permission] = tool.required_permissions(parsed, scene or self.scene)
         return [str(each) for each in needed]
 
     async def trust(self, path: Path) -> Trust:
         ctime = file_trust.ctime_ms(path.stat())
-        return await self.store.read(partial(file_trust.label, path=str(path.resolve()), ctime_ms=ctime))
+        return await self.store.read(partial(file_trust.get_trust, path=str(path.resolve()), ctime_ms=ctime))
 
     def _tool(self, name: str) -> Any:
         return next(tool for tool in self.tools if tool.spec.name == name)
@@ -106,18 +106,18 @@ async def open_desk(root: Path) -> AsyncGenerator[Desk]:
         yield Desk(
             root,
             store,
-            Ground(
+            FileServices(
                 store=store,
                 clock=FakeClock(),
-                files=Files(house / "files"),
-                withheld=Withheld(house=house, person=person),
+                files=AttachmentFiles(house / "files"),
+                withheld=ProtectedPaths(data_directory=house, user_home=person),
             ),
-            Scene(
+            ToolContext(
                 agent=Agent(name="ada"),
                 session=SessionId("5" * 32),
                 run=RunId("6" * 32),
                 call="c",
-                home=home,
+                agent_directory=home,
                 rights=default_rights(home, work),
             ),
         )

@@ -18,43 +18,43 @@ from retinue.app.clock_and_ids import RandomIds
 from retinue.domain.agent import Agent
 from retinue.domain.envelope import Envelope
 from retinue.domain.ids import RunId, SessionId
-from retinue.domain.permission import Rights, Withheld
+from retinue.domain.permission import AgentRights, ProtectedPaths
 from retinue.domain.session import Origin, OriginKind
 from retinue.domain.structs import replace
-from retinue.intake.accept import Inbox
-from retinue.policy.tools.exec_placement import ExecPolicy, Gates, Where
-from retinue.sandbox.base import Child, Confinement, Sandbox
-from retinue.sandbox.bubblewrap import Bubblewrap
-from retinue.sandbox.host import Host
+from retinue.intake.accept import EnvelopeIntake
+from retinue.policy.tools.exec_placement import CommandLocation, ElevationGates, ExecPolicy
+from retinue.sandbox.base import Confinement, RunningCommand, Sandbox
+from retinue.sandbox.bubblewrap import BubblewrapSandbox
+from retinue.sandbox.host import HostSandbox
 from retinue.store.agents import agents
 from retinue.store.core import tables as t
 from retinue.store.core.connection import Store
-from retinue.store.core.transaction import Page
+from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelopes
 from retinue.store.open_store import open_store
 from retinue.store.runs import processes
-from retinue.store.runs.processes import Process as Written
+from retinue.store.runs.processes import CommandProcess as Written
 from retinue.store.sessions import sessions
 from retinue.testing.fake_clock import FakeClock
-from retinue.testing.waiting import wait_until
-from retinue.tools.base import Output, Scene
-from retinue.tools.shell.exec_tool import Exec, ExecArguments, Rules
-from retinue.tools.shell.job_store import Book, Caps
-from retinue.tools.shell.jobs import Jobs
-from retinue.tools.shell.process_tool import Process, ProcessArguments
-from retinue.tools.shell.sandbox_choice import Placed
+from retinue.testing.wait_conditions import wait_until
+from retinue.tools.base import ToolContext, ToolOutput
+from retinue.tools.shell.exec_tool import ExecArguments, ExecRules, ExecTool
+from retinue.tools.shell.job_store import JobLimits, JobStore
+from retinue.tools.shell.jobs import JobRunner
+from retinue.tools.shell.process_tool import ProcessArguments, ProcessTool
+from retinue.tools.shell.sandbox_choice import PlacedCommand
 
 SESSION = SessionId("5e" * 16)
 OTHER = SessionId("0f" * 16)
-ON_HOST = ExecPolicy(host=Where.HOST)
+ON_HOST = ExecPolicy(host=CommandLocation.HOST)
 
 # One for all tests: it tries itself out, once.
-_walls: list[Bubblewrap] = []
+_walls: list[BubblewrapSandbox] = []
 
 
-def walls() -> Bubblewrap:
+def walls() -> BubblewrapSandbox:
     if not _walls:
-        _walls.append(Bubblewrap(folder=Path(tempfile.mkdtemp(prefix="retinue-shell-walls-"))))
+        _walls.append(BubblewrapSandbox(folder=Path(tempfile.mkdtemp(prefix="retinue-shell-walls-"))))
     return _walls[0]
 
 
@@ -79,12 +79,12 @@ class Slow:
         self.inside = inside
         self.asked = asyncio.Event()
         self.may = asyncio.Event()
-        self.children: list[Child] = []
+        self.children: list[RunningCommand] = []
 
     async def probe(self) -> Any:
         return await self.inside.probe()
 
-    async def start(self, argv: Any, confinement: Confinement, *, pty: bool = False) -> Child:
+    async def start(self, argv: Any, confinement: Confinement, *, pty: bool = False) -> RunningCommand:
         self.asked.set()
         await self.may.wait()
         self.children.append(await self.inside.start(argv, confinement, pty=pty))
@@ -96,58 +96,60 @@ class Desk:
     store: Store
     folder: Path
     clock: FakeClock
-    inbox: Inbox
-    jobs: Jobs
+    inbox: EnvelopeIntake
+    jobs: JobRunner
     policy: ExecPolicy = field(default_factory=ExecPolicy)
-    gates: Gates = field(default_factory=Gates)
+    gates: ElevationGates = field(default_factory=ElevationGates)
     sandbox_works: bool = True
     sandbox: Sandbox | None = None  # instead of the usual one
-    withheld: Withheld = field(default_factory=Withheld)
+    withheld: ProtectedPaths = field(default_factory=ProtectedPaths)
     calls: int = 0
 
     def __post_init__(self) -> None:
-        rules = Rules(
+        rules = ExecRules(
             policy=lambda _: self.policy, gates=lambda _: self.gates, sandbox_works=lambda _: self.sandbox_works
         )
-        self.exec = Exec(
+        self.exec = ExecTool(
             jobs=self.jobs,
             store=self.store,
             clock=self.clock,
-            confine=self.confine,
+            place_command=self.confine,
             rules=rules,
             withheld=self.withheld,
         )
-        self.process = Process(jobs=self.jobs)
+        self.process = ProcessTool(jobs=self.jobs)
 
-    async def confine(self, scene: Scene, confinement: Confinement, where: Where, program: str) -> Placed:
-        if where is Where.HOST:
-            return Placed(self.sandbox or Host(), confinement, False)
-        return Placed(self.sandbox or walls(), confinement, True)
+    async def confine(
+        self, context: ToolContext, confinement: Confinement, where: CommandLocation, program: str
+    ) -> PlacedCommand:
+        if where is CommandLocation.HOST:
+            return PlacedCommand(self.sandbox or HostSandbox(), confinement, False)
+        return PlacedCommand(self.sandbox or walls(), confinement, True)
 
     @property
     def workspace(self) -> Path:
         return self.folder / "workspace"
 
-    def scene(self, **changes: Any) -> Scene:
+    def scene(self, **changes: Any) -> ToolContext:
         self.calls += 1
-        scene = Scene(
+        scene = ToolContext(
             agent=Agent(name="ada", model="scripted"),
             session=SESSION,
             run=RunId("ab" * 16),
             call=f"call-{self.calls}",
-            home=self.folder / "home",
-            rights=Rights(workspace=self.workspace),
+            agent_directory=self.folder / "home",
+            rights=AgentRights(workspace=self.workspace),
         )
         return replace(scene, **changes)
 
-    async def run(self, command: str, *, scene: Scene | None = None, **arguments: Any) -> Output:
+    async def run(self, command: str, *, scene: ToolContext | None = None, **arguments: Any) -> ToolOutput:
         """As the toolbox does it: judged first, with a yes to whatever is asked."""
         scene = scene or self.scene()
         parsed = msgspec.convert({"command": command, **arguments}, ExecArguments)
-        self.exec.sandbox(parsed, scene)
+        self.exec.decide_sandbox(parsed, scene)
         return await self.exec.perform(parsed, scene)
 
-    async def do(self, action: str, id_: str = "", *, scene: Scene | None = None, **arguments: Any) -> Output:
+    async def do(self, action: str, id_: str = "", *, scene: ToolContext | None = None, **arguments: Any) -> ToolOutput:
         parsed = msgspec.convert({"action": action, "id": id_, **arguments}, ProcessArguments)
         return await self.process.perform(parsed, scene or self.scene())
 
@@ -161,7 +163,7 @@ class Desk:
 
         async def told() -> Written | None:
             found = [each for each in await self.written() if each.id.startswith(id_)]
-            return found[0] if found and found[0].state is processes.ProcessState.TOLD else None
+            return found[0] if found and found[0].state is processes.ProcessState.REPORTED else None
 
         over = await wait_until(told, f"the command {id_} has ended")
         assert over is not None
@@ -178,7 +180,7 @@ class Desk:
 
     async def told(self) -> list[Envelope]:
         statement = sa.select(t.envelopes).order_by(t.envelopes.c.seq)
-        return await self.store.scan(lambda conn: [envelopes.envelope_of(row) for row in conn.execute(statement)])
+        return await self.store.scan(lambda conn: [envelopes.envelope_from_row(row) for row in conn.execute(statement)])
 
     async def says(self, id_: str, words: str) -> str:
         """What it has said so far, once these words are in it."""
@@ -191,8 +193,8 @@ class Desk:
 
 
 def _begin(conn: sa.Connection) -> None:
-    agents.put(conn, Agent(name="ada", model="scripted"), source="test", at_ms=0)
-    page = Page(conn, 0)
+    agents.upsert(conn, Agent(name="ada", model="scripted"), source="test", at_ms=0)
+    page = Transaction(conn, 0)
     for id_, key in ((SESSION, "person:owner"), (OTHER, "person:maria")):
         if sessions.get(conn, id_) is None:
             sessions.start(page, id_, agent="ada", origin=Origin(OriginKind.TERMINAL, key))
@@ -200,7 +202,9 @@ def _begin(conn: sa.Connection) -> None:
 
 
 @asynccontextmanager
-async def desk_in(folder: Path, *, caps: Caps | None = None, clock: FakeClock | None = None) -> AsyncGenerator[Desk]:
+async def desk_in(
+    folder: Path, *, caps: JobLimits | None = None, clock: FakeClock | None = None
+) -> AsyncGenerator[Desk]:
     """A house in this folder, opened and closed in good order."""
     for name in ("workspace", "home"):
         os.makedirs(folder / name, exist_ok=True)
@@ -208,9 +212,9 @@ async def desk_in(folder: Path, *, caps: Caps | None = None, clock: FakeClock | 
     store = await open_store(folder / "house.db")
     try:
         await store.write(_begin, point="setup")
-        inbox = Inbox(store, clock, lambda _: None)
-        book = Book(store, clock, inbox, folder / "logs", caps=caps)
-        jobs = Jobs(book, clock, RandomIds())
+        inbox = EnvelopeIntake(store, clock, lambda _: None)
+        book = JobStore(store, clock, inbox, folder / "logs", limits=caps)
+        jobs = JobRunner(book, clock, RandomIds())
         await jobs.open()
         try:
             yield Desk(store, folder, clock, inbox, jobs)

@@ -20,26 +20,33 @@ from tools.fake_web_servers import Names as Resolver
 
 from retinue.config.web import BrowserSettings, WebSettings
 from retinue.domain.ids import SessionId
-from retinue.domain.permission import WEB
+from retinue.domain.permission import WEB_PERMISSION
 from retinue.domain.structs import replace
-from retinue.domain.tool import Effect
+from retinue.domain.tool import ToolEffect
 from retinue.domain.trust import Trust
-from retinue.store.envelopes.attachment_files import Files
+from retinue.store.envelopes.attachment_files import AttachmentFiles
 from retinue.testing.fake_clock import FakeClock
-from retinue.testing.waiting import wait_until
-from retinue.text.untrusted_wrapper import WARNING, unwrap
-from retinue.tools.base import Output, ToolFailed
+from retinue.testing.wait_conditions import wait_until
+from retinue.text.untrusted_wrapper import WARNING, unwrap_untrusted
+from retinue.tools.base import ToolFailed, ToolOutput
 from retinue.tools.web import cdp as cdp_module
 from retinue.tools.web import chromium
-from retinue.tools.web.browser_proxy import GuardedProxy
-from retinue.tools.web.browser_tool import ActArguments, Browser, BrowserAct, BrowserArguments, Browsers
-from retinue.tools.web.cdp import BrowserFailed, Cdp, TooMuch
-from retinue.tools.web.chromium import Way, ways
-from retinue.tools.web.page_snapshot import Names, Outline
+from retinue.tools.web.browser_proxy import BrowserProxy
+from retinue.tools.web.browser_tool import (
+    BrowserActArguments,
+    BrowserActTool,
+    BrowserArguments,
+    BrowserPool,
+    BrowserTool,
+)
+from retinue.tools.web.cdp import CdpClient
+from retinue.tools.web.chromium import LaunchMode, list_launch_modes
+from retinue.tools.web.errors import BrowserFailed, BrowserReplyTooLarge
+from retinue.tools.web.page_snapshot import ElementRefs, PageOutline
 
 PATH = os.environ.get("PATH", os.defpath)
 ROOT = os.getuid() == 0
-MISSING = chromium.find(None, PATH) is None or (ROOT and shutil.which("bwrap") is None)
+MISSING = chromium.find_chromium(None, PATH) is None or (ROOT and shutil.which("bwrap") is None)
 if os.environ.get("CI"):
     MISSING = False
 needs_chromium = pytest.mark.skipif(MISSING, reason="there is no Chromium here, or nothing to confine it with")
@@ -51,29 +58,29 @@ OUTSIDE = (IPv4Network("127.0.0.2/32"),)  # stands for the world; all else of lo
 class Desk:
     """The two tools, over one set of browsers, as a session has them at hand."""
 
-    def __init__(self, browsers: Browsers, folder: Path) -> None:
+    def __init__(self, browsers: BrowserPool, folder: Path) -> None:
         self.browsers = browsers
-        self.files = Files(folder / "files")
+        self.files = AttachmentFiles(folder / "files")
         ids = Numbers()
-        self.browser = Browser(browsers, ids, self.files)
-        self.browser_act = BrowserAct(browsers, ids)
+        self.browser = BrowserTool(browsers, ids, self.files)
+        self.browser_act = BrowserActTool(browsers, ids)
 
-    async def look(self, action: str, *, session: str = "5" * 32, **arguments: Any) -> Output:
+    async def look(self, action: str, *, session: str = "5" * 32, **arguments: Any) -> ToolOutput:
         given = msgspec.convert({"action": action, **arguments}, BrowserArguments)
         return await self.browser.perform(given, scene(session=session))
 
     async def act(self, action: str, *, session: str = "5" * 32, **arguments: Any) -> str:
-        given = msgspec.convert({"action": action, **arguments}, ActArguments)
-        return unwrap((await self.browser_act.perform(given, scene(session=session))).text)
+        given = msgspec.convert({"action": action, **arguments}, BrowserActArguments)
+        return unwrap_untrusted((await self.browser_act.perform(given, scene(session=session))).text)
 
     async def open(self, url: str, **more: Any) -> str:
-        return unwrap((await self.look("open", url=url, **more)).text)
+        return unwrap_untrusted((await self.look("open", url=url, **more)).text)
 
     async def until(self, words: str) -> str:
         """What is on the page, once these words are: its scripts take their time."""
 
         async def shown() -> str:
-            text = unwrap((await self.look("snapshot")).text)
+            text = unwrap_untrusted((await self.look("snapshot")).text)
             return text if words in text else ""
 
         return await wait_until(shown, f"the page shows {words!r}", poll_s=0.05)
@@ -89,11 +96,11 @@ async def desk(
     clock: FakeClock | None = None,
 ) -> AsyncIterator[Desk]:
     given = replace(settings or WebSettings(), ports=tuple(server.port for server in servers), timeout_s=20.0)
-    browsers = Browsers(
+    browsers = BrowserPool(
         lambda: given,
         clock or FakeClock(),
-        search=PATH,
-        root=ROOT,
+        search_path=PATH,
+        is_root=ROOT,
         guard=loopback_guard(names or Resolver({}), networks),
     )
     try:
@@ -133,7 +140,7 @@ async def test_a_page_is_told_as_an_outline_wrapped_and_untrusted(tmp_path: Path
         assert output.trust is Trust.UNTRUSTED
         assert output.text.startswith(WARNING)
         assert 'title: "The Shop"' in output.text and f'address: "{shop.url()}"' in output.text
-        text = unwrap(output.text)
+        text = unwrap_untrusted(output.text)
         assert '- heading "Kettles" level 1' in text
         assert '- textbox "Name" = "nobody"' in text and '- checkbox "A gift"' in text
         assert f'- link "Pots" -> {shop.url("/pots")}' in text
@@ -149,7 +156,7 @@ async def test_a_page_is_told_as_an_outline_wrapped_and_untrusted(tmp_path: Path
         assert '- heading "Pots"' in pots
         with pytest.raises(BrowserFailed, match="snapshot"):
             await at.act("click", ref=ref_of(text, "Order now"))  # it was on the other page
-        assert "Kettles" in unwrap((await at.look("back")).text)
+        assert "Kettles" in unwrap_untrusted((await at.look("back")).text)
         with pytest.raises(BrowserFailed, match="back"):
             await at.look("back")
         assert (await at.look("close")).text == "Closed."
@@ -167,7 +174,7 @@ async def test_a_form_is_filled_in_and_sent(tmp_path: Path) -> None:
         text = await at.act("click", ref=ref_of(text, '"A gift"'))
         assert "checked" in text
         text = await at.act("select", ref=ref_of(text, '- combobox "Colour"'), text="Blue")
-        with pytest.raises(BrowserFailed, match="choice"):
+        with pytest.raises(BrowserFailed, match="no such option"):
             await at.act("select", ref=ref_of(text, '- combobox "Colour"'), text="Green")
         with pytest.raises(BrowserFailed, match="no key"):
             await at.act("press", key="Hyper+x")
@@ -215,10 +222,10 @@ async def test_no_page_reaches_what_is_inside(open_to: Sequence[IPv4Network], tm
         evil.replies["/"] = Reply(trap(inside))
         evil.replies["/r"] = Reply(status=302, headers={"Location": inside.url("/own")})
         opened = await at.look("open", url=evil.url(host="evil.test"))
-        told = unwrap(opened.text) + await at.until("all tried: ")
+        told = unwrap_untrusted(opened.text) + await at.until("all tried: ")
         if open_to == OUTSIDE:
             assert "127.0.0.1 was refused: it is loopback" in told
-            assert "localhost was refused: it names this machine" in told
+            assert "localhost was refused: it is a name of this machine" in told
             redirected = await at.open(evil.url("/r", host="evil.test"))
             assert "secret" not in redirected and "127.0.0.1 was refused" in redirected
             assert inside.connections == 0
@@ -240,15 +247,15 @@ async def test_windows_dialogues_and_downloads_of_a_page_are_dealt_with(tmp_path
     async with site(replies) as server, desk(tmp_path, server) as at:
         text = await at.open(server.url())
         spoken = await at.act("click", ref=ref_of(text, "Speak"))
-        assert "'Hear me'" in spoken and "dialogue" in spoken
+        assert "'Hear me'" in spoken and "dialog" in spoken
         taken = await at.act("click", ref=ref_of(spoken, "Take"))
         assert "download, which was refused" in taken or "refused" in await at.until("download")
         second = await at.act("click", ref=ref_of(taken, "Window"))
         assert "Second" in second and "opened a window" in second
-        first = unwrap((await at.look("back")).text)
+        first = unwrap_untrusted((await at.look("back")).text)
         assert "Speak" in first
         await at.act("click", ref=ref_of(first, "Flood"))
-        targets = await at.browsers.pages(SESSION).targets()
+        targets = await at.browsers.pages(SESSION).list_targets()
         assert len(targets) <= 4
 
 
@@ -335,7 +342,7 @@ async def test_a_browser_that_takes_too_much_memory_is_closed(tmp_path: Path) ->
             await at.open(server.url())
         with pytest.raises(BrowserFailed) as error:
             await at.until("never")
-        assert error.value.code in ("browser.gone", "browser.no-page")
+        assert error.value.code in ("browser.gone", "browser.no_page")
 
 
 @pytest.mark.spec("C122.browser")
@@ -357,11 +364,11 @@ async def test_in_bubblewrap_a_browser_has_no_files_and_no_network_of_ours(tmp_p
         with pytest.raises(ToolFailed, match="FILE_NOT_FOUND"):
             await pages.open(canary.as_uri())
         await pages.open("file:///usr/")
-        with pytest.raises(BrowserFailed, match="no page of the web"):
+        with pytest.raises(BrowserFailed, match="not a web page"):
             await at.look("snapshot")
         await at.open(server.url())
         await pages.open("chrome://version")
-        with pytest.raises(BrowserFailed, match="no page of the web"):
+        with pytest.raises(BrowserFailed, match="not a web page"):
             await at.look("snapshot")
         assert "Here" in await at.open(server.url())
 
@@ -386,7 +393,7 @@ async def test_what_is_no_page_of_the_world_is_refused_before_a_browser_is_begun
     names = Resolver({"rebind.test": [["127.0.0.1"]]})
     settings = WebSettings()
     guard = loopback_guard(names, OUTSIDE)
-    browsers = Browsers(lambda: settings, FakeClock(), search=PATH, root=ROOT, guard=guard)
+    browsers = BrowserPool(lambda: settings, FakeClock(), search_path=PATH, is_root=ROOT, guard=guard)
     with pytest.raises(ToolFailed):
         await Desk(browsers, tmp_path).look("open", url=url)
     assert len(browsers) == 0
@@ -397,7 +404,7 @@ async def test_what_is_no_page_of_the_world_is_refused_before_a_browser_is_begun
     [
         (BrowserSettings(), "/nonexistent", False, "not installed"),
         (BrowserSettings(path=Path("/nonexistent/chromium")), PATH, False, "not installed"),
-        (BrowserSettings(enabled=False), PATH, False, "switched it off"),
+        (BrowserSettings(enabled=False), PATH, False, "disabled it"),
         (BrowserSettings(path=Path("/bin/sh")), "/nonexistent", True, "cannot be confined"),
     ],
 )
@@ -406,12 +413,12 @@ async def test_where_there_is_no_browser_it_is_said_what_is_missing(
 ) -> None:
     given = WebSettings(browser=settings)
     guard = loopback_guard(Resolver({"a.test": [["127.0.0.1"]]}))
-    browsers = Browsers(lambda: given, FakeClock(), search=search, root=root, guard=guard)
+    browsers = BrowserPool(lambda: given, FakeClock(), search_path=search, is_root=root, guard=guard)
     with pytest.raises(ToolFailed) as error:
         await Desk(browsers, tmp_path).look("open", url="http://a.test/")
-    assert error.value.code == "browser.missing"
+    assert error.value.code == "browser.not_available"
     assert because in error.value.because
-    assert because in browsers.hint()
+    assert because in browsers.find_missing_requirement()
 
 
 async def test_a_program_that_is_no_browser_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -419,41 +426,41 @@ async def test_a_program_that_is_no_browser_leaves_nothing_behind(tmp_path: Path
     (tmp_path / "fake").chmod(0o755)
     given = WebSettings(browser=BrowserSettings(path=tmp_path / "fake"))
     guard = loopback_guard(Resolver({"a.test": [["127.0.0.1"]]}))
-    browsers = Browsers(lambda: given, FakeClock(), search=PATH, root=False, guard=guard)
+    browsers = BrowserPool(lambda: given, FakeClock(), search_path=PATH, is_root=False, guard=guard)
     with pytest.raises(ToolFailed) as error:
         await Desk(browsers, tmp_path).look("open", url="http://a.test/")
-    assert error.value.code == "browser.not-started"
+    assert error.value.code == "browser.not_started"
     assert len(browsers) == 0
 
 
 def test_no_browser_runs_that_nothing_confines() -> None:
     for bubblewrap in (True, False):
         for root in (True, False):
-            for way in ways(bubblewrap=bubblewrap, root=root):
-                assert way.bubblewrap or way.own_sandbox
+            for way in list_launch_modes(bubblewrap=bubblewrap, is_root=root):
+                assert way.bubblewrap or way.chromium_sandbox
                 assert bubblewrap or not way.bubblewrap
                 assert way.bubblewrap or not root
-    assert ways(bubblewrap=False, root=True) == ()
-    assert ways(bubblewrap=True, root=True)[0] == Way(True, True)
+    assert list_launch_modes(bubblewrap=False, is_root=True) == ()
+    assert list_launch_modes(bubblewrap=True, is_root=True)[0] == LaunchMode(True, True)
 
 
 async def test_without_the_permission_no_browser_is_begun(tmp_path: Path) -> None:
-    at = Desk(Browsers(WebSettings, FakeClock(), search=PATH, root=ROOT), tmp_path)
+    at = Desk(BrowserPool(WebSettings, FakeClock(), search_path=PATH, is_root=ROOT), tmp_path)
     looking = BrowserArguments(action="open", url="https://example.com/")
-    acting = ActArguments(action="press", key="Enter")
+    acting = BrowserActArguments(action="press", key="Enter")
     for tool, arguments in ((at.browser, looking), (at.browser_act, acting)):
-        assert list(tool.needs(arguments, scene(web=False))) == [WEB]  # pyright: ignore[reportArgumentType]
+        assert list(tool.required_permissions(arguments, scene(web=False))) == [WEB_PERMISSION]  # pyright: ignore[reportArgumentType]
         with pytest.raises(ToolFailed):
             await tool.perform(arguments, scene(web=False))  # pyright: ignore[reportArgumentType]
     assert len(at.browsers) == 0
 
 
 def test_looking_and_acting_are_two_tools_with_effects_of_their_own(tmp_path: Path) -> None:
-    at = Desk(Browsers(WebSettings, FakeClock(), search=PATH, root=ROOT), tmp_path)
+    at = Desk(BrowserPool(WebSettings, FakeClock(), search_path=PATH, is_root=ROOT), tmp_path)
 
-    assert at.browser.spec.effects == {Effect.READS_UNTRUSTED}
-    assert at.browser_act.spec.effects == {Effect.READS_UNTRUSTED, Effect.SENDS_OUT, Effect.WRITES}
-    assert not at.browser.spec.repeatable and not at.browser_act.spec.repeatable
+    assert at.browser.spec.effects == {ToolEffect.READS_UNTRUSTED}
+    assert at.browser_act.spec.effects == {ToolEffect.READS_UNTRUSTED, ToolEffect.SENDS_OUT, ToolEffect.WRITES}
+    assert not at.browser.spec.is_repeatable and not at.browser_act.spec.is_repeatable
 
 
 @pytest.mark.parametrize(
@@ -461,7 +468,7 @@ def test_looking_and_acting_are_two_tools_with_effects_of_their_own(tmp_path: Pa
     [{"action": "click"}, {"action": "type", "ref": "e1"}, {"action": "select", "text": "x"}, {"action": "press"}],
 )
 async def test_an_act_without_what_it_needs_is_refused(arguments: dict[str, str], tmp_path: Path) -> None:
-    at = Desk(Browsers(WebSettings, FakeClock(), search=PATH, root=ROOT), tmp_path)
+    at = Desk(BrowserPool(WebSettings, FakeClock(), search_path=PATH, is_root=ROOT), tmp_path)
     with pytest.raises(ToolFailed, match="needs"):
         await at.act(**arguments)
 
@@ -471,14 +478,14 @@ class TestProxy:
 
     @staticmethod
     @asynccontextmanager
-    async def running(*ports: int, bytes_max: int = 100_000) -> AsyncIterator[tuple[GuardedProxy, int, list[bool]]]:
+    async def running(*ports: int, bytes_max: int = 100_000) -> AsyncIterator[tuple[BrowserProxy, int, list[bool]]]:
         names = Resolver(
             {"out.test": [["127.0.0.2"]], "in.test": [["127.0.0.1"]], "flip.test": [["127.0.0.2"], ["127.0.0.1"]]}
         )
         settings = WebSettings(ports=ports)
         spent: list[bool] = []
         guard = loopback_guard(names, OUTSIDE)
-        proxy = GuardedProxy(lambda: guard(settings), bytes_max=bytes_max, spent=lambda: spent.append(True))
+        proxy = BrowserProxy(lambda: guard(settings), bytes_max=bytes_max, on_limit=lambda: spent.append(True))
         port = await proxy.listen_on_loopback()
         try:
             yield proxy, port, spent
@@ -522,13 +529,13 @@ class TestProxy:
             ):
                 assert (await self.say(port, words)).startswith(b"HTTP/1.1 403 ")
             assert inside.connections == 0
-            assert len(proxy.refusals()) == 1
-            assert proxy.refusals() == []
+            assert len(proxy.take_refusals()) == 1
+            assert proxy.take_refusals() == []
 
     async def test_what_chromium_wants_for_itself_is_not_even_resolved(self) -> None:
         names = Resolver({})
         guard = loopback_guard(names)(WebSettings())
-        proxy = GuardedProxy(lambda: guard, bytes_max=1_000, spent=lambda: None)
+        proxy = BrowserProxy(lambda: guard, bytes_max=1_000, on_limit=lambda: None)
         port = await proxy.listen_on_loopback()
         for host in ("update.googleapis.com", "passwordsleakcheck-pa.googleapis.com", "any.test"):
             assert (await self.say(port, f"CONNECT {host}:443 HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 502 ")
@@ -603,10 +610,10 @@ class TestProtocol:
 
     @staticmethod
     @asynccontextmanager
-    async def led() -> AsyncIterator[tuple[Cdp, asyncio.StreamReader, asyncio.StreamWriter]]:
+    async def led() -> AsyncIterator[tuple[CdpClient, asyncio.StreamReader, asyncio.StreamWriter]]:
         ours, theirs = socket.socketpair()
         reader, writer = await asyncio.open_connection(sock=theirs)
-        cdp = Cdp(*await asyncio.open_connection(sock=ours))
+        cdp = CdpClient(*await asyncio.open_connection(sock=ours))
         try:
             yield cdp, reader, writer
         finally:
@@ -616,7 +623,7 @@ class TestProtocol:
     async def test_answers_find_who_asked_in_whatever_order_and_events_who_listens(self) -> None:
         async with self.led() as (cdp, reader, writer):
             heard: list[tuple[str, str]] = []
-            cdp.listen(lambda name, params, session: heard.append((name, session)))
+            cdp.add_listener(lambda name, params, session: heard.append((name, session)))
             first, second = asyncio.ensure_future(cdp.call("A")), asyncio.ensure_future(cdp.call("B", session="s"))
             assert b'"method":"A"' in await reader.readuntil(b"\0")
             assert b'"sessionId":"s"' in await reader.readuntil(b"\0")
@@ -641,7 +648,7 @@ class TestProtocol:
             with pytest.raises(BrowserFailed) as gone:
                 await waiting
             assert gone.value.code == "browser.gone"
-            assert not cdp.open
+            assert not cdp.is_open
             with pytest.raises(BrowserFailed):
                 await cdp.call("D")
 
@@ -652,7 +659,7 @@ class TestProtocol:
         async with self.led() as (cdp, _, writer):
             large = asyncio.ensure_future(cdp.call("A"))
             writer.write(b'{"id":1,"result":{"x":"' + b"x" * 3_000_000 + b'"}}\0')
-            with pytest.raises(TooMuch):
+            with pytest.raises(BrowserReplyTooLarge):
                 await large
             small = asyncio.ensure_future(cdp.call("B"))
             writer.write(b'{"id":2,"result":{}}\0')
@@ -679,10 +686,10 @@ def node(id: str, role: str, name: str = "", children: Sequence[str] = (), **mor
 def test_an_outline_of_a_page_that_is_nested_without_end_ends() -> None:
     deep = [node(str(number), "group", f"g{number}", [str(number + 1)]) for number in range(1, 15_000)]
     round_about = [node("1", "group", "a", ["2"]), node("2", "group", "b", ["1", "2"]), node("9", "button", "lost")]
-    outline = Outline(Names())
-    outline.add(deep)
-    outline.add(round_about)
-    outline.add([])
+    outline = PageOutline(ElementRefs())
+    outline.add_frame(deep)
+    outline.add_frame(round_about)
+    outline.add_frame([])
 
     assert len(outline.lines) == 14_999 + 2
     assert max(len(line) - len(line.lstrip()) for line in outline.lines) == 24
@@ -690,14 +697,16 @@ def test_an_outline_of_a_page_that_is_nested_without_end_ends() -> None:
 
 def test_a_thing_keeps_its_name_and_no_name_means_two_things() -> None:
     page = [node("1", "RootWebArea", "t", ["2", "3"]), node("2", "button", "A"), node("3", "link", "B")]
-    names = Names(7)
-    first, second, third = Outline(names), Outline(names), Outline(names)
-    first.add(page)
-    second.add([node("1", "RootWebArea", "t", ["3", "4"]), *page[2:], node("4", "textbox", "C", value={"value": "v"})])
-    names.forget()
-    third.add(page)
+    names = ElementRefs(7)
+    first, second, third = PageOutline(names), PageOutline(names), PageOutline(names)
+    first.add_frame(page)
+    second.add_frame(
+        [node("1", "RootWebArea", "t", ["3", "4"]), *page[2:], node("4", "textbox", "C", value={"value": "v"})]
+    )
+    names.clear()
+    third.add_frame(page)
 
     assert first.lines == ['- button "A" [e8]', '- link "B" [e9]']
     assert second.lines == ['- link "B" [e9]', '- textbox "C" = "v" [e10]']
     assert third.lines == ['- button "A" [e11]', '- link "B" [e12]']
-    assert names.nodes == {"e11": 2, "e12": 3}
+    assert names.node_by_ref == {"e11": 2, "e12": 3}

@@ -15,22 +15,22 @@ import msgspec
 import pytest
 from tools.shell_tools import ON_HOST, OTHER, SESSION, Desk, Slow, desk_in, is_alive, until
 
-from retinue.domain.decision import Verdict
-from retinue.domain.envelope import Kind
-from retinue.domain.permission import WEB, Access, Permission, with_granted
+from retinue.domain.decision import DecisionKind
+from retinue.domain.envelope import EnvelopeKind
+from retinue.domain.permission import WEB_PERMISSION, Permission, PermissionKind, add_permissions
 from retinue.domain.structs import replace
 from retinue.domain.tool import RESULT_CHARS_MAX
 from retinue.domain.trust import Trust
-from retinue.policy.tools.exec_allowlist import rule
-from retinue.policy.tools.exec_placement import Asking, Elevated, ExecPolicy, Gates, Security
-from retinue.sandbox.host import Host
+from retinue.policy.tools.exec_allowlist import parse_command_rule
+from retinue.policy.tools.exec_placement import CommandAsk, CommandSecurity, ElevatedPolicy, ElevationGates, ExecPolicy
+from retinue.sandbox.host import HostSandbox
 from retinue.store.agents import file_trust
 from retinue.store.runs.processes import ProcessState
-from retinue.testing.waiting import wait_until
-from retinue.tools.base import Reaching, Scene, Tool, ToolFailed
+from retinue.testing.wait_conditions import wait_until
+from retinue.tools.base import PermissionedTool, Tool, ToolContext, ToolFailed
 from retinue.tools.shell.exec_tool import ExecArguments
-from retinue.tools.shell.job_output import Log
-from retinue.tools.shell.job_store import Book, Caps
+from retinue.tools.shell.job_output import JobLog
+from retinue.tools.shell.job_store import JobLimits, JobStore
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ async def test_a_command_that_succeeds_has_not_failed(bare: Desk) -> None:
 
 
 async def test_a_command_that_is_none_leaves_nothing_behind(bare: Desk) -> None:
-    with pytest.raises(ToolFailed, match=r"command\.not-found"):
+    with pytest.raises(ToolFailed, match=r"command\.not_found"):
         await bare.run("no-such-program")
     with pytest.raises(ToolFailed, match=r"command\.invalid"):
         await bare.run("ls \x1b[2J")
@@ -105,16 +105,16 @@ async def test_a_command_that_takes_longer_is_left_to_run_and_told_of_once(desk:
     await desk.over(written.id)
     [envelope] = await desk.told()
 
-    assert (envelope.kind, envelope.silent) == (Kind.SYSTEM, False)
+    assert (envelope.kind, envelope.silent) == (EnvelopeKind.SYSTEM, False)
     assert envelope.session == SESSION and str(envelope.recipient) == f"agent:ada/{SESSION}"
     assert "exit code 7" in envelope.text and envelope.text.endswith("got hello")
     assert envelope.trust is Trust.PRIVATE
 
 
-NO_BACKGROUND = "[waited for, at most 120 s: without the tool `process`, nothing runs on in the background]"
+NO_BACKGROUND = "[run in the foreground, for at most 120 s: background commands need the tool `process`]"
 
 
-def alone(desk: Desk) -> Scene:
+def alone(desk: Desk) -> ToolContext:
     """Of an agent to whom `process` is denied."""
     return desk.scene(can_use=lambda tool: tool != "process")
 
@@ -166,7 +166,7 @@ async def test_a_command_in_the_background_is_not_waited_for(desk: Desk) -> None
 async def test_only_the_last_400_characters_are_told(desk: Desk) -> None:
     await desk.over(await desk.background("seq 1 1000"))
     [envelope] = await desk.told()
-    tail = envelope.text.partition("[cut: what came before]\n")[2]
+    tail = envelope.text.partition("[truncated: earlier output is not shown]\n")[2]
 
     assert 390 <= len(tail) <= 400 and tail.endswith("999\n1000")
 
@@ -183,9 +183,9 @@ async def test_what_its_own_session_has_killed_is_not_told(desk: Desk) -> None:
 @pytest.mark.spec("C58")
 async def test_an_end_that_is_told_again_is_told_once(desk: Desk) -> None:
     written = await desk.over(await desk.background("echo hi"))
-    await desk.jobs.book.tell(written)
-    desk.jobs.book.path_of(written.id).write_text("other words")
-    await desk.jobs.book.tell(written)
+    await desk.jobs.store.notify_session(written)
+    desk.jobs.store.log_path(written.id).write_text("other words")
+    await desk.jobs.store.notify_session(written)
 
     assert len(await desk.told()) == 1
 
@@ -235,40 +235,40 @@ async def test_a_long_output_is_cut_in_the_middle_and_kept_whole(desk: Desk) -> 
 
     assert len(output.text) <= RESULT_CHARS_MAX
     assert "\n1\n2\n3\n" in output.text and output.text.endswith("\n29999\n30000\n")
-    assert "[cut: " in output.text and "\n15000\n" not in output.text
+    assert "[truncated: " in output.text and "\n15000\n" not in output.text
     [written] = await desk.written()
     page = (await desk.do("log", written.id[:8], offset=14_998, limit=3)).text
-    assert page == "Lines 14998 to 15000 of 30000. Go on with offset 15001.\n14999\n15000\n15001"
+    assert page == "Lines 14998 to 15000 of 30000. Read on with offset 15001.\n14999\n15000\n15001"
     assert await desk.told() == []
 
 
 @pytest.mark.spec("C58", "D51")
 async def test_a_log_has_a_bound_and_keeps_the_end(tmp_path: Path) -> None:
-    async with desk_in(tmp_path, caps=Caps(log_bytes=50_000)) as desk:
+    async with desk_in(tmp_path, caps=JobLimits(log_bytes_max=50_000)) as desk:
         await desk.over(await desk.background("seq 1 100000"))
         [written] = await desk.written()
-        kept = desk.jobs.book.path_of(written.id).read_text()
+        kept = desk.jobs.store.log_path(written.id).read_text()
 
         assert len(kept) < 50_000 + 66_000
         assert kept.startswith("1\n2\n") and kept.endswith("99999\n100000\n")
         assert "[the log was full: " in kept
 
 
-class OnAFullDisk(Book):
+class OnAFullDisk(JobStore):
     """Its logs are written to a device that has no room."""
 
-    def new_log(self, id_: str) -> Log:
-        log = super().new_log(id_)
+    def create_log(self, id_: str) -> JobLog:
+        log = super().create_log(id_)
         with open("/dev/full", "wb") as full:
             os.dup2(full.fileno(), log.fileno())
         return log
 
 
 async def test_a_command_whose_output_cannot_be_kept_is_ended(desk: Desk) -> None:
-    desk.jobs.book = OnAFullDisk(desk.store, desk.clock, desk.inbox, desk.folder / "logs")
+    desk.jobs.store = OnAFullDisk(desk.store, desk.clock, desk.inbox, desk.folder / "logs")
     ended = await desk.over(await desk.background("yes"))
 
-    assert ended.because == "its output could not be kept: No space left on device"
+    assert ended.because == "its output could not be stored: No space left on device"
 
 
 async def test_escapes_of_a_terminal_do_not_reach_the_model(desk: Desk) -> None:
@@ -340,16 +340,18 @@ async def test_a_folder_outside_has_to_be_granted(desk: Desk) -> None:
     (desk.workspace / "link").symlink_to(outside)
     scene = desk.scene()
 
-    assert desk.exec.needs(asked("ls", workdir=str(outside)), scene) == [Permission(Access.WRITE, str(outside))]
+    assert desk.exec.required_permissions(asked("ls", workdir=str(outside)), scene) == [
+        Permission(PermissionKind.WRITE, str(outside))
+    ]
     for workdir in (str(outside), "../outside", "link"):
         with pytest.raises(ToolFailed, match=r"path\."):
             await desk.run("touch made", workdir=workdir)
-    with pytest.raises(ToolFailed, match=r"path\.no-folder"):
+    with pytest.raises(ToolFailed, match=r"path\.not_folder"):
         await desk.run("ls", workdir="nowhere")
 
-    granted = with_granted(scene.rights, [Permission(Access.WRITE, str(outside))])
+    granted = add_permissions(scene.rights, [Permission(PermissionKind.WRITE, str(outside))])
     scene = desk.scene(rights=granted)
-    assert desk.exec.needs(asked("ls", workdir=str(outside)), scene) == []
+    assert desk.exec.required_permissions(asked("ls", workdir=str(outside)), scene) == []
     assert not (await desk.run("touch made", workdir=str(outside), scene=scene)).failed
     assert (outside / "made").exists()
 
@@ -360,9 +362,9 @@ async def test_a_command_writes_only_where_its_agent_may(desk: Desk) -> None:
     for folder in (shut, readable, granted):
         folder.mkdir()
         (folder / "text").write_text("words")
-    rights = with_granted(
+    rights = add_permissions(
         desk.scene().rights,
-        [Permission(Access.READ, str(readable)), Permission(Access.WRITE, str(granted))],
+        [Permission(PermissionKind.READ, str(readable)), Permission(PermissionKind.WRITE, str(granted))],
     )
     command = "; ".join(f"(cat {folder}/text; touch {folder}/made) 2>/dev/null" for folder in (shut, readable, granted))
     output = await desk.run(f"{command}; touch made", scene=desk.scene(rights=rights))
@@ -384,7 +386,7 @@ async def test_a_command_writes_only_where_its_agent_may(desk: Desk) -> None:
     "command", ["touch made; ls", "touch made | ls", "touch $HOME/made", "touch made > x", "touch `echo made`", "cd /"]
 )
 async def test_outside_a_sandbox_there_is_no_shell(bare: Desk, command: str) -> None:
-    with pytest.raises(ToolFailed, match=r"command\.(needs-shell|not-found)"):
+    with pytest.raises(ToolFailed, match=r"command\.(needs_shell|not_found)"):
         await bare.run(command)
 
     assert list(bare.workspace.iterdir()) == []
@@ -403,20 +405,20 @@ async def test_a_listed_command_runs_as_the_program_that_was_found(bare: Desk) -
     impostor = bare.workspace / "ls"
     impostor.write_text("#!/bin/sh\necho impostor\n")
     impostor.chmod(0o755)
-    bare.policy = replace(ON_HOST, allow=(rule("ls *"),))
+    bare.policy = replace(ON_HOST, allow=(parse_command_rule("ls *"),))
     scene = bare.scene()
 
-    assert bare.exec.sandbox(asked("ls -a"), scene).allowed
+    assert bare.exec.decide_sandbox(asked("ls -a"), scene).is_allowed
     assert "impostor" not in (await bare.exec.perform(asked("ls -a"), scene)).text
     for command in ("./ls -a", f"{impostor} -a"):
-        assert bare.exec.sandbox(asked(command), bare.scene()).verdict is Verdict.ASK
+        assert bare.exec.decide_sandbox(asked(command), bare.scene()).kind is DecisionKind.ASK
 
 
 async def test_a_listed_command_with_variables_is_asked_about(bare: Desk) -> None:
-    bare.policy = replace(ON_HOST, allow=(rule("ls *"),))
+    bare.policy = replace(ON_HOST, allow=(parse_command_rule("ls *"),))
 
-    assert bare.exec.sandbox(asked("ls", env={"A": "b"}), bare.scene()).verdict is Verdict.ASK
-    assert bare.exec.sandbox(asked("ls", workdir=str(bare.workspace)), bare.scene()).allowed
+    assert bare.exec.decide_sandbox(asked("ls", env={"A": "b"}), bare.scene()).kind is DecisionKind.ASK
+    assert bare.exec.decide_sandbox(asked("ls", workdir=str(bare.workspace)), bare.scene()).is_allowed
 
 
 # Who says where
@@ -424,7 +426,7 @@ async def test_a_listed_command_with_variables_is_asked_about(bare: Desk) -> Non
 
 @pytest.mark.spec("C60")
 async def test_a_command_that_has_to_be_asked_about_does_not_run_unasked(bare: Desk) -> None:
-    with pytest.raises(ToolFailed, match=r"command\.not-asked"):
+    with pytest.raises(ToolFailed, match=r"command\.not_approved"):
         await bare.exec.perform(asked("touch made"), bare.scene())
 
     assert not (bare.workspace / "made").exists()
@@ -435,9 +437,9 @@ async def test_a_command_that_has_to_be_asked_about_does_not_run_unasked(bare: D
 @pytest.mark.spec("C60")
 async def test_what_was_decided_in_a_sandbox_does_not_run_bare_when_that_breaks(desk: Desk) -> None:
     scene = desk.scene()
-    assert desk.exec.sandbox(asked("touch made"), scene).allowed
+    assert desk.exec.decide_sandbox(asked("touch made"), scene).is_allowed
     desk.sandbox_works = False
-    with pytest.raises(ToolFailed, match=r"command\.changed"):
+    with pytest.raises(ToolFailed, match=r"command\.rules_changed"):
         await desk.exec.perform(asked("touch made"), scene)
 
     assert not (desk.workspace / "made").exists()
@@ -447,12 +449,17 @@ async def test_what_was_decided_in_a_sandbox_does_not_run_bare_when_that_breaks(
 async def test_elevated_runs_outside_only_through_open_gates(desk: Desk) -> None:
     canary = desk.folder / "canary"
     canary.write_text("seen")
-    desk.policy = ExecPolicy(elevated=Elevated.FULL)
-    for gates in (Gates(), Gates(owner=True), Gates(foreground=True), Gates(owner=True, foreground=True, agent=False)):
+    desk.policy = ExecPolicy(elevated=ElevatedPolicy.FULL)
+    for gates in (
+        ElevationGates(),
+        ElevationGates(is_for_owner=True),
+        ElevationGates(is_foreground=True),
+        ElevationGates(is_for_owner=True, is_foreground=True, is_agent_permitted=False),
+    ):
         desk.gates = gates
         with pytest.raises(ToolFailed, match=r"command\.denied"):
             await desk.run(f"cat {canary}", elevated=True)
-    desk.gates = Gates(owner=True, foreground=True)
+    desk.gates = ElevationGates(is_for_owner=True, is_foreground=True)
 
     assert (await desk.run(f"cat {canary}", elevated=True)).text.endswith("seen")
     assert "seen" not in (await desk.run(f"cat {canary}")).text
@@ -460,32 +467,32 @@ async def test_elevated_runs_outside_only_through_open_gates(desk: Desk) -> None
 
 @pytest.mark.spec("C60")
 async def test_a_call_can_ask_for_stricter_rules_and_not_for_looser(bare: Desk) -> None:
-    def verdict(**arguments: str) -> Verdict:
-        return bare.exec.sandbox(asked("ls", **arguments), bare.scene()).verdict
+    def verdict(**arguments: str) -> DecisionKind:
+        return bare.exec.decide_sandbox(asked("ls", **arguments), bare.scene()).kind
 
-    assert verdict() is verdict(security="full") is verdict(ask="off") is Verdict.ASK
-    bare.policy = replace(ON_HOST, security=Security.FULL, ask=Asking.OFF)
-    assert verdict() is Verdict.ALLOW
-    assert (verdict(ask="always"), verdict(security="deny")) == (Verdict.ASK, Verdict.DENY)
+    assert verdict() is verdict(security="full") is verdict(ask="off") is DecisionKind.ASK
+    bare.policy = replace(ON_HOST, security=CommandSecurity.FULL, ask=CommandAsk.OFF)
+    assert verdict() is DecisionKind.ALLOW
+    assert (verdict(ask="always"), verdict(security="deny")) == (DecisionKind.ASK, DecisionKind.DENY)
 
 
 # Network and trust
 
 
 async def test_hosts_need_the_web_and_a_name(desk: Desk) -> None:
-    with pytest.raises(ToolFailed, match=r"command\.no-web"):
+    with pytest.raises(ToolFailed, match=r"command\.no_web"):
         await desk.run("true", hosts=["example.com"])
-    scene = desk.scene(rights=with_granted(desk.scene().rights, [WEB]))
+    scene = desk.scene(rights=add_permissions(desk.scene().rights, [WEB_PERMISSION]))
     for hosts in (["*"], ["*.com"], ["http://example.com"], [""]):
-        with pytest.raises(ToolFailed, match=r"command\.host-invalid"):
+        with pytest.raises(ToolFailed, match=r"command\.host_invalid"):
             await desk.run("true", hosts=hosts, scene=scene)
 
-    assert desk.exec.needs(asked("true", hosts=["example.com"]), desk.scene()) == [WEB]
+    assert desk.exec.required_permissions(asked("true", hosts=["example.com"]), desk.scene()) == [WEB_PERMISSION]
 
 
 async def believed(desk: Desk, path: Path) -> Trust:
     ctime = file_trust.ctime_ms(os.stat(path))
-    return await desk.store.read(partial(file_trust.label, path=str(path), ctime_ms=ctime))
+    return await desk.store.read(partial(file_trust.get_trust, path=str(path), ctime_ms=ctime))
 
 
 async def test_what_a_command_says_is_believed_as_far_as_what_it_was_told(desk: Desk) -> None:
@@ -501,7 +508,7 @@ async def test_what_a_command_says_is_believed_as_far_as_what_it_was_told(desk: 
 
 
 async def test_a_command_with_a_network_is_not_believed(desk: Desk) -> None:
-    scene = desk.scene(rights=with_granted(desk.scene().rights, [WEB]))
+    scene = desk.scene(rights=add_permissions(desk.scene().rights, [WEB_PERMISSION]))
     assert (await desk.run("true", hosts=["example.com"], scene=scene)).trust is Trust.UNTRUSTED
 
 
@@ -564,11 +571,11 @@ async def test_a_run_that_is_stopped_takes_its_command_along(bare: Desk) -> None
 
     await until(lambda: not any(map(is_alive, pids)))
     assert await bare.told() == []
-    assert all(not each.runs for each in await bare.written())
+    assert all(not each.is_running for each in await bare.written())
 
 
 async def test_a_run_that_is_stopped_while_its_command_begins_leaves_none(bare: Desk) -> None:
-    slow = bare.sandbox = Slow(Host())
+    slow = bare.sandbox = Slow(HostSandbox())
     running = asyncio.create_task(bare.run("sleep 600"))
     await slow.asked.wait()
     running.cancel()
@@ -581,7 +588,7 @@ async def test_a_run_that_is_stopped_while_its_command_begins_leaves_none(bare: 
     await until(lambda: not is_alive(child.pid))
 
     async def at_rest() -> bool:
-        return not any(each.runs for each in await bare.written())
+        return not any(each.is_running for each in await bare.written())
 
     await wait_until(at_rest, "no command runs")
     assert await bare.told() == []
@@ -605,13 +612,13 @@ async def test_closing_ends_every_command_and_the_next_house_tells(tmp_path: Pat
         await until(lambda: not any(map(is_alive, pids)))
         assert [each.state for each in await desk.written()].count(ProcessState.ENDED) == 1
         assert await desk.told() == []
-        with pytest.raises(ToolFailed, match=r"process\.closing"):
+        with pytest.raises(ToolFailed, match=r"process\.server_stopping"):
             await desk.run("true")
-        assert "the house was closed" in (await foreground).text
+        assert "the server was stopped" in (await foreground).text
     for _ in range(2):
         async with desk_in(tmp_path) as desk:
             [envelope] = await desk.told()
-            assert "the house was closed" in envelope.text
+            assert "the server was stopped" in envelope.text
 
 
 # Bounds
@@ -619,12 +626,12 @@ async def test_closing_ends_every_command_and_the_next_house_tells(tmp_path: Pat
 
 @pytest.mark.spec("C58")
 async def test_commands_at_once_are_bounded_per_session_and_per_house(tmp_path: Path) -> None:
-    async with desk_in(tmp_path, caps=Caps(per_session=1, per_house=2)) as desk:
+    async with desk_in(tmp_path, caps=JobLimits(per_session_max=1, per_server_max=2)) as desk:
         await desk.background("read line")
         with pytest.raises(ToolFailed, match="in this session"):
             await desk.run("touch made")
         other = await desk.background("read line", scene=desk.scene(session=OTHER))
-        with pytest.raises(ToolFailed, match="in this house"):
+        with pytest.raises(ToolFailed, match="in this server"):
             await desk.run("touch made", scene=desk.scene(session="aa" * 16))
         assert not (desk.workspace / "made").exists()
 
@@ -646,12 +653,12 @@ async def test_what_has_ended_is_kept_for_half_an_hour(desk: Desk) -> None:
     await wait_until(forgotten, "nothing is kept any more")
 
     assert list((desk.folder / "logs").iterdir()) == []
-    with pytest.raises(ToolFailed, match=r"process\.not-found"):
+    with pytest.raises(ToolFailed, match=r"process\.not_found"):
         await desk.do("log", id_)
 
 
 async def test_of_those_that_have_ended_only_so_many_are_kept(tmp_path: Path) -> None:
-    async with desk_in(tmp_path, caps=Caps(finished_per_session=2)) as desk:
+    async with desk_in(tmp_path, caps=JobLimits(finished_per_session_max=2)) as desk:
         ids: list[str] = []
         for _ in range(4):
             ids.append(await desk.background("read line"))
@@ -665,6 +672,6 @@ async def test_of_those_that_have_ended_only_so_many_are_kept(tmp_path: Path) ->
 async def test_it_is_a_tool_that_reaches(desk: Desk) -> None:
     tools: list[Tool] = [desk.exec, desk.process]
 
-    assert isinstance(desk.exec, Reaching)
+    assert isinstance(desk.exec, PermissionedTool)
     for tool in tools:
-        assert "$ref" not in str(tool.spec.parameters) and not tool.spec.repeatable
+        assert "$ref" not in str(tool.spec.parameters) and not tool.spec.is_repeatable

@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 from tools.shell_tools import SESSION, desk_in, is_alive
 
-from retinue.domain.envelope import Kind
+from retinue.domain.envelope import EnvelopeKind
 from retinue.domain.ids import RunId
 from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
 from retinue.store.runs import processes
-from retinue.store.runs.processes import Process, ProcessState
-from retinue.testing.waiting import WAIT_LIMIT_S, wait_until
-from retinue.tools.shell.process_identity import end_left_over, mark_of
+from retinue.store.runs.processes import CommandProcess, ProcessState
+from retinue.testing.wait_conditions import WAIT_LIMIT_S, wait_until
+from retinue.tools.shell.process_identity import kill_leftover, read_identity
 
 
 @contextmanager
@@ -37,8 +37,8 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-def written(pid: int, boot: str, **changes: object) -> Process:
-    process = Process(
+def written(pid: int, boot: str, **changes: object) -> CommandProcess:
+    process = CommandProcess(
         id="a1" * 16,
         session=SESSION,
         run=RunId("ab" * 16),
@@ -54,7 +54,7 @@ def written(pid: int, boot: str, **changes: object) -> Process:
     return replace(process, **changes)  # pyright: ignore[reportArgumentType]
 
 
-async def leave_behind(folder: Path, process: Process) -> None:
+async def leave_behind(folder: Path, process: CommandProcess) -> None:
     async with desk_in(folder) as desk:
         await desk.store.write(partial(processes.add, process=process), point="process-begin")
 
@@ -62,38 +62,38 @@ async def leave_behind(folder: Path, process: Process) -> None:
 @pytest.mark.spec("C58")
 async def test_a_command_that_outlived_its_house_is_ended_and_told_of_once(tmp_path: Path) -> None:
     with sleeper() as process:
-        await leave_behind(tmp_path, written(process.pid, mark_of(process.pid), trust=Trust.UNTRUSTED))
+        await leave_behind(tmp_path, written(process.pid, read_identity(process.pid), trust=Trust.UNTRUSTED))
         async with desk_in(tmp_path) as desk:
             [envelope] = await desk.told()
         async with desk_in(tmp_path) as desk:
             assert await desk.told() == [envelope]
         assert process.wait(timeout=WAIT_LIMIT_S) == -signal.SIGKILL
 
-    assert "ended when the house was opened again" in envelope.text
-    assert (envelope.kind, envelope.silent, envelope.trust) == (Kind.SYSTEM, False, Trust.UNTRUSTED)
+    assert "ended when the server was started again" in envelope.text
+    assert (envelope.kind, envelope.silent, envelope.trust) == (EnvelopeKind.SYSTEM, False, Trust.UNTRUSTED)
 
 
 @pytest.mark.parametrize("boot", ["", "another-boot/1"])
 async def test_a_process_that_only_has_the_number_is_left_alone(tmp_path: Path, boot: str) -> None:
     with sleeper() as process:
-        mark = boot and f"{mark_of(process.pid).partition('/')[0]}/1"
+        mark = boot and f"{read_identity(process.pid).partition('/')[0]}/1"
         await leave_behind(tmp_path, written(process.pid, mark or boot))
         async with desk_in(tmp_path) as desk:
             [envelope] = await desk.told()
 
         assert is_alive(process.pid)
-    assert "it was gone" in envelope.text
+    assert "it had ended" in envelope.text
 
 
 async def test_one_that_a_run_was_waiting_for_is_the_run_s_to_tell(tmp_path: Path) -> None:
     with sleeper() as process:
-        left = written(process.pid, mark_of(process.pid), state=ProcessState.WATCHED)
+        left = written(process.pid, read_identity(process.pid), state=ProcessState.WATCHED)
         await leave_behind(tmp_path, left)
         async with desk_in(tmp_path) as desk:
             assert await desk.told() == []
             [found] = await desk.written()
         assert process.wait(timeout=WAIT_LIMIT_S) == -signal.SIGKILL
-    assert found.state is ProcessState.TOLD
+    assert found.state is ProcessState.REPORTED
 
 
 async def test_an_end_that_nobody_was_told_of_is_told_after_a_restart(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ async def test_a_session_that_is_gone_is_told_nothing_and_not_asked_for_again(tm
     await leave_behind(tmp_path, written(1, "", session="77" * 16))
     async with desk_in(tmp_path) as desk:
         assert await desk.told() == []
-        assert [each.state for each in await desk.written()] == [ProcessState.TOLD]
+        assert [each.state for each in await desk.written()] == [ProcessState.REPORTED]
 
 
 HOUSE = """
@@ -151,13 +151,13 @@ async def test_a_house_that_is_killed_leaves_nothing_running_after_the_next_star
         [envelope] = await desk.told()
         await wait_until(lambda: not is_alive(pid), "the command is gone")
 
-    assert "the house was closed while it ran" in envelope.text
+    assert "the server was stopped while it ran" in envelope.text
 
 
 def test_a_mark_is_of_one_process_and_of_no_other() -> None:
     with sleeper() as one, sleeper() as two:
-        assert mark_of(one.pid) == mark_of(one.pid) != ""
-        assert mark_of(two.pid) != ""
-        mark = mark_of(one.pid)
-    assert mark_of(one.pid) == ""
-    assert "gone" in end_left_over(one.pid, mark) and "gone" in end_left_over(1, mark_of(1))
+        assert read_identity(one.pid) == read_identity(one.pid) != ""
+        assert read_identity(two.pid) != ""
+        mark = read_identity(one.pid)
+    assert read_identity(one.pid) == ""
+    assert "had ended" in kill_leftover(one.pid, mark) and "had ended" in kill_leftover(1, read_identity(1))

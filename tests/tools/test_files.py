@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from tools.file_tools import Desk, open_desk
 
 from retinue.domain.tool import RESULT_CHARS_MAX
-from retinue.tools.files import atomic_write, file_tools, find_tool, read_tool
+from retinue.tools.files import atomic_write, build_file_tools, find_tool, read_tool
 from retinue.tools.files.globs import parse as parse_glob
-from retinue.tools.files.text_edits import Change, Changed, change
-from retinue.tools.text_pages import page
+from retinue.tools.files.text_edits import EditedText, TextEdit, apply_edits
+from retinue.tools.text_pages import slice_page
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\x00" * 32
 
@@ -48,23 +48,23 @@ async def test_a_long_text_is_read_in_pages_that_say_how_to_go_on(desk: Desk) ->
     lines = [f"line {number}\n" for number in range(1, 5_001)]
     (desk.work / "long").write_text("".join(lines))
     first = await desk.text("read", path="long")
-    assert first == "".join(lines[:2_000]) + "[lines 1-2000 of 5000; go on with offset=2001]"
+    assert first == "".join(lines[:2_000]) + "[lines 1-2000 of 5000; read on with offset=2001]"
     assert await desk.text("read", path="long", offset=4_999, limit=1) == (
-        "line 4999\n[lines 4999-4999 of 5000; go on with offset=5000]"
+        "line 4999\n[lines 4999-4999 of 5000; read on with offset=5000]"
     )
     assert await desk.text("read", path="long", offset=4_500, limit=9_999_999) == "".join(lines[4_499:])
-    assert await desk.refusal("read", path="long", offset=5_001) == "file.no-line"
-    assert await desk.refusal("read", path="long", offset=5_000, column=11) == "file.no-line"
+    assert await desk.refusal("read", path="long", offset=5_001) == "file.line_not_found"
+    assert await desk.refusal("read", path="long", offset=5_000, column=11) == "file.line_not_found"
 
 
 async def test_a_line_that_is_longer_than_a_page_is_read_by_columns(desk: Desk) -> None:
     """As in a file that a program made. No page is so long that it would be cut once more."""
     (desk.work / "wide").write_text("a\n" + "b" * 60_000 + "\nc")
     first = await desk.text("read", path="wide")
-    assert first == "a\n[lines 1-1 of 3; go on with offset=2]"
+    assert first == "a\n[lines 1-1 of 3; read on with offset=2]"
     second = await desk.text("read", path="wide", offset=2)
     assert second.startswith("bbb") and len(second) <= RESULT_CHARS_MAX
-    assert second.endswith("\n[lines 2-2 of 3; go on with offset=2, column=49001]")
+    assert second.endswith("\n[lines 2-2 of 3; read on with offset=2, column=49001]")
     assert await desk.text("read", path="wide", offset=2, column=49_001) == "b" * 11_000 + "\nc"
 
 
@@ -72,7 +72,7 @@ async def test_a_line_that_is_longer_than_a_page_is_read_by_columns(desk: Desk) 
 def test_all_pages_together_are_the_text(text: str, lines_max: int, chars_max: int) -> None:
     found, line, column = "", 1, 1
     for _ in range(len(text) + 1):
-        part = page(text, line=line, column=column, lines_max=lines_max, chars_max=chars_max)
+        part = slice_page(text, line=line, column=column, lines_max=lines_max, chars_max=chars_max)
         assert part is not None
         assert len(part.text) <= chars_max and part.text.count("\n") <= lines_max
         found += part.text
@@ -92,26 +92,26 @@ async def test_what_is_no_text_is_attached(desk: Desk) -> None:
     (desk.work / "data.bin").write_bytes(b"ab\x00cd")
     assert (await desk.call("read", path="data.bin")).attachments[0].media_type == "application/octet-stream"
     (desk.work / "latin1.txt").write_bytes(b"caf\xe9\n")
-    assert (await desk.text("read", path="latin1.txt")).startswith("caf\ufffd\n\n[not all of it is UTF-8")
+    assert (await desk.text("read", path="latin1.txt")).startswith("caf\ufffd\n\n[not valid UTF-8")
 
 
 async def test_a_file_that_is_too_large_is_refused_and_not_loaded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_tool, "READ_BYTES_MAX", 1_000)
     monkeypatch.setattr(read_tool, "ATTACHED_BYTES_MAX", 30)
     (desk.work / "large").write_text("x" * 1_001)
-    assert await desk.refusal("read", path="large") == "file.too-large"
+    assert await desk.refusal("read", path="large") == "file.too_large"
     (desk.work / "large").write_text("x" * 1_000)
     assert len(await desk.text("read", path="large")) == 1_000
     (desk.work / "picture").write_bytes(PNG)
-    assert await desk.refusal("read", path="picture") == "file.not-text"
+    assert await desk.refusal("read", path="picture") == "file.not_text"
 
 
 async def test_what_is_not_there_is_told(desk: Desk) -> None:
-    assert await desk.refusal("read", path="nothing") == "path.not-found"
-    assert await desk.refusal("read", path="no/folder/here") == "path.not-found"
-    assert await desk.refusal("read", path=".") == "path.no-file"
+    assert await desk.refusal("read", path="nothing") == "path.not_found"
+    assert await desk.refusal("read", path="no/folder/here") == "path.not_found"
+    assert await desk.refusal("read", path=".") == "path.is_folder"
     (desk.work / "a").touch()
-    assert await desk.refusal("read", path="a/b") == "path.not-found"
+    assert await desk.refusal("read", path="a/b") == "path.not_found"
 
 
 # --- write ---
@@ -121,16 +121,16 @@ async def test_what_is_not_there_is_told(desk: Desk) -> None:
 async def test_a_file_is_written_with_the_folders_on_the_way(desk: Desk) -> None:
     """As before a compaction, when an agent is asked to add to memory/DATE.md."""
     assert await desk.text("write", path="memory/2026-03-01.md", content="one\n") == (
-        "made memory/2026-03-01.md: 4 bytes"
+        "created memory/2026-03-01.md: 4 bytes"
     )
     assert await desk.text("write", path="memory/2026-03-01.md", content="two\n", append=True) == (
-        "added 4 bytes to memory/2026-03-01.md: 8 bytes"
+        "appended 4 bytes to memory/2026-03-01.md: 8 bytes"
     )
     assert (desk.work / "memory" / "2026-03-01.md").read_text() == "one\ntwo\n"
     assert await desk.text("write", path="memory/2026-03-01.md", content="three") == (
         "replaced memory/2026-03-01.md: 5 bytes"
     )
-    assert await desk.text("write", path="new/by/adding", content="x", append=True) == "made new/by/adding: 1 bytes"
+    assert await desk.text("write", path="new/by/adding", content="x", append=True) == "created new/by/adding: 1 bytes"
 
 
 async def test_what_is_written_again_after_a_crash_is_there_once(desk: Desk) -> None:
@@ -191,15 +191,15 @@ async def test_a_write_that_fails_leaves_everything_as_it_was(desk: Desk, monkey
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(atomic_write, "_write_all", full)
-    assert await desk.refusal("write", path="a", content="new") == "path.full"
-    assert await desk.refusal("edit", path="a", old="old", new="new") == "path.full"
+    assert await desk.refusal("write", path="a", content="new") == "path.disk_full"
+    assert await desk.refusal("edit", path="a", old="old", new="new") == "path.disk_full"
     assert (desk.work / "a").read_text() == "old"
     assert os.listdir(desk.work) == ["a"]
 
 
 async def test_what_no_text_file_can_hold_is_refused(desk: Desk) -> None:
-    assert await desk.refusal("write", path="a", content="x\x00y") == "file.not-text"
-    assert await desk.refusal("write", path="a", content="x" * (8 * 1024 * 1024 + 1)) == "file.too-large"
+    assert await desk.refusal("write", path="a", content="x\x00y") == "file.text_invalid"
+    assert await desk.refusal("write", path="a", content="x" * (8 * 1024 * 1024 + 1)) == "file.would_be_too_large"
     assert os.listdir(desk.work) == []
 
 
@@ -224,8 +224,8 @@ async def test_an_edit_whose_text_is_missing_changes_nothing_and_names_the_neare
     before = file.stat()
     output = await desk.call("edit", path="a.py", old="def greet(name):\n    return", new="x")
     assert output.failed
-    assert "[edit.missing]" in output.text
-    assert "line 2 comes nearest: 'def  greet(name):'" in output.text
+    assert "[edit.not_found]" in output.text
+    assert "line 2 is the most similar: 'def  greet(name):'" in output.text
     assert (file.stat().st_ino, file.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     assert "nearest" not in await desk.text("edit", path="a.py", old="§§§§§§", new="x")
 
@@ -236,7 +236,7 @@ async def test_several_edits_are_made_together_or_not_at_all(desk: Desk) -> None
     file.write_text("one\ntwo\nthree\n")
     good, bad = {"old": "one", "new": "two"}, {"old": "four", "new": "x"}
     output = await desk.call("edit", path="a", edits=[good, bad])
-    assert output.failed and output.text.startswith("edit 2 of 2 does not fit 'a', and nothing was changed")
+    assert output.failed and output.text.startswith("edit 2 of 2 cannot be applied to 'a'; nothing was changed")
     assert file.read_text() == "one\ntwo\nthree\n"
     # Each is looked for in the file as it was: the `two` that the first one makes is not the second's.
     await desk.call("edit", path="a", edits=[good, {"old": "two", "new": "three"}])
@@ -254,7 +254,7 @@ async def test_an_edit_that_could_mean_two_places_changes_nothing(desk: Desk) ->
     assert output.failed and "more than once: in lines 1, 3" in output.text
     assert await desk.refusal("edit", path="a", old="aa", new="x") == "edit.ambiguous"  # they overlap, and are two
     assert await desk.refusal("edit", path="a", old="", new="x") == "edit.empty"
-    assert await desk.refusal("edit", path="a", old="other", new="other") == "edit.same"
+    assert await desk.refusal("edit", path="a", old="other", new="other") == "edit.no_change"
     assert file.read_text() == "same\nother\nsame\naaa\n"
 
 
@@ -266,9 +266,9 @@ async def test_lines_that_end_with_crlf_keep_doing_so(desk: Desk) -> None:
 
 
 async def test_what_is_not_there_or_no_text_cannot_be_edited(desk: Desk) -> None:
-    assert await desk.refusal("edit", path="nothing", old="a", new="b") == "path.not-found"
+    assert await desk.refusal("edit", path="nothing", old="a", new="b") == "path.not_found"
     (desk.work / "latin1").write_bytes(b"caf\xe9")
-    assert await desk.refusal("edit", path="latin1", old="caf", new="b") == "file.not-text"
+    assert await desk.refusal("edit", path="latin1", old="caf", new="b") == "file.not_utf8"
     assert (desk.work / "latin1").read_bytes() == b"caf\xe9"
 
 
@@ -277,13 +277,13 @@ async def test_an_edit_of_a_file_that_somebody_else_has_changed_meanwhile_is_ref
 ) -> None:
     file = desk.work / "a"
     file.write_text("old and theirs")
-    real_change = change
+    real_change = apply_edits
 
     def slowly(*args: object, **named: object) -> object:
         file.write_text("old and THEIRS")
         return real_change(*args, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("retinue.tools.files.edit_tool.change", slowly)
+    monkeypatch.setattr("retinue.tools.files.edit_tool.apply_edits", slowly)
     assert await desk.refusal("edit", path="a", old="old", new="new") == "file.changed"
     assert file.read_text() == "old and THEIRS"
 
@@ -295,8 +295,8 @@ async def test_two_at_the_same_file_wait_for_each_other(desk: Desk) -> None:
 
 
 def test_a_change_is_what_replacing_would_do() -> None:
-    found = change("a-b-a", [Change(old="a", new="c", replace_all=True)], path="x")
-    assert isinstance(found, Changed) and (found.text, found.places) == ("c-b-c", 2)
+    found = apply_edits("a-b-a", [TextEdit(old="a", new="c", replace_all=True)], path="x")
+    assert isinstance(found, EditedText) and (found.text, found.places) == ("c-b-c", 2)
 
 
 # --- ls and find ---
@@ -307,10 +307,10 @@ async def test_a_folder_is_listed_in_order(desk: Desk) -> None:
     (desk.work / "a.md").write_text("abc")
     (desk.work / "c").symlink_to("/etc")
     os.mkfifo(desk.work / "pipe")
-    assert await desk.text("ls") == "a.md  3 bytes\nb/\nc  (link)\npipe  (no file)"
+    assert await desk.text("ls") == "a.md  3 bytes\nb/\nc  (link)\npipe  (not a regular file)"
     assert await desk.text("ls", path="b") == "[the folder is empty]"
     assert await desk.text("ls", limit=1) == "a.md  3 bytes\n[3 more; use find with a glob]"
-    assert await desk.refusal("ls", path="a.md") == "path.not-found"
+    assert await desk.refusal("ls", path="a.md") == "path.not_found"
 
 
 async def test_files_are_found_by_globs_and_by_text(desk: Desk) -> None:
@@ -328,13 +328,13 @@ async def test_files_are_found_by_globs_and_by_text(desk: Desk) -> None:
     assert await desk.text("find", text="text of docs/c") == "docs/c.txt:2: The text of docs/c.txt"
     assert await desk.text("find", text="TEXT OF D.", ignore_case=True) == "d.md:2: The text of d.md"
     assert await desk.text("find", text="TEXT OF D.") == "[nothing found]"
-    assert await desk.text("find", glob="*.md", limit=1) == "d.md\n[there is more: only the first 1 are shown]"
+    assert await desk.text("find", glob="*.md", limit=1) == "d.md\n[there are more results: only the first 1 are shown]"
 
 
 async def test_a_text_is_looked_for_as_it_stands(desk: Desk) -> None:
     (desk.work / "a").write_text("(a+)+$\naaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!\n")
     assert await desk.text("find", text="(a+)+$") == "a:1: (a+)+$"
-    assert await desk.refusal("find", text="two\nlines") == "find.text"
+    assert await desk.refusal("find", text="two\nlines") == "find.text_invalid"
 
 
 async def test_a_search_ends_at_its_bounds_and_says_so(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,15 +345,15 @@ async def test_a_search_ends_at_its_bounds_and_says_so(desk: Desk, monkeypatch: 
         deep.mkdir()
         deep = deep / "d"
     monkeypatch.setattr(find_tool, "FIND_DEPTH_MAX", 2)
-    assert "not all: folders more than 2 deep" in await desk.text("find")
+    assert "incomplete: folders more than 2 levels deep" in await desk.text("find")
     monkeypatch.setattr(find_tool, "FIND_FILE_BYTES_MAX", 10)
-    assert "of large files only the first 10 bytes" in await desk.text("find", text="x")
+    assert "only the first 10 bytes of large files" in await desk.text("find", text="x")
     monkeypatch.setattr(find_tool, "FIND_BYTES_MAX", 50)
-    assert "not all: only the first 50 bytes" in await desk.text("find", text="x")
+    assert "incomplete: only the first 50 bytes" in await desk.text("find", text="x")
     monkeypatch.setattr(find_tool, "FIND_ENTRIES_MAX", 5)
-    assert "not all: only the first 5 names" in await desk.text("find")
-    monkeypatch.setattr(find_tool, "FIND_S_MAX", -1.0)
-    assert "not all: the search was ended" in await desk.text("find")
+    assert "incomplete: only the first 5 names" in await desk.text("find")
+    monkeypatch.setattr(find_tool, "FIND_TIMEOUT_S", -1.0)
+    assert "incomplete: stopped after" in await desk.text("find")
 
 
 async def test_a_glob_that_would_try_every_way_does_not(desk: Desk) -> None:
@@ -380,9 +380,9 @@ async def test_a_glob_that_would_try_every_way_does_not(desk: Desk) -> None:
 )
 def test_globs(glob: str, fits: list[str], fits_not: list[str]) -> None:
     for path in fits:
-        assert parse_glob(glob).fits(path), path
+        assert parse_glob(glob).matches(path), path
     for path in fits_not:
-        assert not parse_glob(glob).fits(path), path
+        assert not parse_glob(glob).matches(path), path
 
 
 # --- arguments ---
@@ -423,7 +423,7 @@ async def test_arguments_that_do_not_fit_are_refused(desk: Desk, tool: str, argu
 
 
 async def test_a_model_is_told_one_name_for_each_argument(desk: Desk) -> None:
-    specs = {tool.spec.name: tool.spec for tool in file_tools(desk.ground)}
+    specs = {tool.spec.name: tool.spec for tool in build_file_tools(desk.ground)}
     shown = {name: list(spec.parameters["properties"]) for name, spec in specs.items()}
     assert shown == {
         "read": ["path", "offset", "limit", "column"],
@@ -432,7 +432,7 @@ async def test_a_model_is_told_one_name_for_each_argument(desk: Desk) -> None:
         "ls": ["path", "limit"],
         "find": ["path", "glob", "text", "ignore_case", "hidden", "limit"],
     }
-    assert {name: spec.repeatable for name, spec in specs.items()} == {
+    assert {name: spec.is_repeatable for name, spec in specs.items()} == {
         "read": True,
         "write": True,
         "edit": False,

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from tools.file_tools import Desk, open_desk
 
-from retinue.domain.permission import WEB, Access, Permission
+from retinue.domain.permission import WEB_PERMISSION, Permission, PermissionKind
 from retinue.tools.base import ToolFailed
-from retinue.tools.files import as_granted, read_confined
-from retinue.tools.files.atomic_write import put
-from retinue.tools.files.file_snapshot import look
+from retinue.tools.files import read_file_inside, resolve_permission
+from retinue.tools.files.atomic_write import write_atomically
+from retinue.tools.files.file_snapshot import read_snapshot
 from retinue.tools.files.paths import locate
 
 CALLS: dict[str, dict[str, Any]] = {
@@ -78,7 +78,7 @@ WAYS_OUT: dict[str, Callable[[Desk], str]] = {
 @pytest.mark.parametrize("way", LINKS)
 async def test_a_link_that_leads_outside_is_refused(desk: Desk, tool: str, way: str) -> None:
     path = LINKS[way](desk)
-    assert await desk.refusal(tool, path=path, **CALLS[tool]) in ("path.link", "path.withheld")
+    assert await desk.refusal(tool, path=path, **CALLS[tool]) in ("path.link_outside", "path.protected")
     assert desk.needs(tool, path=path, **CALLS[tool]) == []  # and nobody is asked: it looks like something else
     assert (desk.root / "outside" / "secret.txt").read_text() == "secret"
 
@@ -131,7 +131,7 @@ async def test_to_read_is_not_to_write(desk: Desk) -> None:
 @pytest.mark.parametrize("tool", ["ls", "find"])
 async def test_folders_are_listed_only_inside(desk: Desk, tool: str) -> None:
     (desk.work / "folder").symlink_to(desk.root / "outside")
-    assert await desk.refusal(tool, path="folder") == "path.link"
+    assert await desk.refusal(tool, path="folder") == "path.link_outside"
     assert await desk.refusal(tool, path="../..") == "path.outside"
     assert desk.needs(tool, path="../../outside") == [f"read:{desk.root / 'outside'}"]
     assert "secret" not in await desk.text("find", glob="**/*")  # it walks through no link
@@ -143,8 +143,8 @@ async def test_of_the_home_only_what_is_named_can_be_read(desk: Desk) -> None:
     assert await desk.text("read", path="~/SOUL.md") == "secret"
     assert await desk.text("ls", path="~/internal_space") == "[the folder is empty]"
     for path in ("~/state.json", "~/new.md", "~/../bo/SOUL.md", "~/../../owner-token"):
-        assert await desk.refusal("read", path=path) in ("path.outside", "path.withheld")
-        assert await desk.refusal("write", path=path, content="x") in ("path.outside", "path.withheld")
+        assert await desk.refusal("read", path=path) in ("path.outside", "path.protected")
+        assert await desk.refusal("write", path=path, content="x") in ("path.outside", "path.protected")
     assert await desk.refusal("ls", path="~") == "path.outside"
 
 
@@ -154,10 +154,10 @@ async def test_no_wide_grant_opens_the_house_or_keys_and_nobody_is_asked(desk: D
     before = (desk.root / path).read_bytes()
     target = str(desk.root / path)
     for scene in (desk.scene, desk.with_rights(write=(desk.root, Path("/")))):
-        assert await desk.refusal(tool, scene, path=target, **CALLS[tool]) == "path.withheld"
+        assert await desk.refusal(tool, scene, path=target, **CALLS[tool]) == "path.protected"
         assert desk.needs(tool, scene, path=target, **CALLS[tool]) == []
         (desk.work / "link").unlink(missing_ok=True)
-        assert await desk.refusal(tool, scene, path=link(desk, "link", target), **CALLS[tool]) == "path.withheld"
+        assert await desk.refusal(tool, scene, path=link(desk, "link", target), **CALLS[tool]) == "path.protected"
     assert (desk.root / path).read_bytes() == before
 
 
@@ -166,7 +166,7 @@ async def test_a_grant_that_names_the_keys_opens_them_and_the_house_never(desk: 
     assert await desk.text("read", desk.with_rights(read=(keys / "id",)), path=str(keys / "id")) == "secret"
     for path in (desk.house / "owner-token", desk.house / "agents" / "bo"):
         named = desk.with_rights(write=(path,))
-        assert await desk.refusal("read", named, path=str(path)) == "path.withheld"
+        assert await desk.refusal("read", named, path=str(path)) == "path.protected"
 
 
 async def test_what_is_withheld_is_not_even_listed(desk: Desk) -> None:
@@ -180,8 +180,8 @@ async def test_what_is_withheld_is_not_even_listed(desk: Desk) -> None:
 @pytest.mark.parametrize("path", ["/proc/self/environ", "/proc/version", "/sys/kernel/uevent_seqnum", "/dev/zero"])
 async def test_the_systems_own_files_are_for_no_agent(desk: Desk, path: str) -> None:
     everything = desk.with_rights(read=(Path("/"), Path(path)))
-    assert await desk.refusal("read", everything, path=path) == "path.withheld"
-    assert await desk.refusal("read", everything, path=link(desk, "x", path)) == "path.withheld"
+    assert await desk.refusal("read", everything, path=path) == "path.protected"
+    assert await desk.refusal("read", everything, path=link(desk, "x", path)) == "path.protected"
 
 
 @pytest.mark.parametrize("tool", CALLS)
@@ -190,12 +190,12 @@ async def test_what_is_no_plain_file_is_refused_without_waiting_for_it(desk: Des
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(desk.work / "socket"))
         for name in ("pipe", "socket"):
-            assert await desk.refusal(tool, path=name, **CALLS[tool]) == "path.no-file"
+            assert await desk.refusal(tool, path=name, **CALLS[tool]) == "path.not_regular_file"
     (desk.work / "folder").mkdir()
-    assert await desk.refusal(tool, path="folder", **CALLS[tool]) == "path.no-file"
+    assert await desk.refusal(tool, path="folder", **CALLS[tool]) == "path.is_folder"
     if os.geteuid() == 0:
         os.mknod(desk.work / "zero", 0o020666, os.makedev(1, 5))
-        assert await desk.refusal(tool, path="zero", **CALLS[tool]) == "path.no-file"
+        assert await desk.refusal(tool, path="zero", **CALLS[tool]) == "path.not_regular_file"
 
 
 @pytest.mark.parametrize(
@@ -220,24 +220,24 @@ async def test_a_link_put_in_the_way_after_the_look_is_not_followed(desk: Desk) 
     for folder in (work / "folder", outside):
         folder.mkdir()
         (folder / "a").write_text(folder.name)
-    place = locate("folder/a", desk.scene, Access.WRITE, desk.ground.withheld)
-    assert look(place.real, text="a", bytes_max=100).data == b"folder"
+    place = locate("folder/a", desk.scene, PermissionKind.WRITE, desk.ground.withheld)
+    assert read_snapshot(place.real, text="a", bytes_max=100).data == b"folder"
     (work / "folder").rename(work / "was")
     (work / "folder").symlink_to(outside)
     assert Path(place.real).read_text() == "else"  # whoever opens the path that was looked at is led outside
     with pytest.raises(ToolFailed) as refused:
-        look(place.real, text="a", bytes_max=100)
-    assert refused.value.code == "path.not-found"  # O_DIRECTORY says so of a link
+        read_snapshot(place.real, text="a", bytes_max=100)
+    assert refused.value.code == "path.not_found"  # O_DIRECTORY says so of a link
     with pytest.raises(ToolFailed):
-        put(place, b"overwritten", text="a")
+        write_atomically(place, b"overwritten", text="a")
     (work / "folder").unlink()
     (work / "folder").mkdir()
     (work / "folder" / "a").symlink_to(outside / "a")
     with pytest.raises(ToolFailed) as refused:
-        look(place.real, text="a", bytes_max=100)
+        read_snapshot(place.real, text="a", bytes_max=100)
     assert refused.value.code == "path.link"
     with pytest.raises(ToolFailed):
-        put(place, b"overwritten", text="a")
+        write_atomically(place, b"overwritten", text="a")
     assert (outside / "a").read_text() == "else"
     assert os.listdir(outside) == ["a"]
 
@@ -253,9 +253,9 @@ async def test_a_granted_folder_that_the_agent_replaced_by_a_link_is_no_longer_g
     (desk.work / "shared").rmdir()
     for name in ("shared", "out"):
         (desk.work / name).symlink_to(desk.root / "outside")
-        assert await desk.refusal("read", granted, path=f"{name}/secret.txt") == "path.link"
+        assert await desk.refusal("read", granted, path=f"{name}/secret.txt") == "path.link_outside"
         assert await desk.refusal("read", granted, path=str(desk.root / "outside" / "secret.txt")) == "path.outside"
-    assert await desk.refusal("write", granted, path="out/secret.txt", content="x") == "path.link"
+    assert await desk.refusal("write", granted, path="out/secret.txt", content="x") == "path.link_outside"
 
 
 @pytest.mark.spec("D31")
@@ -264,9 +264,9 @@ async def test_a_grant_is_for_the_place_as_it_was_and_no_link_can_widen_it(desk:
     shared = desk.root / "shared"
     shared.mkdir()
     (desk.root / "by-link").symlink_to(shared)
-    asked = Permission(Access.READ, str(desk.root / "by-link"))
-    assert as_granted(asked) == Permission(Access.READ, str(shared))
-    assert as_granted(WEB) == WEB
+    asked = Permission(PermissionKind.READ, str(desk.root / "by-link"))
+    assert resolve_permission(asked) == Permission(PermissionKind.READ, str(shared))
+    assert resolve_permission(WEB_PERMISSION) == WEB_PERMISSION
     granted = desk.with_rights(read=(shared,))
     (shared / "secret.txt").write_text("theirs")
     assert await desk.text("read", granted, path=str(shared / "secret.txt")) == "theirs"
@@ -291,13 +291,13 @@ async def test_a_link_to_a_name_that_is_no_text_is_refused(desk: Desk) -> None:
 async def test_a_named_file_or_a_workspace_that_the_agent_replaced_by_a_link_opens_nothing(desk: Desk) -> None:
     at_home = desk.with_rights(workspace=desk.home)  # so that it may change what lies in its home
     (desk.home / "skills").symlink_to(desk.root / "outside")
-    assert await desk.refusal("read", at_home, path="skills/secret.txt") == "path.link"
+    assert await desk.refusal("read", at_home, path="skills/secret.txt") == "path.link_outside"
     assert await desk.refusal("read", at_home, path=str(desk.root / "outside" / "secret.txt")) == "path.outside"
     above = desk.with_rights(write=(desk.person,))
     desk.work.rmdir()
     desk.work.symlink_to(desk.root / "outside")
-    assert await desk.refusal("read", above, path="secret.txt") == "path.link"
-    assert await desk.refusal("write", above, path="secret.txt", content="x") == "path.link"
+    assert await desk.refusal("read", above, path="secret.txt") == "path.link_outside"
+    assert await desk.refusal("write", above, path="secret.txt", content="x") == "path.link_outside"
 
 
 async def test_a_workspace_that_the_owner_reaches_by_a_link_works(desk: Desk) -> None:
@@ -323,8 +323,8 @@ def test_the_house_reads_inside_a_folder_alone(tmp_path: Path) -> None:
     (home / "a").write_text("inside")
     (tmp_path / "b").write_text("outside")
     (home / "link").symlink_to(tmp_path / "b")
-    assert read_confined(home, "a") == b"inside"
+    assert read_file_inside(home, "a") == b"inside"
     for path in ("../b", "/etc/hostname", "link", "", ".", "a\x00b", str(home / "a")):
         with pytest.raises(ToolFailed) as refused:
-            read_confined(home, path)
-        assert refused.value.code == "path.outside"
+            read_file_inside(home, path)
+        assert refused.value.code == "path.not_relative"

@@ -20,8 +20,8 @@ from retinue.domain.errors import StoreError
 from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
 from retinue.store.agents import file_trust
-from retinue.testing.waiting import WAIT_LIMIT_S, stays_true, wait_until_sync
-from retinue.tools.files import Read, atomic_write, write_tool
+from retinue.testing.wait_conditions import WAIT_LIMIT_S, assert_stays_true, wait_until_sync
+from retinue.tools.files import ReadTool, atomic_write, write_tool
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\x00" * 32
 
@@ -65,7 +65,7 @@ async def test_the_label_is_there_before_the_file_is(desk: Desk, monkeypatch: py
     def stop(*_: object, **__: object) -> None:
         raise MemoryError("the house stops here")
 
-    monkeypatch.setattr(write_tool, "put", stop)
+    monkeypatch.setattr(write_tool, "write_atomically", stop)
     with pytest.raises(MemoryError):
         await desk.call("write", desk.dirty, path="a", content="x")
     assert (desk.work / "a").read_text() == "old"
@@ -149,7 +149,7 @@ async def command(desk: Desk, *argv: str, untrusted: bool = False) -> Trust:
     """A command, labelled before it begins as whoever runs commands has to."""
     work = str(desk.work)
     at_ms = int(desk.ground.clock.now().timestamp() * 1000)
-    begin = partial(file_trust.begin_command, readable=[], writable=[work], untrusted=untrusted, at_ms=at_ms, run=None)
+    begin = partial(file_trust.label_command, readable=[], writable=[work], untrusted=untrusted, at_ms=at_ms, run=None)
     trust = await desk.store.write(begin, point="label")
     await asyncio.to_thread(subprocess.run, argv, cwd=work, check=True)
     return trust
@@ -239,7 +239,7 @@ async def test_a_write_that_was_given_up_is_over_before_the_next_one_begins(
     await begun.wait()
     theirs.cancel()
     mine = asyncio.create_task(desk.call("write", path="a", content="mine"))
-    await stays_true(lambda: not mine.done(), "a write that waits for another has no event", for_s=0.05)
+    await assert_stays_true(lambda: not mine.done(), "a write that waits for another has no event", for_s=0.05)
     go_on.set()
     with pytest.raises(asyncio.CancelledError):
         await theirs
@@ -250,6 +250,6 @@ async def test_a_write_that_was_given_up_is_over_before_the_next_one_begins(
 
 async def test_whoever_reads_without_labels_believes_nothing(desk: Desk) -> None:
     (desk.work / "a").write_text("x")
-    tool = Read()
+    tool = ReadTool()
     output = await tool.perform(tool.arguments(path="a"), desk.scene)  # type: ignore[call-arg]
     assert (output.text, output.trust) == ("x", Trust.UNTRUSTED)

@@ -10,29 +10,29 @@ from typing import Any, cast
 import pytest
 from tools.fake_mcp_servers import Kitchen, kitchen, small, until
 
-from retinue.config.mcp import McpServer
+from retinue.config.mcp import McpServerSettings
 from retinue.config.tools import ToolSettings
 from retinue.domain import address
 from retinue.domain.agent import Agent, PermissionLevel, ToolRules
 from retinue.domain.errors import Conflict, NotFound
 from retinue.domain.ids import RunId, SessionId
-from retinue.domain.permission import Rights
+from retinue.domain.permission import AgentRights
 from retinue.domain.principal import Principal
 from retinue.domain.session import OriginKind
-from retinue.domain.times import zone
+from retinue.domain.times import load_zone
 from retinue.domain.tool import Call
 from retinue.domain.trust import Trust
-from retinue.operations.base import Desk
-from retinue.operations.doctor_registry import Health
+from retinue.operations.base import Services
+from retinue.operations.doctor_registry import DoctorHealth
 from retinue.operations.mcp import mcp
-from retinue.policy.tools.tools import Chain, Circumstances, layers_for
-from retinue.text.untrusted_wrapper import unwrap
-from retinue.tools.mcp.server_pool import layers
-from retinue.tools.mcp.server_status import State
-from retinue.tools.toolbox import Occasion, Toolbox
+from retinue.policy.tools.tools import ToolPolicyChain, ToolPolicyContext, build_layers
+from retinue.text.untrusted_wrapper import unwrap_untrusted
+from retinue.tools.mcp.server_pool import build_mcp_layers
+from retinue.tools.mcp.server_status import McpConnectionState
+from retinue.tools.toolbox import Toolbox, TurnContext
 
 ADA = Agent(name="ada")
-OWNER = Principal(address=address.person("owner"), level=PermissionLevel.BOSS, trust=Trust.OWNER)
+OWNER = Principal(address=address.person_address("owner"), level=PermissionLevel.BOSS, trust=Trust.OWNER)
 TWO = """
 import os
 serve(lambda: [tool("look", readOnlyHint=True, openWorldHint=False), tool("smash")],
@@ -40,22 +40,26 @@ serve(lambda: [tool("look", readOnlyHint=True, openWorldHint=False), tool("smash
 """
 
 
-def occasion(agent: Agent) -> Occasion:
+def occasion(agent: Agent) -> TurnContext:
     home = Path("/tmp")
-    return Occasion(
-        agent=agent, session=SessionId("5e" * 16), run=RunId("1f" * 16), home=home, rights=Rights(workspace=home)
+    return TurnContext(
+        agent=agent,
+        session=SessionId("5e" * 16),
+        run=RunId("1f" * 16),
+        agent_directory=home,
+        rights=AgentRights(workspace=home),
     )
 
 
 def offered(made: Kitchen, settings: ToolSettings, agent: Agent = ADA, origin: OriginKind = OriginKind.WEB) -> set[str]:
-    toolbox = Toolbox(made.servers.tools(), settings=lambda: settings)
-    return {spec.name for spec in toolbox.offered(agent, Circumstances(origin=origin))}
+    toolbox = Toolbox(made.servers.list_tools(), settings=lambda: settings)
+    return {spec.name for spec in toolbox.offered_specs(agent, ToolPolicyContext(origin=origin))}
 
 
 @pytest.mark.spec("A72", "A37")
 async def test_servers_tools_obey_names_globs_servers_and_capabilities(tmp_path: Path) -> None:
     both = {"mcp_k_look", "mcp_k_smash"}
-    async with kitchen(tmp_path, {"k": McpServer(command=small(tmp_path, TWO))}) as made:
+    async with kitchen(tmp_path, {"k": McpServerSettings(command=small(tmp_path, TWO))}) as made:
         await made.approve("k")
         assert offered(made, ToolSettings()) == both
         assert offered(made, ToolSettings(deny=("mcp_k_smash",))) == {"mcp_k_look"}
@@ -68,32 +72,34 @@ async def test_servers_tools_obey_names_globs_servers_and_capabilities(tmp_path:
         without = Agent(name="ada", tools=ToolRules(deny=("k",)))
         assert offered(made, ToolSettings(), without) == set()
 
-        toolbox = Toolbox(made.servers.tools(), settings=lambda: ToolSettings(deny=("mcp_k_smash",)))
+        toolbox = Toolbox(made.servers.list_tools(), settings=lambda: ToolSettings(deny=("mcp_k_smash",)))
         smash, look = Call(id="c1", tool="mcp_k_smash"), Call(id="c2", tool="mcp_k_look")
-        denied = await toolbox.decide_directly(smash, occasion(ADA))
-        assert denied.decision.denied and denied.decision.key == "tools.deny"
-        allowed = await toolbox.decide_directly(look, occasion(ADA))
-        assert allowed.decision.allowed
-        result = await toolbox.perform(look, allowed.scene)
-        assert unwrap(result.output) == "did look" and result.trust is Trust.UNTRUSTED and not result.failed
+        denied = await toolbox.decide_direct_call(smash, occasion(ADA))
+        assert denied.decision.is_denied and denied.decision.setting_key == "tools.deny"
+        allowed = await toolbox.decide_direct_call(look, occasion(ADA))
+        assert allowed.decision.is_allowed
+        result = await toolbox.perform(look, allowed.context)
+        assert unwrap_untrusted(result.output) == "did look" and result.trust is Trust.UNTRUSTED and not result.failed
 
 
 @pytest.mark.spec("A72", "A37", "A38")
 async def test_who_a_server_is_for_is_a_layer_of_the_chain_that_says_which_key_to_change(tmp_path: Path) -> None:
     settings = {
-        "k": McpServer(command=small(tmp_path, TWO), agents=("bo",)),
-        "off": McpServer(command=("/bin/true",), agents=(), enabled=False),
+        "k": McpServerSettings(command=small(tmp_path, TWO), agents=("bo",)),
+        "off": McpServerSettings(command=("/bin/true",), agents=(), enabled=False),
     }
     async with kitchen(tmp_path, settings) as made:
         await made.approve("k")
-        specs = [tool.spec for tool in made.servers.tools()]
+        specs = [tool.spec for tool in made.servers.list_tools()]
         for agent, allowed in ((Agent(name="ada"), False), (Agent(name="bo"), True)):
-            where = Circumstances()
-            chain = Chain([*layers_for(ToolSettings(), agent, where), *layers(settings, agent)], specs)
+            where = ToolPolicyContext()
+            chain = ToolPolicyChain(
+                [*build_layers(ToolSettings(), agent, where), *build_mcp_layers(settings, agent)], specs
+            )
             for spec in specs:
                 decision = chain.decide(spec)
-                assert decision.allowed is allowed
-                assert allowed or decision.key == "mcp.k.agents"
+                assert decision.is_allowed is allowed
+                assert allowed or decision.setting_key == "mcp.k.agents"
 
 
 @dataclass
@@ -104,8 +110,8 @@ class _Desk:
     zone: Any
 
 
-def desk_of(made: Kitchen) -> Desk:
-    return cast(Desk, _Desk(made.servers, zone("UTC")))
+def desk_of(made: Kitchen) -> Services:
+    return cast(Services, _Desk(made.servers, load_zone("UTC")))
 
 
 async def test_the_owner_reads_what_is_new_and_approves_what_was_read(tmp_path: Path) -> None:
@@ -120,34 +126,36 @@ async def test_the_owner_reads_what_is_new_and_approves_what_was_read(tmp_path: 
         serve(lambda: [tool(description=words[0])], on_call)
         """,
     )
-    async with kitchen(tmp_path, {"k": McpServer(command=command)}) as made:
+    async with kitchen(tmp_path, {"k": McpServerSettings(command=command)}) as made:
         desk = desk_of(made)
-        await made.until("k", State.WAITING)
-        shown = await mcp.approve(desk, OWNER, mcp.Approve(name="k"))
+        await made.until("k", McpConnectionState.WAITING)
+        shown = await mcp.approve_mcp_server(desk, OWNER, mcp.McpApproveRequest(name="k"))
         assert not shown.approved and "+  | Acts." in shown.difference
-        assert await made.servers.found_good("k") is None
+        assert await made.servers.find_approval("k") is None
         digits = shown.try_this.rpartition(" ")[2]
         for wrong in ("0" * 12, digits[:4]):
             with pytest.raises(Conflict) as refused:
-                await mcp.approve(desk, OWNER, mcp.Approve(name="k", hash=wrong))
-            assert refused.value.code == "mcp.changed"
-        assert (await mcp.approve(desk, OWNER, mcp.Approve(name="k", hash=digits))).approved
-        await made.until("k", State.READY)
+                await mcp.approve_mcp_server(desk, OWNER, mcp.McpApproveRequest(name="k", hash=wrong))
+            assert refused.value.code == "mcp.hash_mismatch"
+        assert (await mcp.approve_mcp_server(desk, OWNER, mcp.McpApproveRequest(name="k", hash=digits))).approved
+        await made.until("k", McpConnectionState.READY)
 
         await made.call("mcp_k_act")
-        await made.until("k", State.WAITING)
+        await made.until("k", McpConnectionState.WAITING)
         with pytest.raises(Conflict):  # what was read is not what is offered now
-            await mcp.approve(desk, OWNER, mcp.Approve(name="k", hash=digits))
-        changed = await mcp.show(desk, OWNER, mcp.One(name="k"))
+            await mcp.approve_mcp_server(desk, OWNER, mcp.McpApproveRequest(name="k", hash=digits))
+        changed = await mcp.show_mcp_server(desk, OWNER, mcp.McpServerNameRequest(name="k"))
         assert changed.found_good_by == "person:owner"
         assert "-  | Acts." in changed.difference and "+  | Acts, and pays." in changed.difference
-        listed = await mcp.listed(desk, OWNER, mcp.Nothing())
-        assert [(each.name, each.state, each.tools) for each in listed.servers] == [("k", State.WAITING, ["mcp_k_act"])]
+        listed = await mcp.list_mcp_servers(desk, OWNER, mcp.EmptyRequest())
+        assert [(each.name, each.state, each.tools) for each in listed.servers] == [
+            ("k", McpConnectionState.WAITING, ["mcp_k_act"])
+        ]
         assert json.loads(json.dumps(changed.lines))
 
-        [found] = mcp._judge(made.servers.standings())  # pyright: ignore[reportPrivateUsage]
-        assert found.health is Health.WARNING and found.try_this == "retinue mcp approve k"
-        assert (await mcp.revoke(desk, OWNER, mcp.One(name="k"))).revoked
+        [found] = mcp._evaluate_statuses(made.servers.list_statuses())  # pyright: ignore[reportPrivateUsage]
+        assert found.health is DoctorHealth.WARNING and found.try_this == "retinue mcp approve k"
+        assert (await mcp.revoke_mcp_server(desk, OWNER, mcp.McpServerNameRequest(name="k"))).revoked
 
 
 async def test_a_server_that_failed_is_a_problem_and_can_be_begun_anew(tmp_path: Path) -> None:
@@ -160,25 +168,25 @@ async def test_a_server_that_failed_is_a_problem_and_can_be_begun_anew(tmp_path:
         serve(lambda: [tool()], lambda params, id: text("done"))
         """,
     )
-    async with kitchen(tmp_path, {"k": McpServer(command=command)}) as made:
+    async with kitchen(tmp_path, {"k": McpServerSettings(command=command)}) as made:
         desk = desk_of(made)
         await until(lambda: made.servers._servers["k"]._failures >= 2)  # pyright: ignore[reportPrivateUsage]
-        await made.until("k", State.FAILED)
-        [found] = mcp._judge(made.servers.standings())  # pyright: ignore[reportPrivateUsage]
-        assert found.health is Health.PROBLEM and "stderr.log" in found.because
+        await made.until("k", McpConnectionState.FAILED)
+        [found] = mcp._evaluate_statuses(made.servers.list_statuses())  # pyright: ignore[reportPrivateUsage]
+        assert found.health is DoctorHealth.PROBLEM and "stderr.log" in found.because
         with pytest.raises(Conflict) as unheard:
-            await mcp.approve(desk, OWNER, mcp.Approve(name="k"))
-        assert unheard.value.code == "mcp.not-heard"
+            await mcp.approve_mcp_server(desk, OWNER, mcp.McpApproveRequest(name="k"))
+        assert unheard.value.code == "mcp.tools_unknown"
         marker.touch()
-        await mcp.restart(desk, OWNER, mcp.One(name="k"))
-        await made.until("k", State.WAITING)
-        for operation in (mcp.show, mcp.restart, mcp.revoke):
+        await mcp.restart_mcp_server(desk, OWNER, mcp.McpServerNameRequest(name="k"))
+        await made.until("k", McpConnectionState.WAITING)
+        for operation in (mcp.show_mcp_server, mcp.restart_mcp_server, mcp.revoke_mcp_server):
             with pytest.raises(NotFound):
-                await operation(desk, OWNER, mcp.One(name="nobody"))
+                await operation(desk, OWNER, mcp.McpServerNameRequest(name="nobody"))
 
 
 async def test_a_house_without_servers_lists_none() -> None:
-    desk = cast(Desk, _Desk(None, zone("UTC")))
-    assert (await mcp.listed(desk, OWNER, mcp.Nothing())).servers == []
+    desk = cast(Services, _Desk(None, load_zone("UTC")))
+    assert (await mcp.list_mcp_servers(desk, OWNER, mcp.EmptyRequest())).servers == []
     with pytest.raises(NotFound):
-        await mcp.show(desk, OWNER, mcp.One(name="k"))
+        await mcp.show_mcp_server(desk, OWNER, mcp.McpServerNameRequest(name="k"))

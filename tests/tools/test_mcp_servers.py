@@ -13,36 +13,36 @@ from typing import Any
 import pytest
 from tools.fake_mcp_servers import is_alive, kitchen, real, scene, seen_by_real, small, until
 
-from retinue.config.mcp import McpServer
+from retinue.config.mcp import McpServerSettings
 from retinue.config.sandbox import SandboxKind, SandboxMode, SandboxSettings
-from retinue.config.secret import Secret
-from retinue.config.skills import Variable
-from retinue.domain.tool import RESULT_CHARS_MAX, Effect
+from retinue.config.secret import SecretReference
+from retinue.config.skills import VariableValue
+from retinue.domain.tool import RESULT_CHARS_MAX, ToolEffect
 from retinue.domain.trust import Trust
-from retinue.sandbox.bubblewrap import Bubblewrap
-from retinue.sandbox.host import Host
+from retinue.sandbox.bubblewrap import BubblewrapSandbox
+from retinue.sandbox.host import HostSandbox
 from retinue.testing.fake_clock import FakeClock
-from retinue.testing.loop_time import skipping_loop_time
-from retinue.text.untrusted_wrapper import WARNING, unwrap
+from retinue.testing.loop_time import skip_loop_time_on_increase
+from retinue.text.untrusted_wrapper import WARNING, unwrap_untrusted
 from retinue.tools.base import ToolFailed
 from retinue.tools.mcp.mcp_server import RETRY_FIRST_S, RETRY_MAX_S
-from retinue.tools.mcp.server_sandbox import placed_by
-from retinue.tools.mcp.server_status import State
-from retinue.tools.mcp.stdio_transport import LOG
-from retinue.tools.shell.sandbox_choice import Confining
+from retinue.tools.mcp.server_sandbox import build_server_sandbox
+from retinue.tools.mcp.server_status import McpConnectionState
+from retinue.tools.mcp.stdio_transport import STDERR_LOG
+from retinue.tools.shell.sandbox_choice import SandboxChooser
 
 
 @pytest.mark.spec("A72")
 async def test_the_tools_of_a_real_server_appear_in_a_sandbox_and_say_what_they_do(tmp_path: Path) -> None:
-    settings = McpServer(
+    settings = McpServerSettings(
         command=real(tmp_path),
         readable=seen_by_real(tmp_path),
-        env={"KITCHEN_KEY": Secret(env="HOUSE_KEY")},
+        env={"KITCHEN_KEY": SecretReference(env="HOUSE_KEY")},
         start_s=60,
     )
     environment = {"HOUSE_KEY": "open-sesame", "OTHER_KEY": "not-yours"}
     async with kitchen(tmp_path, {"kitchen": settings}, walls=True, environment=environment) as made:
-        await made.until("kitchen", State.WAITING)
+        await made.until("kitchen", McpConnectionState.WAITING)
         assert made.names() == []
         await made.approve("kitchen")
 
@@ -51,37 +51,40 @@ async def test_the_tools_of_a_real_server_appear_in_a_sandbox_and_say_what_they_
         }
         spec = made.tool("mcp_kitchen_add").spec
         assert spec.source == "mcp:kitchen"
-        assert spec.effects == {Effect.READS_UNTRUSTED} and spec.repeatable
+        assert spec.effects == {ToolEffect.READS_UNTRUSTED} and spec.is_repeatable
         assert set(spec.parameters["required"]) == {"a", "b"}
         unknown = made.tool("mcp_kitchen_fail").spec
-        assert unknown.effects == {Effect.READS_UNTRUSTED, Effect.WRITES, Effect.SENDS_OUT} and not unknown.repeatable
+        assert (
+            unknown.effects == {ToolEffect.READS_UNTRUSTED, ToolEffect.WRITES, ToolEffect.SENDS_OUT}
+            and not unknown.is_repeatable
+        )
 
         output = await made.call("mcp_kitchen_add", a=2, b=3)
         assert output.trust is Trust.UNTRUSTED
         assert output.text.startswith(WARNING) and 'server: "kitchen"' in output.text
-        assert unwrap(output.text).split() in (["5"], ["5", '{"result":', "5}"])
+        assert unwrap_untrusted(output.text).split() in (["5"], ["5", '{"result":', "5}"])
 
-        told = unwrap((await made.call("mcp_kitchen_environment")).text)
+        told = unwrap_untrusted((await made.call("mcp_kitchen_environment")).text)
         assert "KITCHEN_KEY" in told and "OTHER_KEY" not in told and "RETINUE" not in told
         assert "open-sesame" in (await made.call("mcp_kitchen_secret")).text
 
-        seen = unwrap((await made.call("mcp_kitchen_look", path=str(made.home / "mcp" / "kitchen"))).text)
-        assert LOG in seen
+        seen = unwrap_untrusted((await made.call("mcp_kitchen_look", path=str(made.home / "mcp" / "kitchen"))).text)
+        assert STDERR_LOG in seen
         hidden = await made.call("mcp_kitchen_look", path=str(made.home))
         assert "house.db" not in hidden.text
         assert (made.home / "house.db").exists()
-        assert "to nobody" in (made.home / "mcp" / "kitchen" / LOG).read_text()
+        assert "to nobody" in (made.home / "mcp" / "kitchen" / STDERR_LOG).read_text()
 
         picture = await made.call("mcp_kitchen_picture")
         assert [each.media_type for each in picture.attachments] == ["image/png"]
         failed = await made.call("mcp_kitchen_fail")
-        assert failed.failed and "Error executing tool fail" in unwrap(failed.text)
+        assert failed.failed and "Error executing tool fail" in unwrap_untrusted(failed.text)
 
         resources = made.tool("mcp_kitchen_resources")
         listed = await resources.perform(resources.arguments(), scene())
         assert "kitchen://menu" in str(listed)
         read = await resources.perform(resources.arguments(uri="kitchen://menu"), scene())
-        assert not isinstance(read, str) and read.trust is Trust.UNTRUSTED and "soup" in unwrap(read.text)
+        assert not isinstance(read, str) and read.trust is Trust.UNTRUSTED and "soup" in unwrap_untrusted(read.text)
 
 
 @pytest.mark.parametrize("walls", [True, False])
@@ -111,14 +114,14 @@ async def test_a_command_sees_its_own_folder_and_nothing_else_unless_there_are_n
         serve(lambda: [tool()], on_call)
         """,
     )
-    settings = McpServer(command=command, readable=(script.resolve(),))
+    settings = McpServerSettings(command=command, readable=(script.resolve(),))
     async with listener, kitchen(tmp_path, {"k": settings}, walls=walls) as made:
         await made.approve("k")
-        seen = json.loads(unwrap((await made.call("mcp_k_act")).text))
+        seen = json.loads(unwrap_untrusted((await made.call("mcp_k_act")).text))
 
     assert ("house.db" in seen["house"]) is not walls
     assert (seen["reached"] == "yes") is not walls
-    assert "kept" in seen["own"] and LOG in seen["own"]
+    assert "kept" in seen["own"] and STDERR_LOG in seen["own"]
     assert not {"PYTEST_CURRENT_TEST", "RETINUE_HOME", "SSH_AUTH_SOCK"} & set(seen["told"])
 
 
@@ -126,46 +129,48 @@ async def test_where_the_sandbox_does_not_work_nothing_is_begun_unless_the_owner
     tmp_path: Path,
 ) -> None:
     now = [SandboxSettings()]
-    confining = Confining(
+    confining = SandboxChooser(
         settings=lambda: now[0],
-        host=Host(),
-        bubblewrap=Bubblewrap(folder=tmp_path / "walls", program="/bin/false"),
-        container=lambda _key, _docker: Host(),
-        homes=tmp_path,
+        host=HostSandbox(),
+        bubblewrap=BubblewrapSandbox(folder=tmp_path / "walls", program="/bin/false"),
+        container=lambda _key, _docker: HostSandbox(),
+        agents_directory=tmp_path,
         is_owner=lambda scene: True,
     )
     command = small(tmp_path, 'open("begun", "w")\nserve(lambda: [tool()], lambda params, id: text("done"))')
-    async with kitchen(tmp_path, {"k": McpServer(command=command)}, placing=placed_by(confining)) as made:
-        failed = await made.until("k", State.FAILED)
-        assert "it would run bare" in failed.because
+    async with kitchen(
+        tmp_path, {"k": McpServerSettings(command=command)}, placing=build_server_sandbox(confining)
+    ) as made:
+        failed = await made.until("k", McpConnectionState.FAILED)
+        assert "it must not run without one" in failed.because
         assert not (made.home / "mcp" / "k" / "begun").exists()
         now[0] = SandboxSettings(mode=SandboxMode.NON_MAIN)  # nobody sits before a server
         made.servers.restart("k")
         await until(lambda: made.standing("k") is not failed)
-        await made.until("k", State.FAILED)
+        await made.until("k", McpConnectionState.FAILED)
         for chosen in (SandboxSettings(kind=SandboxKind.OFF), SandboxSettings(mode=SandboxMode.OFF)):
             now[0] = chosen
             made.servers.restart("k")
-            await made.until("k", State.WAITING)
+            await made.until("k", McpConnectionState.WAITING)
         assert (made.home / "mcp" / "k" / "begun").exists()
 
 
 @pytest.mark.spec("A72")
 async def test_a_server_is_only_for_the_agents_it_is_for(tmp_path: Path) -> None:
     command = small(tmp_path, 'serve(lambda: [tool()], lambda params, id: text("done"))')
-    async with kitchen(tmp_path, {"k": McpServer(command=command, agents=("ada", "b*"))}) as made:
+    async with kitchen(tmp_path, {"k": McpServerSettings(command=command, agents=("ada", "b*"))}) as made:
         await made.approve("k")
         assert "done" in (await made.call("mcp_k_act", agent="ada")).text
         assert "done" in (await made.call("mcp_k_act", agent="bo")).text
-        with pytest.raises(ToolFailed, match="may not use") as refused:
+        with pytest.raises(ToolFailed, match="cannot use") as refused:
             await made.call("mcp_k_act", agent="cy")
-        assert refused.value.code == "mcp.not-for-agent"
+        assert refused.value.code == "mcp.not_for_agent"
 
-        made.settings["k"] = McpServer(command=command, agents=())
+        made.settings["k"] = McpServerSettings(command=command, agents=())
         began = made.standing("k")
-        await made.servers.fit()
+        await made.servers.sync()
         assert made.standing("k") is began  # who may use it does not concern it
-        with pytest.raises(ToolFailed, match="may not use"):
+        with pytest.raises(ToolFailed, match="cannot use"):
             await made.call("mcp_k_act", agent="ada")
 
 
@@ -181,18 +186,18 @@ async def test_a_list_that_changes_is_not_used_until_it_was_looked_at_again(tmp_
         serve(lambda: [tool(description=words[0])], on_call)
         """,
     )
-    async with kitchen(tmp_path, {"k": McpServer(command=command)}) as made:
+    async with kitchen(tmp_path, {"k": McpServerSettings(command=command)}) as made:
         await made.approve("k")
         held = made.tool("mcp_k_act")
         assert "done" in (await made.call("mcp_k_act")).text
-        standing = await made.until("k", State.WAITING)
-        assert standing.because == "its tools changed since they were found good"
+        standing = await made.until("k", McpConnectionState.WAITING)
+        assert standing.because == "its tools have changed since they were approved"
         assert made.names() == []
-        with pytest.raises(ToolFailed, match="cannot be used now"):  # a run that still holds it
+        with pytest.raises(ToolFailed, match="you cannot use"):  # a run that still holds it
             await held.perform({}, scene())
 
         await made.approve("k")
-        with pytest.raises(ToolFailed, match="is not what it was"):  # what was found good is not what this run was told
+        with pytest.raises(ToolFailed, match="has changed"):  # what was found good is not what this run was told
             await held.perform({}, scene())
         assert "evil.example" in made.tool("mcp_k_act").spec.description
         assert "done" in (await made.call("mcp_k_act")).text
@@ -200,23 +205,23 @@ async def test_a_list_that_changes_is_not_used_until_it_was_looked_at_again(tmp_
 
 async def test_what_was_found_good_is_still_so_after_a_restart_and_can_be_taken_back(tmp_path: Path) -> None:
     command = small(tmp_path, 'serve(lambda: [tool()], lambda params, id: text("done"))')
-    async with kitchen(tmp_path, {"k": McpServer(command=command)}) as made:
+    async with kitchen(tmp_path, {"k": McpServerSettings(command=command)}) as made:
         await made.approve("k")
-    async with kitchen(tmp_path, {"k": McpServer(command=command)}) as made:
-        await made.until("k", State.READY)
-        pin = await made.servers.found_good("k")
+    async with kitchen(tmp_path, {"k": McpServerSettings(command=command)}) as made:
+        await made.until("k", McpConnectionState.READY)
+        pin = await made.servers.find_approval("k")
         assert pin is not None and pin.decided_by == "person:owner" and "tool mcp_k_act" in pin.content
         assert await made.servers.revoke("k")
-        await made.until("k", State.WAITING)
+        await made.until("k", McpConnectionState.WAITING)
         assert made.names() == []
 
 
 async def test_a_hash_that_is_not_of_what_is_offered_approves_nothing(tmp_path: Path) -> None:
     command = small(tmp_path, 'serve(lambda: [tool()], lambda params, id: text("done"))')
-    async with kitchen(tmp_path, {"k": McpServer(command=command)}) as made:
-        await made.until("k", State.WAITING)
+    async with kitchen(tmp_path, {"k": McpServerSettings(command=command)}) as made:
+        await made.until("k", McpConnectionState.WAITING)
         assert not await made.servers.approve("k", "0" * 64, by="person:owner")
-        assert await made.servers.found_good("k") is None
+        assert await made.servers.find_approval("k") is None
 
 
 async def test_a_server_that_dies_is_begun_again_and_a_call_meanwhile_says_so(tmp_path: Path) -> None:
@@ -230,28 +235,28 @@ async def test_a_server_that_dies_is_begun_again_and_a_call_meanwhile_says_so(tm
         serve(lambda: [tool(schema={"type": "object", "properties": {"n": {"type": "integer"}}})], on_call)
         """,
     )
-    async with kitchen(tmp_path, {"k": McpServer(command=command)}) as made:
+    async with kitchen(tmp_path, {"k": McpServerSettings(command=command)}) as made:
         await made.approve("k")
         before = (await made.call("mcp_k_act", n=0)).text
-        with pytest.raises(ToolFailed, match="ended while it was asked") as lost:
+        with pytest.raises(ToolFailed, match="stopped during the call") as lost:
             await made.call("mcp_k_act", n=1)
-        assert "nobody knows" in lost.value.because
-        standing = await made.until("k", State.FAILED)
-        assert LOG in standing.because and standing.retry_at is not None
+        assert "is unknown" in lost.value.because
+        standing = await made.until("k", McpConnectionState.FAILED)
+        assert STDERR_LOG in standing.because and standing.retry_at is not None
         assert made.names() == ["mcp_k_act"]  # it keeps its place
-        with pytest.raises(ToolFailed, match="cannot be used now"):
+        with pytest.raises(ToolFailed, match="you cannot use"):
             await made.call("mcp_k_act", n=0)
-        await made.until("k", State.READY)
+        await made.until("k", McpConnectionState.READY)
         after = (await made.call("mcp_k_act", n=0)).text
-        assert unwrap(before) != unwrap(after)
+        assert unwrap_untrusted(before) != unwrap_untrusted(after)
 
 
 async def test_one_that_never_starts_is_tried_later_and_later(tmp_path: Path) -> None:
     clock = FakeClock()
-    async with kitchen(tmp_path, {"k": McpServer(command=("/bin/false",))}, clock=clock) as made:
+    async with kitchen(tmp_path, {"k": McpServerSettings(command=("/bin/false",))}, clock=clock) as made:
         waits: list[float] = []
         for _ in range(12):
-            failed = await made.until("k", State.FAILED)
+            failed = await made.until("k", McpConnectionState.FAILED)
             assert failed.retry_at is not None and "retinue mcp restart k" in failed.try_this
             waits.append((failed.retry_at - clock.now()).total_seconds())
             await clock.advance(waits[-1])
@@ -261,33 +266,36 @@ async def test_one_that_never_starts_is_tried_later_and_later(tmp_path: Path) ->
             assert 0.75 * usual <= wait_s <= 1.25 * usual
         assert len(set(waits[-3:])) == 3  # never just as long
         made.servers.restart("k")
-        again = await until(lambda: made.standing("k").state is State.STARTING and made.standing("k"))
+        again = await until(lambda: made.standing("k").state is McpConnectionState.STARTING and made.standing("k"))
         assert again.retry_at is None
 
 
 @pytest.mark.parametrize(
     ("settings", "because"),
     [
-        (McpServer(), "either a command or a url"),
-        (McpServer(command=("/bin/true",), url="http://127.0.0.1:1/"), "either a command or a url"),
-        (McpServer(url="http://127.0.0.1:1/", env={"A": Secret(env="A")}), "for one with a command"),
-        (McpServer(command=("/bin/true",), headers={"A": Secret(env="A")}), "for one with a url"),
-        (McpServer(url="http://127.0.0.1:1/", headers={"X-Api-Key": Variable(value="written")}), "in plain text"),
+        (McpServerSettings(), "either `command` or `url`"),
+        (McpServerSettings(command=("/bin/true",), url="http://127.0.0.1:1/"), "either `command` or `url`"),
+        (McpServerSettings(url="http://127.0.0.1:1/", env={"A": SecretReference(env="A")}), "need `command`"),
+        (McpServerSettings(command=("/bin/true",), headers={"A": SecretReference(env="A")}), "needs `url`"),
+        (
+            McpServerSettings(url="http://127.0.0.1:1/", headers={"X-Api-Key": VariableValue(value="written")}),
+            "in plain text",
+        ),
     ],
 )
 async def test_one_that_is_set_up_wrongly_says_so_and_is_not_begun(
-    tmp_path: Path, settings: McpServer, because: str
+    tmp_path: Path, settings: McpServerSettings, because: str
 ) -> None:
-    async with kitchen(tmp_path, {"k": settings, "No_Name": McpServer(command=("/bin/true",))}) as made:
-        assert made.standing("k").state is State.FAILED and because in made.standing("k").because
-        assert "small letters" in made.standing("No_Name").because
+    async with kitchen(tmp_path, {"k": settings, "No_Name": McpServerSettings(command=("/bin/true",))}) as made:
+        assert made.standing("k").state is McpConnectionState.FAILED and because in made.standing("k").because
+        assert "lowercase letters" in made.standing("No_Name").because
 
 
 async def test_a_secret_that_is_missing_keeps_a_server_from_beginning(tmp_path: Path) -> None:
     command = small(tmp_path, 'serve(lambda: [tool()], lambda params, id: text("done"))')
-    settings = McpServer(command=command, env={"KEY": Secret(env="NOWHERE")})
+    settings = McpServerSettings(command=command, env={"KEY": SecretReference(env="NOWHERE")})
     async with kitchen(tmp_path, {"k": settings}) as made:
-        standing = await made.until("k", State.FAILED)
+        standing = await made.until("k", McpConnectionState.FAILED)
         assert "NOWHERE" in standing.try_this or "not set" in standing.because
 
 
@@ -304,23 +312,23 @@ async def test_a_server_that_hangs_is_bounded_and_begun_anew(tmp_path: Path) -> 
         serve(lambda: [tool(schema={"type": "object", "properties": {"n": {"type": "integer"}}})], on_call)
         """,
     )
-    async with kitchen(tmp_path, {"k": McpServer(command=command, call_s=60)}) as made:
+    async with kitchen(tmp_path, {"k": McpServerSettings(command=command, call_s=60)}) as made:
         await made.approve("k")
         hangs = made.home / "mcp" / "k" / "hangs"
-        async with skipping_loop_time(60, each_time=lambda: hangs.exists() and len(hangs.read_text())):
+        async with skip_loop_time_on_increase(60, count=lambda: hangs.exists() and len(hangs.read_text())):
             for _ in range(3):
-                with pytest.raises(ToolFailed, match=r"did not answer within 60 s"):
+                with pytest.raises(ToolFailed, match=r"did not answer(.|\n)*timed out after 60 s"):
                     await made.call("mcp_k_act", n=1)
         pids = made.home / "mcp" / "k" / "pid"
         await until(lambda: len(pids.read_text().split()) == 2)
-        await made.until("k", State.READY)
+        await made.until("k", McpConnectionState.READY)
         assert "done" in (await made.call("mcp_k_act", n=0)).text
         assert not is_alive(int(pids.read_text().split()[0]))
 
 
 async def test_one_that_says_nothing_at_the_start_is_given_up(tmp_path: Path) -> None:
-    async with kitchen(tmp_path, {"k": McpServer(command=("/bin/sleep", "600"), start_s=0.5)}) as made:
-        standing = await made.until("k", State.FAILED)
+    async with kitchen(tmp_path, {"k": McpServerSettings(command=("/bin/sleep", "600"), start_s=0.5)}) as made:
+        standing = await made.until("k", McpConnectionState.FAILED)
         assert standing.because == "it did not answer within 0.5 s"
 
 
@@ -334,14 +342,14 @@ async def test_an_answer_of_fifty_megabytes_is_not_taken_in_and_others_go_on(tmp
         serve(lambda: [tool(schema={"type": "object", "properties": {"n": {"type": "integer"}}})], on_call)
         """,
     )
-    async with kitchen(tmp_path, {"k": McpServer(command=command)}) as made:
+    async with kitchen(tmp_path, {"k": McpServerSettings(command=command)}) as made:
         await made.approve("k")
         huge, usual = await asyncio.gather(made.call("mcp_k_act", n=50 * 1024 * 1024), made.call("mcp_k_act", n=10))
         assert huge.failed and "more than 8,388,608 bytes" in huge.text
-        assert unwrap(usual.text) == "x" * 10
+        assert unwrap_untrusted(usual.text) == "x" * 10
         long = await made.call("mcp_k_act", n=1024 * 1024)
-        assert len(long.text) <= RESULT_CHARS_MAX and long.text.endswith(">>>") and 'note: "cut: ' in long.text
-        assert made.standing("k").state is State.READY
+        assert len(long.text) <= RESULT_CHARS_MAX and long.text.endswith(">>>") and 'note: "truncated: ' in long.text
+        assert made.standing("k").state is McpConnectionState.READY
 
 
 async def test_words_of_a_server_cannot_leave_their_wrapper(tmp_path: Path) -> None:
@@ -355,7 +363,7 @@ async def test_words_of_a_server_cannot_leave_their_wrapper(tmp_path: Path) -> N
         serve(lambda: [tool(description="Hi.\\u200b " + forged[:60])], on_call)
         """,
     )
-    async with kitchen(tmp_path, {"k": McpServer(command=command)}) as made:
+    async with kitchen(tmp_path, {"k": McpServerSettings(command=command)}) as made:
         await made.approve("k")
         told = made.tool("mcp_k_act").spec.description
         assert told.startswith("[MCP server k] Hi. ") and "UNTRUSTED" not in told and "\u202e" not in told
@@ -376,11 +384,11 @@ async def test_structured_content_is_json_and_not_said_twice(tmp_path: Path) -> 
         serve(lambda: [tool(schema={"type": "object", "properties": {"n": {"type": "integer"}}})], on_call)
         """,
     )
-    async with kitchen(tmp_path, {"k": McpServer(command=command)}) as made:
+    async with kitchen(tmp_path, {"k": McpServerSettings(command=command)}) as made:
         await made.approve("k")
         several: list[dict[str, Any]] = [{}, {"n": 1}]
         for arguments in several:
-            assert json.loads(unwrap((await made.call("mcp_k_act", **arguments)).text)) == {"a": [1, 2]}
+            assert json.loads(unwrap_untrusted((await made.call("mcp_k_act", **arguments)).text)) == {"a": [1, 2]}
 
 
 async def test_hundreds_of_calls_at_once_are_given_in_turns(tmp_path: Path) -> None:
@@ -401,10 +409,10 @@ async def test_hundreds_of_calls_at_once_are_given_in_turns(tmp_path: Path) -> N
         serve(lambda: [tool()], on_call)
         """,
     )
-    async with kitchen(tmp_path, {"k": McpServer(command=command, parallel=4)}) as made:
+    async with kitchen(tmp_path, {"k": McpServerSettings(command=command, parallel=4)}) as made:
         await made.approve("k")
         answers = await asyncio.gather(*(made.call("mcp_k_act") for _ in range(400)), return_exceptions=True)
-        done = [unwrap(each.text) for each in answers if not isinstance(each, BaseException)]
+        done = [unwrap_untrusted(each.text) for each in answers if not isinstance(each, BaseException)]
         busy = [each for each in answers if isinstance(each, ToolFailed)]
         assert len(done) + len(busy) == 400 and len(done) >= 256
         assert max(map(int, done)) == 4
@@ -424,7 +432,7 @@ async def test_a_call_that_waited_while_the_list_was_taken_back_is_not_made(tmp_
         serve(lambda: [tool()], on_call)
         """,
     )
-    async with kitchen(tmp_path, {"k": McpServer(command=command, parallel=1)}) as made:
+    async with kitchen(tmp_path, {"k": McpServerSettings(command=command, parallel=1)}) as made:
         await made.approve("k")
         folder = made.home / "mcp" / "k"
         first = asyncio.create_task(made.call("mcp_k_act"))
@@ -433,10 +441,10 @@ async def test_a_call_that_waited_while_the_list_was_taken_back_is_not_made(tmp_
         for _ in range(100):
             await asyncio.sleep(0)  # it waits for its turn
         await made.servers.revoke("k")
-        await made.until("k", State.WAITING)
+        await made.until("k", McpConnectionState.WAITING)
         (folder / "go").touch()
         assert "done" in (await first).text
-        with pytest.raises(ToolFailed, match="cannot be used now"):
+        with pytest.raises(ToolFailed, match="you cannot use"):
             await second
         assert (folder / "calls").read_text() == "x"
 
@@ -453,8 +461,8 @@ async def test_nothing_a_server_began_outlives_the_house(tmp_path: Path) -> None
             time.sleep(1)
         """,
     )
-    async with kitchen(tmp_path, {"k": McpServer(command=command)}) as made:
-        await made.until("k", State.WAITING)
+    async with kitchen(tmp_path, {"k": McpServerSettings(command=command)}) as made:
+        await made.until("k", McpConnectionState.WAITING)
         pids = [int(each) for each in (made.home / "mcp" / "k" / "pids").read_text().split()]
         assert all(map(is_alive, pids))
     await until(lambda: not any(map(is_alive, pids)))
@@ -465,22 +473,22 @@ async def test_settings_that_change_begin_it_anew_and_taking_them_out_ends_it(tm
         tmp_path,
         'serve(lambda: [tool("one"), tool("two")], lambda params, id: text(str(os.getpid())))',
     )
-    async with kitchen(tmp_path, {"k": McpServer(command=command, allow=("*",), deny=("two",))}) as made:
+    async with kitchen(tmp_path, {"k": McpServerSettings(command=command, allow=("*",), deny=("two",))}) as made:
         await made.approve("k")
         assert made.names() == ["mcp_k_one"]
-        pid = int(unwrap((await made.call("mcp_k_one")).text))
-        made.settings["k"] = McpServer(command=command)
-        await made.servers.fit()
+        pid = int(unwrap_untrusted((await made.call("mcp_k_one")).text))
+        made.settings["k"] = McpServerSettings(command=command)
+        await made.servers.sync()
         assert not is_alive(pid)
         await made.approve("k")  # there is more than was looked at
         assert made.names() == ["mcp_k_one", "mcp_k_two"]
-        second = int(unwrap((await made.call("mcp_k_one")).text))
+        second = int(unwrap_untrusted((await made.call("mcp_k_one")).text))
         made.servers.restart("k")
         await until(lambda: not is_alive(second))
-        await made.until("k", State.READY)
+        await made.until("k", McpConnectionState.READY)
         del made.settings["k"]
-        await made.servers.fit()
-        assert made.names() == [] and made.servers.standings() == []
+        await made.servers.sync()
+        assert made.names() == [] and made.servers.list_statuses() == []
 
 
 async def test_arguments_that_do_not_fit_are_not_sent(tmp_path: Path) -> None:
@@ -492,7 +500,7 @@ async def test_arguments_that_do_not_fit_are_not_sent(tmp_path: Path) -> None:
         serve(lambda: [tool(schema=schema)], lambda params, id: text(json.dumps(params["arguments"])))
         """,
     )
-    async with kitchen(tmp_path, {"k": McpServer(command=command)}) as made:
+    async with kitchen(tmp_path, {"k": McpServerSettings(command=command)}) as made:
         await made.approve("k")
         assert made.tool("mcp_k_act").spec.parameters["properties"]["who"] == {
             "type": "string",
@@ -501,13 +509,16 @@ async def test_arguments_that_do_not_fit_are_not_sent(tmp_path: Path) -> None:
         several: list[tuple[dict[str, Any], str]] = [
             ({}, "'n' is missing"),
             ({"n": "1"}, "must be an integer"),
-            ({"n": 1, "x": 2}, "no 'x'"),
+            ({"n": 1, "x": 2}, "no parameter 'x'"),
         ]
         for wrong, because in several:
             with pytest.raises(ToolFailed) as refused:
                 await made.call("mcp_k_act", **wrong)
             assert because in refused.value.because
-        assert json.loads(unwrap((await made.call("mcp_k_act", n=1, who="ada")).text)) == {"n": 1, "who": "ada"}
+        assert json.loads(unwrap_untrusted((await made.call("mcp_k_act", n=1, who="ada")).text)) == {
+            "n": 1,
+            "who": "ada",
+        }
 
 
 async def test_without_the_package_a_server_says_what_to_install(
@@ -521,6 +532,6 @@ async def test_without_the_package_a_server_says_what_to_install(
         return really(name, *rest, **named)
 
     monkeypatch.setattr(builtins, "__import__", missing)
-    async with kitchen(tmp_path, {"k": McpServer(command=("/bin/true",))}) as made:
-        standing = await made.until("k", State.FAILED)
+    async with kitchen(tmp_path, {"k": McpServerSettings(command=("/bin/true",))}) as made:
+        standing = await made.until("k", McpConnectionState.FAILED)
         assert "retinue[mcp]" in standing.try_this

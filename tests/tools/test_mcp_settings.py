@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from retinue.config import load
-from retinue.config.errors import BadConfig
-from retinue.config.mcp import McpServer
+from retinue.config import load_configuration
+from retinue.config.errors import InvalidSettings
+from retinue.config.mcp import McpServerSettings
 
 WRITTEN = """
 [mcp.weather]
@@ -25,9 +25,9 @@ deny = ["delete_*"]
 """
 
 
-def settings(tmp_path: Path, text: str) -> dict[str, McpServer]:
+def settings(tmp_path: Path, text: str) -> dict[str, McpServerSettings]:
     environment = {"RETINUE_HOME": str(tmp_path), "HOUSE_WEATHER": "sunny"}
-    return dict(load(environment, text=text).settings.mcp)
+    return dict(load_configuration(environment, text=text).settings.mcp)
 
 
 def test_servers_are_read_with_secrets_as_places(tmp_path: Path) -> None:
@@ -59,5 +59,5 @@ def test_servers_are_read_with_secrets_as_places(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_meant_is_refused(tmp_path: Path, line: str) -> None:
-    with pytest.raises(BadConfig):
+    with pytest.raises(InvalidSettings):
         settings(tmp_path, f"[mcp.k]\n{line}\n")

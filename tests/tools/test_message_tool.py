@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from flows.tools_instance import HandsHouse, Visit, hands_house
 
-from retinue.domain.envelope import Envelope, Kind
+from retinue.domain.envelope import Envelope, EnvelopeKind
 from retinue.domain.tool import ToolResult
 from retinue.domain.trust import Trust
-from retinue.store.envelopes.attachment_files import Files
-from retinue.testing.scripted_model import calls
+from retinue.store.envelopes.attachment_files import AttachmentFiles
+from retinue.testing.scripted_model import tool_call_reply
 
 SECRET = "the owner's own secret"
 
@@ -29,10 +29,10 @@ async def house(tmp_path: Path) -> AsyncGenerator[HandsHouse]:
 async def send(house: HandsHouse, **arguments: Any) -> tuple[ToolResult, list[Envelope]]:
     """What the model reads of it, and what really went out."""
     session = await house.turn(
-        "Send it.", calls("message", **{"to": "person:owner", "text": "Here.", **arguments}), "Ok."
+        "Send it.", tool_call_reply("message", **{"to": "person:owner", "text": "Here.", **arguments}), "Ok."
     )
     (*_, result) = await house.results(session)
-    return result, [mail for mail in await house.mail("person:owner") if mail.kind is Kind.MESSAGE]
+    return result, [mail for mail in await house.mail("person:owner") if mail.kind is EnvelopeKind.MESSAGE]
 
 
 async def test_a_file_goes_with_a_message(house: HandsHouse) -> None:
@@ -40,7 +40,7 @@ async def test_a_file_goes_with_a_message(house: HandsHouse) -> None:
     result, (mail,) = await send(house, files=["notes.txt"])
     assert not result.failed and mail.text == "Here."
     (attached,) = mail.attachments
-    with Files(house.root / "files").open(attached.hash) as file:
+    with AttachmentFiles(house.root / "files").open(attached.hash) as file:
         assert (attached.name, file.read()) == ("notes.txt", b"mine")
 
 
@@ -64,7 +64,7 @@ def _chain(house: HandsHouse, outside: Path) -> str:
 @pytest.mark.parametrize("way", [_whole_way, _in_the_middle, _chain])
 async def test_a_link_that_leads_outside_is_not_sent(house: HandsHouse, tmp_path: Path, way: Any) -> None:
     result, sent = await send(house, files=[way(house, tmp_path / "outside")])
-    assert result.failed and "[path.link]" in result.output and SECRET not in result.output
+    assert result.failed and "[path.link_outside]" in result.output and SECRET not in result.output
     assert sent == [], "nor is the message without it"
 
 
@@ -85,8 +85,8 @@ async def test_what_the_agent_may_not_read_is_not_sent(house: HandsHouse, tmp_pa
 async def test_a_message_is_believed_as_little_as_what_is_sent_with_it(house: HandsHouse) -> None:
     await house.turn(
         "Visit the page and save it to page.txt",
-        calls("visit"),
-        calls("write", path="page.txt", content="Words."),
+        tool_call_reply("visit"),
+        tool_call_reply("write", path="page.txt", content="Words."),
         "Saved.",
         origin="person:owner/other",
     )

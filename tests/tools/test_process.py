@@ -13,13 +13,13 @@ from tools.shell_tools import ON_HOST, OTHER, Desk, desk_in, is_alive
 
 from retinue.domain.tool import RESULT_CHARS_MAX
 from retinue.domain.trust import Trust
-from retinue.testing.waiting import wait_until
-from retinue.text.redaction import Masks
+from retinue.testing.wait_conditions import wait_until
+from retinue.text.redaction import Redactor
 from retinue.tools.base import ToolFailed
 from retinue.tools.shell import job_output
-from retinue.tools.shell.job_output import LINE_CHARS_MAX, Log, plain
-from retinue.tools.shell.terminal_keys import PASTE_BEGINS, PASTE_ENDS, encoded, pasted
-from retinue.tools.text_pages import page
+from retinue.tools.shell.job_output import LINE_CHARS_MAX, JobLog, strip_control_sequences
+from retinue.tools.shell.terminal_keys import PASTE_END, PASTE_START, encode_keys, encode_paste
+from retinue.tools.text_pages import slice_page
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ async def poll_until(desk: Desk, id_: str, words: str) -> str:
 
 @pytest.mark.spec("C59")
 async def test_the_commands_of_a_session_are_listed(desk: Desk) -> None:
-    assert (await desk.do("list")).text.startswith("No commands")
+    assert (await desk.do("list")).text.startswith("No background commands")
     running = await desk.background("read line")
     ended = await desk.background("exit 4")
     await desk.over(ended)
@@ -57,8 +57,8 @@ async def test_the_commands_of_a_session_are_listed(desk: Desk) -> None:
 @pytest.mark.spec("C59")
 async def test_a_poll_tells_what_is_new(desk: Desk) -> None:
     id_ = await desk.background("echo one; read line; echo two; exit 5")
-    assert "It runs." in await poll_until(desk, id_, "one")
-    assert (await desk.do("poll", id_)).text == "It runs.\n[nothing new]"
+    assert "It is running." in await poll_until(desk, id_, "one")
+    assert (await desk.do("poll", id_)).text == "It is running.\n[no new output]"
     await desk.do("write", id_, data="\n")
     await desk.over(id_)
     last = (await desk.do("poll", id_)).text
@@ -72,8 +72,8 @@ async def test_a_log_is_read_page_by_page(desk: Desk) -> None:
     await desk.over(id_)
 
     assert (await desk.do("log", id_, limit=2)).text == "Lines 998 to 999 of 1000.\n999\n1000"
-    assert (await desk.do("log", id_, offset=0, limit=2)).text == ("Lines 0 to 1 of 1000. Go on with offset 2.\n1\n2")
-    assert (await desk.do("log", id_, offset=2_000)).text == "There are 1000 lines."
+    assert (await desk.do("log", id_, offset=0, limit=2)).text == ("Lines 0 to 1 of 1000. Read on with offset 2.\n1\n2")
+    assert (await desk.do("log", id_, offset=2_000)).text == "The log has 1000 lines."
     lines: list[str] = []
     while len(lines) < 1000:
         lines += (await desk.do("log", id_, offset=len(lines), limit=300)).text.splitlines()[1:]
@@ -90,7 +90,7 @@ async def test_a_page_of_long_lines_fits_and_goes_on(desk: Desk) -> None:
         assert len(page) <= RESULT_CHARS_MAX
         said, *lines = page.splitlines()
         read += "".join(lines)
-        if "Go on" not in said:
+        if "Read on" not in said:
             break
         offset += len(lines)
 
@@ -105,10 +105,10 @@ async def test_another_session_does_not_see_it(desk: Desk) -> None:
     [written] = await desk.written()
     elsewhere = desk.scene(session=OTHER)
 
-    assert (await desk.do("list", scene=elsewhere)).text.startswith("No commands")
+    assert (await desk.do("list", scene=elsewhere)).text.startswith("No background commands")
     for action in ("poll", "log", "write", "send_keys", "submit", "paste", "kill", "clear", "remove"):
         for name in (id_, written.id):
-            with pytest.raises(ToolFailed, match=r"process\.not-found"):
+            with pytest.raises(ToolFailed, match=r"process\.not_found"):
                 await desk.do(action, name, data="x", literal="x", scene=elsewhere)
     await desk.do("clear", scene=elsewhere)
     assert is_alive(written.pid)
@@ -117,7 +117,7 @@ async def test_another_session_does_not_see_it(desk: Desk) -> None:
 
 @pytest.mark.parametrize("id_", ["", "zz", "12345678", "../../etc"])
 async def test_an_id_that_names_nothing_is_refused(desk: Desk, id_: str) -> None:
-    with pytest.raises(ToolFailed, match=r"process\.not-found|id\.invalid"):
+    with pytest.raises(ToolFailed, match=r"process\.not_found|id\.invalid"):
         await desk.do("log", id_)
 
 
@@ -189,7 +189,7 @@ async def test_a_paste_is_marked_as_one(desk: Desk, bracketed: bool, seen: str) 
 async def test_nothing_to_send_is_refused(desk: Desk) -> None:
     id_ = await desk.background("read line")
     for action in ("write", "send_keys"):
-        with pytest.raises(ToolFailed, match=r"process\.empty"):
+        with pytest.raises(ToolFailed, match=r"process\.input_empty"):
             await desk.do(action, id_)
 
 
@@ -266,29 +266,31 @@ async def test_one_that_is_removed_is_ended_and_forgotten(desk: Desk) -> None:
     ],
 )
 def test_keys_are_sent_as_a_terminal_sends_them(keys: list[str], sent: bytes) -> None:
-    assert encoded(keys) == sent
+    assert encode_keys(keys) == sent
 
 
 @pytest.mark.parametrize(("keys", "hexes"), [(["Entr"], []), (["C-cc"], []), (["X-x"], []), ([], ["1"]), ([], ["zz"])])
 def test_a_key_that_is_none_is_refused(keys: list[str], hexes: list[str]) -> None:
     with pytest.raises(ToolFailed, match=r"process\.(key|hex)"):
-        encoded(keys, hexes)
-    with pytest.raises(ToolFailed, match=r"keys-too-many"):
-        encoded(["a"] * 257)
+        encode_keys(keys, hexes)
+    with pytest.raises(ToolFailed, match=r"too_many_keys"):
+        encode_keys(["a"] * 257)
 
 
 @given(st.text(alphabet="\x1b[201~0a\n"))
 def test_a_paste_cannot_end_its_own_brackets(text: str) -> None:
-    data = pasted(text, bracketed=True)
+    data = encode_paste(text, bracketed=True)
 
-    assert data.startswith(PASTE_BEGINS) and data.endswith(PASTE_ENDS)
-    assert PASTE_ENDS not in data[len(PASTE_BEGINS) : -len(PASTE_ENDS)]
-    assert pasted(text, bracketed=False) == text.encode()
+    assert data.startswith(PASTE_START) and data.endswith(PASTE_END)
+    assert PASTE_END not in data[len(PASTE_START) : -len(PASTE_END)]
+    assert encode_paste(text, bracketed=False) == text.encode()
 
 
 @given(st.binary(max_size=300), st.integers(1, 50), st.integers(0, 400))
 def test_plain_words_have_no_controls(data: bytes, cut: int, bound: int) -> None:
-    assert not set(plain(data.decode(errors="replace"))) & {chr(c) for c in range(32) if c not in (9, 10)}
+    assert not set(strip_control_sequences(data.decode(errors="replace"))) & {
+        chr(c) for c in range(32) if c not in (9, 10)
+    }
 
 
 @given(
@@ -299,7 +301,7 @@ def test_a_log_keeps_its_beginning_whole(
     tmp_path_factory: pytest.TempPathFactory, chunks: list[bytes], room: int
 ) -> None:
     path = tmp_path_factory.mktemp("log") / "a.log"
-    log = Log(path, bytes_max=room)
+    log = JobLog(path, bytes_max=room)
     for chunk in chunks:
         log.add(chunk)
     log.close()
@@ -317,23 +319,23 @@ def test_the_shown_part_is_the_whole_or_both_its_ends(
 ) -> None:
     path = tmp_path_factory.mktemp("log") / "a.log"
     path.write_text(text)
-    shown = job_output.middle_cut(path, chars_max=chars)
+    shown = job_output.read_with_middle_cut(path, chars_max=chars)
 
     if len(text) <= chars:
-        assert shown == job_output.Shown(text)
+        assert shown == job_output.CommandOutput(text)
     else:
         half = chars // 2
         assert shown.text.startswith(text[:half]) and shown.text.endswith(text[-half:])
-        assert shown.cut_bytes == len(text[half:-half].encode())
+        assert shown.omitted_bytes == len(text[half:-half].encode())
 
 
 def test_a_line_without_end_is_told_in_pieces(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     path.write_text("é" * (LINE_CHARS_MAX + 1) + "\nlast")
-    page = job_output.page(path, offset=0, limit=10)
+    page = job_output.read_page(path, offset=0, limit=10)
 
     assert [len(line) for line in page.lines] == [LINE_CHARS_MAX, 1, 4]
-    assert page.total == 3
+    assert page.line_count == 3
 
 
 SECRET = "correct-horse-battery-staple"
@@ -341,7 +343,7 @@ SECRET = "correct-horse-battery-staple"
 
 @pytest.mark.parametrize("at", range(30, 70, 5))
 def test_half_a_secret_is_not_shown_wherever_a_log_is_cut(tmp_path: Path, at: int) -> None:
-    mask = Masks({"horse": SECRET}).mask
+    mask = Redactor({"horse": SECRET}).redact
     path = tmp_path / "a.log"
     path.write_text("x" * at + SECRET + "y" * (120 - at))
 
@@ -349,11 +351,11 @@ def test_half_a_secret_is_not_shown_wherever_a_log_is_cut(tmp_path: Path, at: in
         return not any(SECRET[n : n + 8] in shown for n in range(len(SECRET) - 7))
 
     for chars in (60, 100, 140):
-        assert is_kept(job_output.middle_cut(path, chars_max=chars, mask=mask).text)
-        assert is_kept(job_output.tail(path, chars_max=chars, mask=mask)[0])
-    assert is_kept(job_output.tail(path, chars_max=1_000, from_byte=at + 10, mask=mask)[0])
-    assert not is_kept(job_output.tail(path, chars_max=1_000, from_byte=at + 2)[0]), "without a mask it would be"
-    assert not is_kept(job_output.middle_cut(path, chars_max=2 * at + 20).text)
+        assert is_kept(job_output.read_with_middle_cut(path, chars_max=chars, mask=mask).text)
+        assert is_kept(job_output.read_tail(path, chars_max=chars, mask=mask)[0])
+    assert is_kept(job_output.read_tail(path, chars_max=1_000, from_byte=at + 10, mask=mask)[0])
+    assert not is_kept(job_output.read_tail(path, chars_max=1_000, from_byte=at + 2)[0]), "without a mask it would be"
+    assert not is_kept(job_output.read_with_middle_cut(path, chars_max=2 * at + 20).text)
 
 
 @pytest.mark.parametrize("offset", [0, 1, 2, None])
@@ -361,12 +363,16 @@ def test_a_page_of_a_log_shows_no_part_of_a_secret_and_counts_its_lines_alike(
     tmp_path: Path, offset: int | None
 ) -> None:
     two_lines = "correct-horse-one\nbattery-staple-two"
-    mask = Masks({"horse": two_lines, "long": SECRET}).mask
+    mask = Redactor({"horse": two_lines, "long": SECRET}).redact
     path = tmp_path / "a.log"
     long = "z" * (LINE_CHARS_MAX - 10) + SECRET + "z" * 100
     path.write_text(f"first\n{two_lines}\n{long}\nlast\n")
-    plain_, masked = (job_output.page(path, offset=offset, limit=2, mask=each) for each in (str, mask))
-    assert (masked.first, masked.total, len(masked.lines)) == (plain_.first, plain_.total, len(plain_.lines))
+    plain_, masked = (job_output.read_page(path, offset=offset, limit=2, mask=each) for each in (str, mask))
+    assert (masked.first_line, masked.line_count, len(masked.lines)) == (
+        plain_.first_line,
+        plain_.line_count,
+        len(plain_.lines),
+    )
     shown = "\n".join(masked.lines)
     assert not any(words in shown for words in ("horse-one", "battery", "correct"))
     assert any(words in "\n".join(plain_.lines) for words in ("horse-one", "battery", "correct"))
@@ -375,8 +381,8 @@ def test_a_page_of_a_log_shows_no_part_of_a_secret_and_counts_its_lines_alike(
 
 async def test_what_is_read_of_a_long_line_shows_no_part_of_a_secret(tmp_path: Path) -> None:
     text = "x" * 95 + SECRET + "y" * 95
-    mask = Masks({"horse": SECRET}).mask
-    found = page(text, lines_max=1, chars_max=100, mask=mask)
+    mask = Redactor({"horse": SECRET}).redact
+    found = slice_page(text, lines_max=1, chars_max=100, redact=mask)
     assert found is not None and found.text == "x" * 95 + "[secret:horse]" and found.next_column == 101
-    rest = page(text, column=101, lines_max=1, chars_max=1_000, mask=mask)
+    rest = slice_page(text, column=101, lines_max=1, chars_max=1_000, redact=mask)
     assert rest is not None and rest.text == "[secret:horse]" + "y" * 95

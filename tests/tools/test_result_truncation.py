@@ -17,8 +17,8 @@ from retinue.domain.tool import RESULT_CHARS_MAX, ToolResult
 from retinue.domain.trust import Trust
 from retinue.store.sessions import full_results as stored
 from retinue.store.sessions import records
-from retinue.store.sessions.full_results import ROWS_AT_ONCE_MAX
-from retinue.tools.result_truncation import Wholes
+from retinue.store.sessions.full_results import ROWS_PER_BATCH_MAX
+from retinue.tools.result_truncation import FullResultStore
 
 LONG = "".join(f"line {number}\n" for number in range(1, 20_001))
 OTHER = SessionId("7" * 32)
@@ -47,7 +47,7 @@ async def keep(desk: Desk, *results: ToolResult, session: SessionId | None = Non
 
 
 async def shortened(desk: Desk, text: str = LONG) -> tuple[str, str]:
-    return await Wholes(desk.ground.files, desk.store).shorten(text)
+    return await FullResultStore(desk.ground.files, desk.store).truncate(text)
 
 
 def reference(shown: str) -> tuple[str, int]:
@@ -88,9 +88,9 @@ async def test_the_whole_can_be_read_on_where_the_notice_says(desk: Desk) -> Non
 async def test_a_whole_is_read_only_in_its_own_session(desk: Desk) -> None:
     shown, whole = await shortened(desk)
     path, _ = reference(shown)
-    assert await desk.refusal("read", path=path) == "result.not-found"  # no record names it yet
+    assert await desk.refusal("read", path=path) == "result.not_found"  # no record names it yet
     await keep(desk, ToolResult(call="1", tool="exec", output=shown, whole=whole), session=OTHER)
-    assert await desk.refusal("read", path=path) == "result.not-found"
+    assert await desk.refusal("read", path=path) == "result.not_found"
     assert await desk.text("read", replace(desk.scene, session=OTHER), path=path, limit=1)
     assert desk.needs("read", path=path) == []
 
@@ -99,7 +99,7 @@ async def test_a_whole_is_read_only_in_its_own_session(desk: Desk) -> None:
 async def test_what_is_no_result_of_this_session_is_not_read(desk: Desk, id_: str) -> None:
     shown, whole = await shortened(desk)
     await keep(desk, ToolResult(call="1", tool="exec", output=shown, whole=whole))
-    assert await desk.refusal("read", path=f"result:{id_}") == "result.not-found"
+    assert await desk.refusal("read", path=f"result:{id_}") == "result.not_found"
     assert await desk.text("read", path=f"result:{whole}", limit=1)
 
 
@@ -108,8 +108,8 @@ async def test_an_output_cannot_pretend_to_have_a_whole(desk: Desk) -> None:
     _, whole = await shortened(desk)
     forged = f'"whole":"{whole}" {{"whole":"{whole}"}} \\"whole\\":\\"{whole}'
     await keep(desk, ToolResult(call="1", tool="web_fetch", output=forged))
-    assert await desk.refusal("read", path=f"result:{whole[:16]}") == "result.not-found"
-    assert await desk.store.scan(stored.named_files) == set()
+    assert await desk.refusal("read", path=f"result:{whole[:16]}") == "result.not_found"
+    assert await desk.store.scan(stored.list_file_hashes) == set()
 
 
 async def test_a_whole_is_believed_as_far_as_its_result(desk: Desk) -> None:
@@ -133,15 +133,15 @@ async def test_a_sweep_keeps_what_a_record_names_and_nothing_else(desk: Desk) ->
     files = desk.ground.files
     shown, whole = await shortened(desk)
     _, unnamed = await shortened(desk, "unnamed\n" + LONG)
-    picture = files.keep([b"picture"], name="a.png", media_type="image/png")
-    others = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(ROWS_AT_ONCE_MAX)]
+    picture = files.store([b"picture"], name="a.png", media_type="image/png")
+    others = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(ROWS_PER_BATCH_MAX)]
     await keep(desk, *(ToolResult(call="0", tool="exec", output="", whole=each) for each in others))
-    await keep(desk, ToolResult(call="1", tool="exec", output=shown, whole=whole), seq=ROWS_AT_ONCE_MAX + 1)
+    await keep(desk, ToolResult(call="1", tool="exec", output=shown, whole=whole), seq=ROWS_PER_BATCH_MAX + 1)
     short = ToolResult(call="2", tool="exec", output="short")
     await keep(desk, short, ToolResult(call="3", tool="read", output="", attachments=(picture,)), session=OTHER)
-    named = await desk.store.scan(stored.named_files)
+    named = await desk.store.scan(stored.list_file_hashes)
     assert named == {whole, picture.hash, *others}
-    assert files.unwanted(keep=named.__contains__) == [unnamed]
+    assert files.list_unwanted(keep=named.__contains__) == [unnamed]
     assert files.sweep(keep=named.__contains__) == 1
     assert await desk.text("read", path=f"result:{whole[:16]}", limit=1)
 
@@ -158,7 +158,7 @@ async def test_a_result_that_cannot_be_kept_is_cut_all_the_same(desk: Desk) -> N
     shown, whole = await shortened(desk)
     assert whole == ""
     assert len(shown) <= RESULT_CHARS_MAX
-    assert "and they could not be kept" in shown
+    assert "which could not be stored" in shown
 
 
 async def test_one_endless_line_is_cut_and_read_on(desk: Desk) -> None:

@@ -9,34 +9,34 @@ import pytest
 
 from retinue.domain.errors import Conflict, Invalid, NotFound, TooLarge
 from retinue.testing.fake_clock import FakeClock
-from retinue.testing.local_instance import CountedIds
+from retinue.testing.local_instance import SequentialIds
 from retinue.tools.base import ToolFailed
-from retinue.tools.panels import _checked  # pyright: ignore[reportPrivateUsage]
+from retinue.tools.panels import _check_link  # pyright: ignore[reportPrivateUsage]
 from retinue.tools.ui_windows import (
-    ANSWERED_WITHIN_S,
-    COMMANDS_WAITING_MAX,
+    COMMAND_TIMEOUT_S,
     PANELS_MAX,
+    PENDING_COMMANDS_MAX,
     WINDOWS_MAX,
-    Inventory,
     Panel,
     Window,
     WindowFailed,
-    Windows,
+    WindowInventory,
+    WindowRegistry,
 )
 
 
 class House:
     def __init__(self) -> None:
         self.clock = FakeClock()
-        self.windows = Windows(self.clock, CountedIds())
+        self.windows = WindowRegistry(self.clock, SequentialIds())
         self.said: list[dict[str, Any]] = []
 
     def show(self, id_: str, *panels: str, person: str = "maria", window: Window | None = None, **kw: Any) -> Window:
-        inventory = Inventory(panels=tuple(Panel(id=each, type="note") for each in panels), **kw)
-        return self.windows.show(person, id_, inventory, say=self.said.append, window=window)
+        inventory = WindowInventory(panels=tuple(Panel(id=each, type="note") for each in panels), **kw)
+        return self.windows.update_window(person, id_, inventory, send=self.said.append, window=window)
 
     async def begin(self, window: Window, do: str = "focus") -> asyncio.Task[str]:
-        task = asyncio.create_task(self.windows.command(window, do, panel="p1"))
+        task = asyncio.create_task(self.windows.send_command(window, do, panel="p1"))
         await asyncio.sleep(0)
         return task
 
@@ -50,13 +50,13 @@ async def test_a_command_ends_when_its_window_says_so_and_fails_with_a_reason_wh
     assert {**opened, "command": ""} == {"command": "", "window": "w1", "do": "open", "panel": "p1"}
     await asyncio.sleep(0)
     assert not first.done() and not second.done()
-    house.windows.done(window, closed["command"], ok=False, error="it is\npinned" + "!" * 300)
-    house.windows.done(window, opened["command"], ok=True, panel="p9")
+    house.windows.finish_command(window, closed["command"], ok=False, error="it is\npinned" + "!" * 300)
+    house.windows.finish_command(window, opened["command"], ok=True, panel="p9")
     assert await first == "p9"
     with pytest.raises(WindowFailed) as failed:
         await second
     assert failed.value.because.startswith("it is pinned!") and len(failed.value.because) == 200
-    assert window.waiting == {}
+    assert window.pending == {}
 
 
 @pytest.mark.spec("A58")
@@ -64,28 +64,28 @@ async def test_a_window_that_does_not_answer_in_time_or_goes_away_fails_the_comm
     house = House()
     window = house.show("w1", "p1")
     slow = await house.begin(window)
-    await house.clock.advance(ANSWERED_WITHIN_S - 0.5)
+    await house.clock.advance(COMMAND_TIMEOUT_S - 0.5)
     assert not slow.done()
     await house.clock.advance(1.0)
     with pytest.raises(WindowFailed, match="did not answer"):
         await slow
-    house.windows.done(window, house.said[-1]["command"], ok=True)  # too late, and let pass
+    house.windows.finish_command(window, house.said[-1]["command"], ok=True)  # too late, and let pass
     cut = await house.begin(window)
-    house.windows.leave(window)
+    house.windows.remove_window(window)
     with pytest.raises(WindowFailed, match="closed before"):
         await cut
     with pytest.raises(NotFound, match="no window is open"):
-        house.windows.find("maria")
+        house.windows.find_window("maria")
 
 
 async def test_nobody_answers_for_another_window() -> None:
     house = House()
     mine, hers = house.show("w1", "p1"), house.show("w1", "p1", person="noor")
     asked = await house.begin(mine)
-    house.windows.done(hers, house.said[-1]["command"], ok=True)
+    house.windows.finish_command(hers, house.said[-1]["command"], ok=True)
     await asyncio.sleep(0)
     assert not asked.done()
-    house.windows.done(mine, house.said[-1]["command"], ok=True)
+    house.windows.finish_command(mine, house.said[-1]["command"], ok=True)
     assert await asked == ""
 
 
@@ -95,23 +95,23 @@ async def test_each_person_has_their_own_windows_and_the_one_last_used_comes_fir
     first = house.show("w1", "p1")
     second = house.show("w2", "p2")
     house.show("w3", person="noor")
-    assert [each.id for each in house.windows.of("maria")] == ["w2", "w1"]
+    assert [each.id for each in house.windows.list_windows("maria")] == ["w2", "w1"]
     house.show("w1", "p1", "p3", window=first)
-    assert house.windows.find("maria") is first
-    assert house.windows.find("maria", panel="p2") is second
-    assert house.windows.find("maria", window="w2") is second
+    assert house.windows.find_window("maria") is first
+    assert house.windows.find_window("maria", panel="p2") is second
+    assert house.windows.find_window("maria", window="w2") is second
     for wrong in ({"window": "w3"}, {"panel": "p9"}, {"window": "w1", "panel": "p2"}):
         with pytest.raises(NotFound):
-            house.windows.find("maria", **wrong)
+            house.windows.find_window("maria", **wrong)
 
 
 async def test_a_window_that_comes_back_takes_the_place_of_its_old_connection() -> None:
     house = House()
     old = house.show("w1", "p1")
     new = house.show("w1", "p2")
-    assert [each.inventory.panels[0].id for each in house.windows.of("maria")] == ["p2"]
-    house.windows.leave(old)  # only now does the old connection notice
-    assert house.windows.of("maria") == [new]
+    assert [each.inventory.panels[0].id for each in house.windows.list_windows("maria")] == ["p2"]
+    house.windows.remove_window(old)  # only now does the old connection notice
+    assert house.windows.list_windows("maria") == [new]
     with pytest.raises(Invalid):
         house.show("w2", window=new)
 
@@ -133,7 +133,7 @@ async def test_what_a_window_says_is_bounded_and_what_it_said_before_counts_on()
     ]
     for each in wrong:
         with pytest.raises(Invalid):
-            house.windows.show("maria", "w1", Inventory(**each), say=house.said.append, window=window)
+            house.windows.update_window("maria", "w1", WindowInventory(**each), send=house.said.append, window=window)
     assert [panel.id for panel in window.inventory.panels] == ["p1"]
     for number in range(2, WINDOWS_MAX + 1):
         house.show(f"w{number}")
@@ -145,10 +145,10 @@ async def test_what_a_window_says_is_bounded_and_what_it_said_before_counts_on()
 async def test_a_window_is_not_asked_for_more_than_it_can_do() -> None:
     house = House()
     window = house.show("w1", "p1")
-    waiting = [await house.begin(window) for _ in range(COMMANDS_WAITING_MAX)]
+    waiting = [await house.begin(window) for _ in range(PENDING_COMMANDS_MAX)]
     with pytest.raises(Conflict):
-        await house.windows.command(window, "focus", panel="p1")
-    house.windows.leave(window)
+        await house.windows.send_command(window, "focus", panel="p1")
+    house.windows.remove_window(window)
     assert all(isinstance(each, WindowFailed) for each in await asyncio.gather(*waiting, return_exceptions=True))
 
 
@@ -175,9 +175,9 @@ async def test_a_window_is_not_asked_for_more_than_it_can_do() -> None:
 )
 def test_a_link_that_is_not_plainly_http_is_not_opened(url: str) -> None:
     with pytest.raises(ToolFailed):
-        _checked(url)
+        _check_link(url)
 
 
 def test_a_plain_link_is_left_as_it_is() -> None:
     for url in ("https://example.org/?q=a%20b#c", "http://127.0.0.1:8080/", "https://[::1]/", "https://ü.example/"):
-        assert _checked(url) == url
+        assert _check_link(url) == url

@@ -14,23 +14,30 @@ import pytest
 from tools.fake_web_servers import LOOPBACK, Names, Reply, Site, scene, site
 
 from retinue.config.web import WebSettings
-from retinue.domain.permission import WEB
+from retinue.domain.permission import WEB_PERMISSION
 from retinue.tools.base import ToolFailed
-from retinue.tools.web.guarded_request import Answer, Http
-from retinue.tools.web.url_guard import Guard, WebFailed, WebRefused, guard_from, missing, require_web
+from retinue.tools.web.guarded_request import GuardedHttpClient, WebResponse
+from retinue.tools.web.url_guard import (
+    UrlGuard,
+    WebFailed,
+    WebRefused,
+    build_guard,
+    missing_web_permission,
+    require_web,
+)
 
 SOON_S = 60.0
 
 
-def free(*, ports: range = range(1, 65_536), names: Names | None = None) -> Guard:
+def free(*, ports: range = range(1, 65_536), names: Names | None = None) -> UrlGuard:
     """Lets loopback pass, at any port."""
     if names is None:
-        return Guard(ports=ports, allowed_networks=LOOPBACK)
-    return Guard(ports=ports, allowed_networks=LOOPBACK, resolve=names)
+        return UrlGuard(ports=ports, allowed_networks=LOOPBACK)
+    return UrlGuard(ports=ports, allowed_networks=LOOPBACK, resolve=names)
 
 
-async def get(guard: Guard, url: str, *, tls: ssl.SSLContext | None = None, bytes_max: int = 100_000) -> Answer:
-    return await Http(guard, tls=tls).get(url, timeout_s=SOON_S, bytes_max=bytes_max)
+async def get(guard: UrlGuard, url: str, *, tls: ssl.SSLContext | None = None, bytes_max: int = 100_000) -> WebResponse:
+    return await GuardedHttpClient(guard, tls=tls).get(url, timeout_s=SOON_S, bytes_max=bytes_max)
 
 
 @pytest.mark.spec("A75", "C66")
@@ -86,30 +93,30 @@ async def get(guard: Guard, url: str, *, tls: ssl.SSLContext | None = None, byte
 )
 def test_a_url_that_leads_somewhere_else_is_refused(url: str) -> None:
     with pytest.raises(WebRefused) as refusal:
-        Guard().target(url)
+        UrlGuard().parse_url(url)
 
     assert refusal.value.because
     assert refusal.value.try_this
 
 
 def test_any_other_url_is_written_in_one_way() -> None:
-    guard = Guard()
+    guard = UrlGuard()
 
-    assert guard.target(" HTTPS://Example.COM:443/a?b=c#d ").url == "https://example.com/a?b=c"
-    assert guard.target("http://bücher.example").url == "http://xn--bcher-kva.example/"
-    assert guard.target("http://[2606:4700::1]/x").url == "http://[2606:4700::1]/x"
-    assert guard.target("http://1.1.1.1:443/").port == 443
+    assert guard.parse_url(" HTTPS://Example.COM:443/a?b=c#d ").url == "https://example.com/a?b=c"
+    assert guard.parse_url("http://bücher.example").url == "http://xn--bcher-kva.example/"
+    assert guard.parse_url("http://[2606:4700::1]/x").url == "http://[2606:4700::1]/x"
+    assert guard.parse_url("http://1.1.1.1:443/").port == 443
 
 
 @pytest.mark.spec("C66")
 @pytest.mark.parametrize("inside", ["127.0.0.1", "10.1.2.3", "169.254.169.254", "::1", "::ffff:192.168.0.1", "fd00::1"])
 async def test_a_name_with_an_address_inside_is_refused_also_where_others_are_public(inside: str) -> None:
-    guard = Guard(resolve=Names({"both.example": [["93.184.216.34", inside]]}))
+    guard = UrlGuard(resolve=Names({"both.example": [["93.184.216.34", inside]]}))
 
     with pytest.raises(WebRefused, match="both"):
-        await guard.addresses("both.example", 443)
-    fine = Guard(resolve=Names({"both.example": [["93.184.216.34", "2606:4700::1"]]}))
-    assert await fine.addresses("both.example", 443) == ("93.184.216.34", "2606:4700::1")
+        await guard.resolve_addresses("both.example", 443)
+    fine = UrlGuard(resolve=Names({"both.example": [["93.184.216.34", "2606:4700::1"]]}))
+    assert await fine.resolve_addresses("both.example", 443) == ("93.184.216.34", "2606:4700::1")
 
 
 @pytest.mark.spec("C66")
@@ -164,13 +171,13 @@ async def test_three_redirects_are_followed_and_no_fourth() -> None:
         assert (await get(free(), server.url("/3"))).body == b"here"
         with pytest.raises(WebFailed) as error:
             await get(free(), server.url("/4"))
-    assert error.value.code == "web.redirects"
+    assert error.value.code == "web.too_many_redirects"
 
 
 async def test_without_an_explicit_word_loopback_is_not_reached() -> None:
     async with site({"/": Reply("mine")}) as server:
         with pytest.raises(WebRefused):
-            await get(Guard(ports=[server.port]), server.url())
+            await get(UrlGuard(ports=[server.port]), server.url())
         assert server.connections == 0
 
 
@@ -179,16 +186,16 @@ async def test_an_owner_can_name_a_host_of_the_house_and_only_that() -> None:
     names = Names({"nas.lan": [["127.0.0.1"]], "other.lan": [["127.0.0.1"]]})
     async with site({"/": Reply("files")}) as server:
         settings = WebSettings(private_hosts=(f"nas.lan:{server.port}", "127.0.0.1", "cloud.test"))
-        guard = guard_from(settings, resolve=names)
+        guard = build_guard(settings, resolve=names)
         assert (await get(guard, server.url(host="nas.lan"))).body == b"files"
         for elsewhere in (server.url(host="other.lan"), server.url(), "http://nas.lan:1/"):
             with pytest.raises(WebRefused):
                 await get(guard, elsewhere)
-    assert await guard.addresses("127.0.0.1", 80) == ("127.0.0.1",)
+    assert await guard.resolve_addresses("127.0.0.1", 80) == ("127.0.0.1",)
     # Not even then where clouds keep the keys of their machines.
-    metadata = guard_from(settings, resolve=Names({"cloud.test": [["169.254.169.254"]]}))
+    metadata = build_guard(settings, resolve=Names({"cloud.test": [["169.254.169.254"]]}))
     with pytest.raises(WebRefused):
-        await metadata.addresses("cloud.test", 80)
+        await metadata.resolve_addresses("cloud.test", 80)
 
 
 async def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,15 +223,15 @@ async def test_a_small_body_that_unpacks_to_a_huge_one_is_cut() -> None:
         }
     ) as server:
         bombed = await get(free(), server.url("/bomb"))
-        assert bombed.cut and len(bombed.body) == 100_000
+        assert bombed.is_truncated and len(bombed.body) == 100_000
         for path in ("/small", "/zlib", "/bare"):
             answer = await get(free(), server.url(path))
-            assert (answer.body, answer.cut) == (b"packed", False)
+            assert (answer.body, answer.is_truncated) == (b"packed", False)
         for path in ("/lie", "/odd"):
-            with pytest.raises(WebFailed, match="packed"):
+            with pytest.raises(WebFailed, match="compressed"):
                 await get(free(), server.url(path))
         long = await get(free(), server.url("/long"))
-        assert long.cut and len(long.body) == 100_000
+        assert long.is_truncated and len(long.body) == 100_000
 
 
 async def test_an_endless_body_or_head_ends() -> None:
@@ -252,7 +259,7 @@ async def test_an_endless_body_or_head_ends() -> None:
 
     replies = {"/body": endless_body, "/head": endless_head, "/many": many_headers, "/ssh": no_http}
     async with site(replies) as server:
-        assert (await get(free(), server.url("/body"))).cut
+        assert (await get(free(), server.url("/body"))).is_truncated
         for path in ("/head", "/many", "/ssh"):
             with pytest.raises(WebFailed):
                 await get(free(), server.url(path))
@@ -266,7 +273,9 @@ async def test_a_server_that_says_nothing_is_left() -> None:
 
     async with site({"/": silent}) as server:
         with pytest.raises(WebFailed) as error:
-            await Http(free()).get(server.url(), timeout_s=0.3)  # time limit: however soon it ends, nobody answers
+            await GuardedHttpClient(free()).get(
+                server.url(), timeout_s=0.3
+            )  # time limit: however soon it ends, nobody answers
         over.set()
     assert error.value.code == "web.timeout"
 
@@ -299,9 +308,9 @@ async def test_a_pinned_address_still_has_to_prove_its_name(tmp_path: Path) -> N
 
 
 async def test_a_name_that_nobody_knows_and_a_closed_port_are_told_in_words(unused: int) -> None:
-    with pytest.raises(WebFailed, match="not found"):
+    with pytest.raises(WebFailed, match="no host named"):
         await get(free(names=Names({})), "http://nowhere.example/")
-    with pytest.raises(WebFailed, match="could not be read"):
+    with pytest.raises(WebFailed, match="cannot read"):
         await get(free(), f"http://127.0.0.1:{unused}/")
 
 
@@ -322,8 +331,8 @@ async def test_cookies_are_neither_kept_nor_sent() -> None:
 
 
 def test_without_the_permission_it_is_asked_for_and_nothing_is_reached() -> None:
-    assert missing(scene(web=False)) == (WEB,)
-    assert missing(scene(web=True)) == ()
+    assert missing_web_permission(scene(web=False)) == (WEB_PERMISSION,)
+    assert missing_web_permission(scene(web=True)) == ()
     with pytest.raises(ToolFailed) as error:
         require_web(scene(web=False))
     assert error.value.code == "permission.missing"

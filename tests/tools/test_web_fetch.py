@@ -15,18 +15,18 @@ import pytest
 from tools.fake_web_servers import Names, Numbers, Reply, Site, loopback_guard, scene, site
 
 from retinue.config.web import WebSettings
-from retinue.domain.permission import WEB
+from retinue.domain.permission import WEB_PERMISSION
 from retinue.domain.structs import replace
-from retinue.domain.tool import RESULT_CHARS_MAX, Effect
+from retinue.domain.tool import RESULT_CHARS_MAX, ToolEffect
 from retinue.domain.trust import Trust
-from retinue.store.envelopes.attachment_files import Files
+from retinue.store.envelopes.attachment_files import AttachmentFiles
 from retinue.testing.fake_clock import FakeClock
-from retinue.text.redaction import Masks
-from retinue.text.untrusted_wrapper import WARNING, is_wrapped, unwrap
-from retinue.tools.base import Output, ToolFailed
+from retinue.text.redaction import Redactor
+from retinue.text.untrusted_wrapper import WARNING, is_wrapped, unwrap_untrusted
+from retinue.tools.base import ToolFailed, ToolOutput
 from retinue.tools.web import page_text
-from retinue.tools.web.fetch_tool import ERROR_CHARS_MAX, FETCH_CHARS_MAX, FetchArguments, WebFetch
-from retinue.tools.web.page_cache import CACHE_S, Cache
+from retinue.tools.web.fetch_tool import ERROR_CHARS_MAX, FETCH_CHARS_MAX, FetchArguments, WebFetchTool
+from retinue.tools.web.page_cache import CACHE_TTL_S, TtlCache
 from retinue.tools.web.url_guard import WebRefused
 
 PARAGRAPH = "The kettle was invented long before the stove, and nobody remembers by whom it was first put on a fire. "
@@ -43,12 +43,14 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-def fetcher(server: Site, clock: FakeClock, *, files: Files | None = None, names: Names | None = None) -> WebFetch:
+def fetcher(
+    server: Site, clock: FakeClock, *, files: AttachmentFiles | None = None, names: Names | None = None
+) -> WebFetchTool:
     settings = WebSettings(ports=(server.port,), page_bytes_max=1024 * 1024)
-    return WebFetch(lambda: settings, clock, Numbers(), files=files, guard=loopback_guard(names))
+    return WebFetchTool(lambda: settings, clock, Numbers(), files=files, guard=loopback_guard(names))
 
 
-async def fetch(tool: WebFetch, url: str, **arguments: Any) -> Output:
+async def fetch(tool: WebFetchTool, url: str, **arguments: Any) -> ToolOutput:
     given = msgspec.convert({"url": url, **arguments}, FetchArguments)
     return await tool.perform(given, scene())
 
@@ -61,7 +63,7 @@ async def test_a_page_is_its_content_wrapped_and_untrusted(clock: FakeClock) -> 
     assert output.trust is Trust.UNTRUSTED
     assert output.text.startswith(WARNING)
     assert f'address: "http://127.0.0.1:{server.port}/"' in output.text
-    text = unwrap(output.text)
+    text = unwrap_untrusted(output.text)
     assert "Kettles & Pots" in text and PARAGRAPH.strip() in text
     assert "# Pots" in text and "[more on pots](https://kitchen.example/pots)" in text
     assert "ignored" not in text and "Shop" not in text and "cookies" not in text
@@ -69,7 +71,7 @@ async def test_a_page_is_its_content_wrapped_and_untrusted(clock: FakeClock) -> 
 
 async def test_content_can_be_had_as_text(clock: FakeClock) -> None:
     async with site({"/": Reply(ARTICLE)}) as server:
-        text = unwrap((await fetch(fetcher(server, clock), server.url(), format="text")).text)
+        text = unwrap_untrusted((await fetch(fetcher(server, clock), server.url(), format="text")).text)
 
     assert PARAGRAPH.strip() in text
     assert "#" not in text and "](" not in text
@@ -78,15 +80,15 @@ async def test_content_can_be_had_as_text(clock: FakeClock) -> None:
 @pytest.mark.spec("A75")
 async def test_a_page_can_be_had_as_it_was_sent(clock: FakeClock) -> None:
     async with site({"/": Reply(ARTICLE)}) as server:
-        assert unwrap((await fetch(fetcher(server, clock), server.url(), mode="raw")).text) == ARTICLE
+        assert unwrap_untrusted((await fetch(fetcher(server, clock), server.url(), mode="raw")).text) == ARTICLE
 
 
 @pytest.mark.spec("A75")
 async def test_metadata_says_what_a_page_is_without_its_text(clock: FakeClock) -> None:
     async with site({"/": Reply(ARTICLE), "/n": Reply(b"\x89PNG\r\n\x1a\n....", type="image/png")}) as server:
         tool = fetcher(server, clock)
-        lines = unwrap((await fetch(tool, server.url(), mode="metadata")).text).splitlines()
-        image = unwrap((await fetch(tool, server.url("/n"), mode="metadata")).text)
+        lines = unwrap_untrusted((await fetch(tool, server.url(), mode="metadata")).text).splitlines()
+        image = unwrap_untrusted((await fetch(tool, server.url("/n"), mode="metadata")).text)
 
     assert {
         "title: Kettles & Pots",
@@ -117,7 +119,7 @@ async def test_without_trafilatura_a_page_is_plain_text_and_says_so(
         output = await fetch(fetcher(server, clock), server.url())
 
     assert "trafilatura is not installed" in output.text
-    text = unwrap(output.text)
+    text = unwrap_untrusted(output.text)
     assert "# Kettles" in text and PARAGRAPH.strip() in text and "Home Shop" in text
     assert "ignored" not in text
 
@@ -128,15 +130,15 @@ async def test_a_long_page_is_read_on_from_where_it_was_cut(clock: FakeClock) ->
     async with site({"/": Reply(whole, type="text/plain")}) as server:
         tool = fetcher(server, clock)
         first = await fetch(tool, server.url())
-        read = unwrap(first.text)
+        read = unwrap_untrusted(first.text)
         assert len(read) == FETCH_CHARS_MAX
         assert len(first.text) <= RESULT_CHARS_MAX
-        assert f"of 100000; to read on, ask with offset {FETCH_CHARS_MAX}" in first.text
+        assert f"of 100000; to read on, use offset {FETCH_CHARS_MAX}" in first.text
         while len(read) < len(whole):
-            read += unwrap((await fetch(tool, server.url(), offset=len(read))).text)
+            read += unwrap_untrusted((await fetch(tool, server.url(), offset=len(read))).text)
         assert read == whole
-        assert unwrap((await fetch(tool, server.url(), max_chars=7)).text) == whole[:7]
-        assert unwrap((await fetch(tool, server.url(), offset=10**9)).text) == ""
+        assert unwrap_untrusted((await fetch(tool, server.url(), max_chars=7)).text) == whole[:7]
+        assert unwrap_untrusted((await fetch(tool, server.url(), offset=10**9)).text) == ""
         assert len(server.asked) == 1
 
 
@@ -144,7 +146,7 @@ async def test_more_than_is_read_of_a_page_is_said(clock: FakeClock) -> None:
     async with site({"/": Reply(b"x" * (1024 * 1024 + 1), type="text/plain")}) as server:
         output = await fetch(fetcher(server, clock), server.url(), max_chars=10)
 
-    assert "longer than what was read" in output.text
+    assert "longer than the limit" in output.text
 
 
 @pytest.mark.spec("C66")
@@ -156,7 +158,7 @@ async def test_an_error_page_is_a_failure_of_at_most_so_many_characters(clock: F
 
     assert output.failed
     assert output.trust is Trust.UNTRUSTED
-    assert len(unwrap(output.text)) == ERROR_CHARS_MAX
+    assert len(unwrap_untrusted(output.text)) == ERROR_CHARS_MAX
     assert 'status: "503"' in output.text
     assert len(server.asked) == 2  # what failed is asked for again
 
@@ -178,14 +180,14 @@ async def test_an_error_page_is_a_failure_of_at_most_so_many_characters(clock: F
 )
 async def test_a_page_is_read_in_its_own_characters(body: bytes, type: str, clock: FakeClock) -> None:
     async with site({"/": Reply(body, type=type.replace("\x00", ""))}) as server:
-        assert unwrap((await fetch(fetcher(server, clock), server.url())).text) == "Grüße aus Köln"
+        assert unwrap_untrusted((await fetch(fetcher(server, clock), server.url())).text) == "Grüße aus Köln"
 
 
 def test_a_page_says_its_own_characters() -> None:
     page = '<meta charset="windows-1251"><p>Привет</p>'.encode("cp1251")
 
-    assert "Привет" in page_text.decoded(page, "text/html")
-    assert page_text.decoded("naïve".encode()[:3], "") == "na\ufffd"
+    assert "Привет" in page_text.decode_body(page, "text/html")
+    assert page_text.decode_body("naïve".encode()[:3], "") == "na\ufffd"
 
 
 async def test_what_is_no_text_is_named_and_attached(clock: FakeClock, tmp_path: Path) -> None:
@@ -194,7 +196,7 @@ async def test_what_is_no_text_is_named_and_attached(clock: FakeClock, tmp_path:
         "/b.png": Reply(b"\x89PNG\r\n\x1a\n....", type="image/png"),
         "/c": Reply(b"\x00\x01\x02", type="application/octet-stream"),
     }
-    files = Files(tmp_path / "files")
+    files = AttachmentFiles(tmp_path / "files")
     async with site(replies) as server:
         tool = fetcher(server, clock, files=files)
         outputs = [await fetch(tool, server.url(path)) for path in replies]
@@ -213,14 +215,14 @@ async def test_a_page_is_kept_for_a_quarter_of_an_hour(clock: FakeClock) -> None
         tool = fetcher(server, clock)
         await fetch(tool, server.url())
         server.replies["/"] = Reply("two", type="text/plain")
-        await clock.advance(CACHE_S - 1)
-        assert unwrap((await fetch(tool, server.url())).text) == "one"
+        await clock.advance(CACHE_TTL_S - 1)
+        assert unwrap_untrusted((await fetch(tool, server.url())).text) == "one"
         await clock.advance(1)
-        assert unwrap((await fetch(tool, server.url())).text) == "two"
+        assert unwrap_untrusted((await fetch(tool, server.url())).text) == "two"
 
 
 def test_a_cache_is_bounded_in_number_and_size(clock: FakeClock) -> None:
-    cache: Cache[int] = Cache(clock, entries_max=3, size_max=10)
+    cache: TtlCache[int] = TtlCache(clock, entries_max=3, size_max=10)
     for number in range(5):
         cache.put(number, number, size=1)
     assert [cache.get(number) for number in range(5)] == [None, None, 2, 3, 4]
@@ -239,7 +241,7 @@ async def test_what_is_inside_is_refused_and_nothing_is_asked(clock: FakeClock) 
         {"/": Reply("secret"), "/r": Reply(status=302, headers={"Location": "http://10.0.0.1/"})}
     ) as server:
         settings = WebSettings(ports=(server.port, 80))
-        real = WebFetch(lambda: settings, clock, Numbers())
+        real = WebFetchTool(lambda: settings, clock, Numbers())
         with pytest.raises(WebRefused):
             await fetch(real, server.url())
         assert server.connections == 0
@@ -250,8 +252,8 @@ async def test_what_is_inside_is_refused_and_nothing_is_asked(clock: FakeClock) 
 async def test_a_host_that_is_closed_again_is_not_read_from_what_was_kept(clock: FakeClock) -> None:
     async with site({"/": Reply("mine", type="text/plain")}) as server:
         settings = [WebSettings(private_hosts=(f"127.0.0.1:{server.port}",))]
-        tool = WebFetch(lambda: settings[0], clock, Numbers())
-        assert unwrap((await fetch(tool, server.url())).text) == "mine"
+        tool = WebFetchTool(lambda: settings[0], clock, Numbers())
+        assert unwrap_untrusted((await fetch(tool, server.url())).text) == "mine"
         settings[0] = replace(settings[0], private_hosts=())
         with pytest.raises(WebRefused):
             await fetch(tool, server.url())
@@ -261,17 +263,17 @@ async def test_without_the_permission_nothing_is_asked(clock: FakeClock) -> None
     async with site({"/": Reply("x")}) as server:
         tool = fetcher(server, clock)
         arguments = FetchArguments(url=server.url())
-        assert tool.needs(arguments, scene(web=False)) == (WEB,)
-        assert tool.needs(arguments, scene(web=True)) == ()
+        assert tool.required_permissions(arguments, scene(web=False)) == (WEB_PERMISSION,)
+        assert tool.required_permissions(arguments, scene(web=True)) == ()
         with pytest.raises(ToolFailed):
             await tool.perform(arguments, scene(web=False))
         assert server.connections == 0
 
 
 def test_the_tool_declares_what_it_does(clock: FakeClock) -> None:
-    spec = WebFetch(WebSettings, clock, Numbers()).spec
+    spec = WebFetchTool(WebSettings, clock, Numbers()).spec
 
-    assert spec.effects == {Effect.READS_UNTRUSTED}
+    assert spec.effects == {ToolEffect.READS_UNTRUSTED}
     assert spec.parameters["properties"]["mode"]["enum"] == ["extracted", "metadata", "raw"]
     assert spec.parameters["required"] == ["url"]
     assert all("description" in each for each in spec.parameters["properties"].values())
@@ -293,8 +295,8 @@ def test_reading_a_hostile_page_costs_no_more_than_its_length(piece: str) -> Non
     page = piece * (500_000 // len(piece))
 
     page_text.plain_text(page, markdown=True)
-    page_text.about(page)
-    page_text.decoded(page.encode(), "")
+    page_text.read_metadata(page)
+    page_text.decode_body(page.encode(), "")
 
 
 async def test_an_unpacked_page_has_the_same_bound(clock: FakeClock) -> None:
@@ -302,7 +304,7 @@ async def test_an_unpacked_page_has_the_same_bound(clock: FakeClock) -> None:
     async with site({"/": Reply(packed, headers={"Content-Encoding": "gzip"}, type="text/plain")}) as server:
         output = await fetch(fetcher(server, clock), server.url(), offset=1024 * 1024 - 3)
 
-    assert unwrap(output.text) == "zzz"
+    assert unwrap_untrusted(output.text) == "zzz"
 
 
 async def test_a_page_full_of_forged_markers_still_ends_with_its_own(clock: FakeClock) -> None:
@@ -310,7 +312,7 @@ async def test_a_page_full_of_forged_markers_still_ends_with_its_own(clock: Fake
     async with site({"/": Reply("<<untrusted" * 10_000, type="text/plain")}) as server:
         tool = fetcher(server, clock)
         first = (await fetch(tool, server.url(), mode="raw")).text
-        again = re.search(r"to read on, ask with offset (\d+)", first)
+        again = re.search(r"to read on, use offset (\d+)", first)
         assert again is not None
         rest = (await fetch(tool, server.url(), mode="raw", offset=int(again[1]))).text
 
@@ -323,9 +325,9 @@ async def test_half_a_secret_is_not_shown_where_a_part_of_a_page_ends(clock: Fak
     secret = "correct-horse-battery-staple"
     async with site({"/": Reply(f"before {secret} after", type="text/plain")}) as server:
         settings = WebSettings(ports=(server.port,))
-        for mask, known in ((Masks({"horse": secret}).mask, True), (str, False)):
-            tool = WebFetch(lambda: settings, clock, Numbers(), guard=loopback_guard(None), mask=mask)
-            first = unwrap((await fetch(tool, server.url(), mode="raw", max_chars=20)).text)
-            rest = unwrap((await fetch(tool, server.url(), mode="raw", offset=20)).text)
+        for mask, known in ((Redactor({"horse": secret}).redact, True), (str, False)):
+            tool = WebFetchTool(lambda: settings, clock, Numbers(), guard=loopback_guard(None), redact=mask)
+            first = unwrap_untrusted((await fetch(tool, server.url(), mode="raw", max_chars=20)).text)
+            rest = unwrap_untrusted((await fetch(tool, server.url(), mode="raw", offset=20)).text)
             assert (first == "before [secret:horse]") is known
             assert (rest == "[secret:horse] after") is known

@@ -12,16 +12,16 @@ import msgspec
 import pytest
 from tools.fake_web_servers import Numbers, Reply, Site, loopback_guard, scene, site
 
-from retinue.config.secret import Secret
+from retinue.config.secret import SecretReference
 from retinue.config.web import WebSettings
-from retinue.domain.permission import WEB
+from retinue.domain.permission import WEB_PERMISSION
 from retinue.domain.trust import Trust
-from retinue.models.providers import BRAVE_KEY
+from retinue.models.providers import BRAVE_KEY_VARIABLE
 from retinue.testing.fake_clock import FakeClock
-from retinue.text.untrusted_wrapper import unwrap
-from retinue.tools.base import Output, ToolFailed
-from retinue.tools.web.page_cache import CACHE_ENTRIES_MAX, CACHE_S
-from retinue.tools.web.search_tool import SearchArguments, WebSearch
+from retinue.text.untrusted_wrapper import unwrap_untrusted
+from retinue.tools.base import ToolFailed, ToolOutput
+from retinue.tools.web.page_cache import CACHE_ENTRIES_MAX, CACHE_TTL_S
+from retinue.tools.web.search_tool import SearchArguments, WebSearchTool
 from retinue.tools.web.url_guard import WebFailed, WebRefused
 
 KEY = "BSA-never-to-be-seen"
@@ -94,19 +94,19 @@ async def brave() -> AsyncIterator[Site]:
         yield server
 
 
-def searcher(server: Site, clock: FakeClock, environment: Mapping[str, str] | None = None) -> WebSearch:
+def searcher(server: Site, clock: FakeClock, environment: Mapping[str, str] | None = None) -> WebSearchTool:
     settings = WebSettings(ports=(server.port,))
-    return WebSearch(
+    return WebSearchTool(
         lambda: settings,
         clock,
         Numbers(),
-        {BRAVE_KEY: KEY} if environment is None else environment,
+        {BRAVE_KEY_VARIABLE: KEY} if environment is None else environment,
         guard=loopback_guard(),
         brave_url=server.url(BRAVE),
     )
 
 
-async def search(tool: WebSearch, query: str = "kettle", **arguments: Any) -> Output:
+async def search(tool: WebSearchTool, query: str = "kettle", **arguments: Any) -> ToolOutput:
     return await tool.perform(msgspec.convert({"query": query, **arguments}, SearchArguments), scene())
 
 
@@ -119,7 +119,7 @@ async def test_results_of_brave_are_listed_wrapped_and_untrusted(brave: Site, cl
     output = await search(searcher(brave, clock))
 
     assert output.trust is Trust.UNTRUSTED
-    lines = unwrap(output.text).splitlines()
+    lines = unwrap_untrusted(output.text).splitlines()
     assert lines[:3] == ["1. Kettle 1 & more (3 days ago)", "   https://kettles.example/1", "   About kettle 1"]
     assert lines[-3] == "5. Kettle 5 & more"
     assert query_of(brave) == {"q": "kettle", "count": "5"}
@@ -186,21 +186,21 @@ async def test_without_a_key_it_says_how_to_set_one_up(brave: Site, clock: FakeC
     assert output.failed
     assert output.trust is Trust.PRIVATE
     assert hint["error"] == "missing_search_key"
-    assert BRAVE_KEY in " ".join(hint["how_to"]) and "searxng_url" in " ".join(hint["how_to"])
+    assert BRAVE_KEY_VARIABLE in " ".join(hint["how_to"]) and "searxng_url" in " ".join(hint["how_to"])
     assert brave.asked == []
 
 
 async def test_a_key_can_lie_in_a_file(brave: Site, clock: FakeClock, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("from-the-file\n")
     (tmp_path / "key").chmod(0o600)
-    settings = WebSettings(ports=(brave.port,), brave_key=Secret(file=tmp_path / "key"))
-    tool = WebSearch(lambda: settings, clock, Numbers(), {}, guard=loopback_guard(), brave_url=brave.url(BRAVE))
+    settings = WebSettings(ports=(brave.port,), brave_key=SecretReference(file=tmp_path / "key"))
+    tool = WebSearchTool(lambda: settings, clock, Numbers(), {}, guard=loopback_guard(), brave_url=brave.url(BRAVE))
 
     await search(tool)
 
     assert brave.asked[0].headers["x-subscription-token"] == "from-the-file"
     (tmp_path / "key").unlink()
-    with pytest.raises(ToolFailed, match="cannot be used"):
+    with pytest.raises(ToolFailed, match="cannot use the secret file"):
         await search(tool, "something else")
 
 
@@ -213,7 +213,7 @@ async def test_a_search_is_kept_for_a_quarter_of_an_hour_and_by_all_it_asked(bra
     await search(tool, count=3)
     await search(tool, country="de")
     assert len(brave.asked) == 3
-    await clock.advance(CACHE_S)
+    await clock.advance(CACHE_TTL_S)
     await search(tool)
     assert len(brave.asked) == 4
 
@@ -236,9 +236,9 @@ async def test_a_hundred_searches_are_kept(brave: Site, clock: FakeClock) -> Non
         (Reply('{"type":"ErrorResponse","error":{"code":"SUBSCRIPTION_TOKEN_INVALID"}}', 422, type=JSON), "key"),
         (Reply('{"type":"ErrorResponse","error":{"code":"RATE_LIMITED"}}', 429, type=JSON), "too many"),
         (Reply("oops", 500), "could not search"),
-        (Reply("<html>", type="text/html"), "cannot be read"),
-        (Reply("[" * 100_000, type=JSON), "cannot be read"),
-        (Reply("[]", type=JSON), "cannot be read"),
+        (Reply("<html>", type="text/html"), "not valid JSON"),
+        (Reply("[" * 100_000, type=JSON), "not valid JSON"),
+        (Reply("[]", type=JSON), "not valid JSON"),
         (Reply(status=302, headers={"Location": "/steal"}), "redirects"),
     ],
 )
@@ -258,23 +258,23 @@ async def test_what_goes_wrong_is_told_without_the_key(
 async def test_strange_results_are_taken_as_they_are(brave: Site, clock: FakeClock) -> None:
     strange = [{"title": 1, "url": None}, "text", {"title": "t" * 10_000, "url": "u", "description": "d" * 50_000}]
     brave.replies[BRAVE] = Reply(json.dumps({"web": {"results": strange}}), type=JSON)
-    text = unwrap((await search(searcher(brave, clock))).text)
+    text = unwrap_untrusted((await search(searcher(brave, clock))).text)
     assert len(text) < 2_000
     brave.replies[BRAVE] = Reply('{"web": null}', type=JSON)
-    assert unwrap((await search(searcher(brave, clock))).text) == "Nothing was found."
+    assert unwrap_untrusted((await search(searcher(brave, clock))).text) == "No results."
 
 
 @pytest.mark.spec("C65")
 async def test_any_searxng_server_can_be_named_also_in_the_house(clock: FakeClock) -> None:
     async with site({"/sx/search": Reply(searxng_says(), type=JSON)}) as server:
         settings = WebSettings(searxng_url=server.url("/sx/"))
-        tool = WebSearch(lambda: settings, clock, Numbers(), {})  # with the guard of every day
+        tool = WebSearchTool(lambda: settings, clock, Numbers(), {})  # with the guard of every day
         output = await search(tool, "pots", search_lang="en", freshness="pw")
         with pytest.raises(ToolFailed, match="two dates"):
             await search(tool, "pots", freshness="2026-01-01to2026-02-01")
 
         assert query_of(server) == {"q": "pots", "format": "json", "language": "en", "time_range": "week"}
-        lines = unwrap(output.text).splitlines()
+        lines = unwrap_untrusted(output.text).splitlines()
         assert lines == ["1. Pots (2026-01-02T00:00:00)", "   https://pots.example/", "   All about pots"]
         assert output.trust is Trust.UNTRUSTED
 
@@ -289,7 +289,7 @@ async def test_any_searxng_server_can_be_named_also_in_the_house(clock: FakeCloc
 
 async def test_naming_a_searxng_server_opens_nothing_else(clock: FakeClock, brave: Site) -> None:
     settings = WebSettings(ports=(brave.port,))
-    tool = WebSearch(lambda: settings, clock, Numbers(), {BRAVE_KEY: KEY}, brave_url=brave.url(BRAVE))
+    tool = WebSearchTool(lambda: settings, clock, Numbers(), {BRAVE_KEY_VARIABLE: KEY}, brave_url=brave.url(BRAVE))
 
     with pytest.raises(WebRefused):
         await search(tool)
@@ -300,7 +300,7 @@ async def test_without_the_permission_nothing_is_asked(brave: Site, clock: FakeC
     tool = searcher(brave, clock)
     arguments = SearchArguments(query="kettle")
 
-    assert tool.needs(arguments, scene(web=False)) == (WEB,)
+    assert tool.required_permissions(arguments, scene(web=False)) == (WEB_PERMISSION,)
     with pytest.raises(ToolFailed):
         await tool.perform(arguments, scene(web=False))
     assert brave.asked == []

@@ -6,25 +6,25 @@ from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from retinue.agents.errors import AgentFieldUnknown
 from retinue.domain.agent import Agent
-from retinue.domain.errors import Invalid
 from retinue.domain.structs import replace
 
 DEFAULT = "default"
-_PLAIN = Agent(name="plain")
-_GROUPS = tuple(each.name for each in fields(Agent) if is_dataclass(getattr(_PLAIN, each.name)))
-_COUNTED = ("name", "version")  # the name never changes, and the store counts versions
+_DEFAULT_AGENT = Agent(name="plain")
+_GROUP_FIELDS = tuple(each.name for each in fields(Agent) if is_dataclass(getattr(_DEFAULT_AGENT, each.name)))
+_EXCLUDED_FIELDS = ("name", "version")  # the name never changes, and the store counts versions
 
-OWN_BUSINESS = frozenset({"description", "instructions", "provider", "model", "effort", "icon", "colour"})
+SELF_EDITABLE_FIELDS = frozenset({"description", "instructions", "provider", "model", "effort", "icon", "colour"})
 """What an agent may change of itself, given the right to change at all. The rest are bounds, set by a boss."""
 
 
-def flat(agent: Agent) -> dict[str, Any]:
+def flatten_agent(agent: Agent) -> dict[str, Any]:
     """Return every field by name; a field of a group gets a prefix, as in `tools_ask`."""
     found: dict[str, Any] = {}
     for each in fields(agent):
         value = getattr(agent, each.name)
-        if each.name in _COUNTED:
+        if each.name in _EXCLUDED_FIELDS:
             continue
         if is_dataclass(value):
             found |= {f"{each.name}_{inner.name}": getattr(value, inner.name) for inner in fields(value)}
@@ -33,50 +33,47 @@ def flat(agent: Agent) -> dict[str, Any]:
     return found
 
 
-FIELDS = tuple(flat(_PLAIN))
+AGENT_FIELDS = tuple(flatten_agent(_DEFAULT_AGENT))
 
 
-def key_of(field: str) -> str:
+def settings_key_of(field: str) -> str:
     """Return the settings key of a field: `tools.ask` for `tools_ask`."""
     group, _, rest = field.partition("_")
-    return f"{group}.{rest}" if group in _GROUPS else field
+    return f"{group}.{rest}" if group in _GROUP_FIELDS else field
 
 
-def changed(agent: Agent, given: Mapping[str, Any], *, clear: Collection[str] = ()) -> Agent:
+def apply_changes(agent: Agent, values: Mapping[str, Any], *, clear: Collection[str] = ()) -> Agent:
     """Return the agent with the given values, and with the fields in `clear` set to their defaults.
 
     A new provider or runner has other models. Model and effort are therefore cleared with it,
     unless they are given too.
     """
-    plain = flat(_PLAIN)
+    plain = flatten_agent(_DEFAULT_AGENT)
     for name in clear:
         if name not in plain:
-            raise Invalid(
-                f"an agent has no field {name[:64]!r}",
-                because=f"its fields are {', '.join(FIELDS)}",
-                try_this="clear one of these",
-                code="agent.field-unknown",
-            )
-    now = flat(agent)
-    wanted = {**{name: plain[name] for name in clear}, **given}
+            raise AgentFieldUnknown(name, fields=AGENT_FIELDS)
+    now = flatten_agent(agent)
+    wanted = {**{name: plain[name] for name in clear}, **values}
     if any(name in wanted and wanted[name] != now[name] for name in ("provider", "runner")):
         wanted = {"model": plain["model"], "effort": plain["effort"], **wanted}
     for name in ("model", "effort"):
         if wanted.get(name) == DEFAULT:
             wanted[name] = plain[name]
-    return _with(agent, now | wanted)
+    return _with_values(agent, now | wanted)
 
 
-def _with(agent: Agent, values: Mapping[str, Any]) -> Agent:
-    made: dict[str, Any] = {name: value for name, value in values.items() if name.partition("_")[0] not in _GROUPS}
-    for group in _GROUPS:
+def _with_values(agent: Agent, values: Mapping[str, Any]) -> Agent:
+    made: dict[str, Any] = {
+        name: value for name, value in values.items() if name.partition("_")[0] not in _GROUP_FIELDS
+    }
+    for group in _GROUP_FIELDS:
         inner = getattr(agent, group)
         of_group = {each.name: values[f"{group}_{each.name}"] for each in fields(inner)}
         made[group] = replace(inner, **of_group)
     return replace(agent, **made)
 
 
-def differences(old: Agent, new: Agent) -> dict[str, tuple[Any, Any]]:
+def diff_agents(old: Agent, new: Agent) -> dict[str, tuple[Any, Any]]:
     """Return each field that differs, with its old and its new value."""
-    before, after = flat(old), flat(new)
-    return {name: (before[name], after[name]) for name in FIELDS if before[name] != after[name]}
+    before, after = flatten_agent(old), flatten_agent(new)
+    return {name: (before[name], after[name]) for name in AGENT_FIELDS if before[name] != after[name]}

@@ -11,16 +11,18 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from retinue.agents.agent_diff import differences
+from retinue.agents.agent_diff import diff_agents
 from retinue.domain.agent import Agent
 from retinue.domain.person import Person, Role
 from retinue.domain.structs import replace
 
-FILE = "file"  # the source of rows that `apply` writes
-NOBODYS = frozenset({FILE, "setup"})  # the file may overwrite rows of these sources: no person has changed them since
+FILE_SOURCE = "file"  # the source of rows that `apply` writes
+OVERWRITABLE_SOURCES = frozenset(
+    {FILE_SOURCE, "setup"}
+)  # the file may overwrite rows of these sources: no person has changed them since
 
 
-class Step(StrEnum):
+class ApplyAction(StrEnum):
     """What `apply` does with one agent or person."""
 
     ADD = "add"
@@ -30,65 +32,71 @@ class Step(StrEnum):
     UNDECLARED = "undeclared"  # in the store and not in the file; left unchanged
 
 
-class Known(Struct, frozen=True):
+class StoredAgent(Struct, frozen=True):
     """An agent in the store, and the source of its last change."""
 
     agent: Agent
     source: str
 
 
-class Planned(Struct, frozen=True):
+class PlannedChange(Struct, frozen=True):
     """What `apply` does with one agent or person, and why."""
 
-    step: Step
+    action: ApplyAction
     name: str
     because: str
     agent: Agent | None = None
     person: Person | None = None
-    changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict[str, tuple[Any, Any]])  # old and new
+    changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict[str, tuple[Any, Any]])  # old and new
 
 
-def plan_agents(declared: Sequence[Agent], known: Sequence[Known], *, take_file: bool = False) -> list[Planned]:
+def plan_agents(
+    declared: Sequence[Agent], stored: Sequence[StoredAgent], *, prefer_file: bool = False
+) -> list[PlannedChange]:
     """Plan the declared agents in the order of the file, then the agents that it does not declare."""
-    here = {each.agent.name.casefold(): each for each in known}
-    plan = [_plan_agent(agent, here.pop(agent.name.casefold(), None), take_file=take_file) for agent in declared]
-    return [*plan, *(_undeclared(each.agent.name) for each in here.values())]
+    here = {each.agent.name.casefold(): each for each in stored}
+    plan = [_plan_agent(agent, here.pop(agent.name.casefold(), None), prefer_file=prefer_file) for agent in declared]
+    return [*plan, *(_plan_undeclared(each.agent.name) for each in here.values())]
 
 
-def _plan_agent(declared: Agent, known: Known | None, *, take_file: bool) -> Planned:
-    if known is None:
-        return Planned(Step.ADD, declared.name, "nobody of this name is here", agent=declared)
-    wanted = replace(declared, name=known.agent.name, version=known.agent.version)
-    changed = differences(known.agent, wanted)
+def _plan_agent(declared: Agent, stored: StoredAgent | None, *, prefer_file: bool) -> PlannedChange:
+    if stored is None:
+        return PlannedChange(ApplyAction.ADD, declared.name, "it does not exist yet", agent=declared)
+    wanted = replace(declared, name=stored.agent.name, version=stored.agent.version)
+    changed = diff_agents(stored.agent, wanted)
     if not changed:
-        return Planned(Step.KEEP, wanted.name, "it is as declared")
-    if known.source not in NOBODYS and not take_file:
-        because = f"it was changed over the {known.source} since; take the file to overwrite that"
-        return Planned(Step.DRIFT, wanted.name, because, agent=wanted, changed=changed)
-    return Planned(Step.CHANGE, wanted.name, "it is declared otherwise", agent=wanted, changed=changed)
+        return PlannedChange(ApplyAction.KEEP, wanted.name, "it is unchanged")
+    if stored.source not in OVERWRITABLE_SOURCES and not prefer_file:
+        because = f"it was changed through the {stored.source} since; use `--take file` to overwrite that"
+        return PlannedChange(ApplyAction.DRIFT, wanted.name, because, agent=wanted, changes=changed)
+    return PlannedChange(ApplyAction.CHANGE, wanted.name, "the file differs", agent=wanted, changes=changed)
 
 
-def plan_people(declared: Mapping[str, Role], known: Sequence[Person], *, take_file: bool = False) -> list[Planned]:
+def plan_people(
+    declared: Mapping[str, Role], stored: Sequence[Person], *, prefer_file: bool = False
+) -> list[PlannedChange]:
     """Plan the people, who are added with the role that the file declares.
 
     A role that was changed elsewhere is kept, unless `prefer_file` is set. A change from or to
     owner is never applied.
     """
-    here = {person.name.casefold(): person for person in known}
-    plan: list[Planned] = []
+    here = {person.name.casefold(): person for person in stored}
+    plan: list[PlannedChange] = []
     for name, role in declared.items():
         person = here.pop(name.casefold(), None)
         if person is None:
-            plan.append(Planned(Step.ADD, name, "nobody of this name is here", person=Person(name=name, role=role)))
+            plan.append(
+                PlannedChange(ApplyAction.ADD, name, "it does not exist yet", person=Person(name=name, role=role))
+            )
         elif person.role is role:
-            plan.append(Planned(Step.KEEP, person.name, "they are as declared"))
+            plan.append(PlannedChange(ApplyAction.KEEP, person.name, "they are unchanged"))
         else:
-            step = Step.CHANGE if take_file and Role.OWNER not in (role, person.role) else Step.DRIFT
-            because = "they are declared otherwise" if step is Step.CHANGE else f"here they are {person.role}"
+            step = ApplyAction.CHANGE if prefer_file and Role.OWNER not in (role, person.role) else ApplyAction.DRIFT
+            because = "the file differs" if step is ApplyAction.CHANGE else f"their role here is {person.role}"
             wanted = Person(name=person.name, role=role)
-            plan.append(Planned(step, person.name, because, person=wanted, changed={"role": (person.role, role)}))
-    return [*plan, *(_undeclared(person.name) for person in here.values() if person.role is not Role.OWNER)]
+            plan.append(PlannedChange(step, person.name, because, person=wanted, changes={"role": (person.role, role)}))
+    return [*plan, *(_plan_undeclared(person.name) for person in here.values() if person.role is not Role.OWNER)]
 
 
-def _undeclared(name: str) -> Planned:
-    return Planned(Step.UNDECLARED, name, "it is not in the file, so it is left as it is")
+def _plan_undeclared(name: str) -> PlannedChange:
+    return PlannedChange(ApplyAction.UNDECLARED, name, "it is not in the file, so it is not changed")

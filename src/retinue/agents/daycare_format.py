@@ -14,42 +14,54 @@ import msgspec
 import sqlalchemy as sa
 from msgspec import Struct
 
+from retinue.agents.errors import ImportTooLong, ImportUnreadable, SessionTooLongToExport
 from retinue.domain.agent import Agent
-from retinue.domain.errors import Invalid, TooLarge
 from retinue.domain.ids import SessionId
-from retinue.domain.record import Body, Mark, Note, Record, RecordKind, Reply, Stop, Summary, Usage, UserTurn, kind_of
+from retinue.domain.record import (
+    ContextStart,
+    Note,
+    Record,
+    RecordBody,
+    RecordKind,
+    Reply,
+    StopReason,
+    Summary,
+    Usage,
+    UserTurn,
+    body_kind,
+)
 from retinue.domain.session import Origin, OriginKind, Session
 from retinue.domain.times import to_ms
 from retinue.domain.tool import Call, ToolResult
 from retinue.domain.trust import Trust
 from retinue.store.agents import agents
 from retinue.store.sessions import imported_lines, sessions
-from retinue.store.sessions.imported_lines import Kept, Opening
-from retinue.store.sessions.records import Damage
+from retinue.store.sessions.imported_lines import ImportedFiles, ImportedRecord
+from retinue.store.sessions.records import DamagedRecord
 
-DESCRIPTOR, STATE, HISTORY = "descriptor.json", "state.json", "history.jsonl"
-NAMES = (DESCRIPTOR, STATE, HISTORY)
-BYTES_MAX = 64 * 1024 * 1024
-LINES_MAX = 100_000
-AT_MS_MAX = 253_402_300_799_999  # the last millisecond of the year 9999
+DESCRIPTOR_FILE, STATE_FILE, HISTORY_FILE = "descriptor.json", "state.json", "history.jsonl"
+FILE_NAMES = (DESCRIPTOR_FILE, STATE_FILE, HISTORY_FILE)
+HISTORY_CHARS_MAX = 64 * 1024 * 1024
+IMPORT_LINES_MAX = 100_000
+TIME_MS_MAX = 253_402_300_799_999  # the last millisecond of the year 9999
 
 _encode = msgspec.json.Encoder().encode
 
 
-class ThreeFiles(Struct, frozen=True, kw_only=True):
+class DaycareFiles(Struct, frozen=True, kw_only=True):
     """The files of a session; `history` starts at the record that was asked for."""
 
     session: Session
     descriptor: str
     state: str
     history: str
-    damaged: Sequence[Damage]
+    damaged_records: Sequence[DamagedRecord]
 
-    def as_files(self) -> dict[str, str]:
-        return {DESCRIPTOR: self.descriptor, STATE: self.state, HISTORY: self.history}
+    def by_name(self) -> dict[str, str]:
+        return {DESCRIPTOR_FILE: self.descriptor, STATE_FILE: self.state, HISTORY_FILE: self.history}
 
 
-def read(conn: sa.Connection, id_: str, *, first: int = 1) -> ThreeFiles | None:
+def read_files(conn: sa.Connection, id_: str, *, first_seq: int = 1) -> DaycareFiles | None:
     """Return a session's files, with the history from the record `first_seq` on.
 
     Returns None if there is no such session.
@@ -57,27 +69,22 @@ def read(conn: sa.Connection, id_: str, *, first: int = 1) -> ThreeFiles | None:
     session = sessions.get(conn, id_)
     if session is None:
         return None
-    opening = imported_lines.opening(conn, id_)
-    kept, damaged = imported_lines.read(conn, id_, first=first, last=session.record_seq)
+    opening = imported_lines.get_imported_files(conn, id_)
+    kept, damaged = imported_lines.read(conn, id_, first=first_seq, last=session.record_seq)
     lines: list[str] = []
     size = 0
     for each in kept:
-        line = each.line if each.line is not None else line_of(each.record)
+        line = each.line if each.line is not None else encode_line(each.record)
         size += len(line)
-        if size > BYTES_MAX:
-            raise TooLarge(
-                "this session is too long to be exported in one piece",
-                because=f"its history has over {BYTES_MAX:,} characters",
-                try_this="turn the mirror on, which writes it to a folder bit by bit",
-                code="session.too-long-to-export",
-            )
+        if size > HISTORY_CHARS_MAX:
+            raise SessionTooLongToExport(chars_max=HISTORY_CHARS_MAX)
         lines.append(line)
-    return ThreeFiles(
+    return DaycareFiles(
         session=session,
-        descriptor=opening.descriptor if opening else _pretty(descriptor_of(session)),
-        state=_state(session, agents.find(conn, session.agent), opening),
+        descriptor=opening.descriptor if opening else _encode_pretty(build_descriptor(session)),
+        state=_render_state(session, agents.find(conn, session.agent), opening),
         history="".join(lines),
-        damaged=damaged,
+        damaged_records=damaged,
     )
 
 
@@ -104,11 +111,11 @@ class _Subagent(msgspec.Struct, tag_field="type", tag="subagent", forbid_unknown
     name: str
 
 
-Descriptor = _User | _Cron | _Heartbeat | _Subagent
-_descriptor = msgspec.json.Decoder(Descriptor)
+SessionDescriptor = _User | _Cron | _Heartbeat | _Subagent
+_descriptor_decoder = msgspec.json.Decoder(SessionDescriptor)
 
 
-def descriptor_of(session: Session) -> Descriptor:
+def build_descriptor(session: Session) -> SessionDescriptor:
     """Return the descriptor of a session, in one of Daycare's four forms.
 
     It depends only on the id and the origin, which never change.
@@ -122,10 +129,10 @@ def descriptor_of(session: Session) -> Descriptor:
         case OriginKind.SUBAGENT | OriginKind.BACKGROUND:
             return _Subagent(id=session.id, parentAgentId=origin.parent or "", name=origin.key)
         case _:
-            return _user(origin)
+            return _build_user_descriptor(origin)
 
 
-def _user(origin: Origin) -> _User:
+def _build_user_descriptor(origin: Origin) -> _User:
     if origin.kind is OriginKind.CHAT and origin.key.startswith("channel:"):
         instance, _, room = origin.key.removeprefix("channel:").partition(":")
         return _User(connector=instance, userId=room, channelId=room)
@@ -142,20 +149,22 @@ class _Times(msgspec.Struct):
     updatedAt: int
 
 
-_times = msgspec.json.Decoder(_Times)
-_object = msgspec.json.Decoder(dict[str, Any])
+_times_decoder = msgspec.json.Decoder(_Times)
+_object_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
-def _state(session: Session, agent: Agent | None, opening: Opening | None) -> str:
+def _render_state(session: Session, agent: Agent | None, imported: ImportedFiles | None) -> str:
     updated_ms = to_ms(session.updated_at)
-    if opening is None:
-        return _pretty(state_of(session, agent))
-    if session.record_seq == opening.record_seq and _times.decode(opening.state).updatedAt == updated_ms:
-        return opening.state
-    return _pretty(_object.decode(opening.state) | {"updatedAt": updated_ms, "state": session.wakefulness.value})
+    if imported is None:
+        return _encode_pretty(build_state(session, agent))
+    if session.record_seq == imported.record_seq and _times_decoder.decode(imported.state).updatedAt == updated_ms:
+        return imported.state
+    return _encode_pretty(
+        _object_decoder.decode(imported.state) | {"updatedAt": updated_ms, "state": session.activity.value}
+    )
 
 
-def state_of(session: Session, agent: Agent | None) -> dict[str, Any]:
+def build_state(session: Session, agent: Agent | None) -> dict[str, Any]:
     core = session.attributes.get("core")
     folder = cast(dict[str, Any], core).get("workingDir") if isinstance(core, dict) else None
     return {
@@ -166,11 +175,11 @@ def state_of(session: Session, agent: Agent | None) -> dict[str, Any]:
         "stats": {},
         "createdAt": to_ms(session.created_at),
         "updatedAt": to_ms(session.updated_at),
-        "state": session.wakefulness.value,
+        "state": session.activity.value,
     }
 
 
-def _pretty(value: Any) -> str:
+def _encode_pretty(value: Any) -> str:
     return msgspec.json.format(_encode(value), indent=2).decode() + "\n"
 
 
@@ -250,25 +259,25 @@ class _NoteLine(msgspec.Struct, tag_field="type", tag="note"):
     text: str
 
 
-Line = _Start | _Reset | _UserMessage | _AssistantMessage | _Result | _NoteLine
-_line = msgspec.json.Decoder(Line)
+HistoryLine = _Start | _Reset | _UserMessage | _AssistantMessage | _Result | _NoteLine
+_line_decoder = msgspec.json.Decoder(HistoryLine)
 
 
-def line_of(record: Record) -> str:
+def encode_line(record: Record) -> str:
     """Return a record as one line, including its line break."""
-    return _encode(_as_line(record)).decode() + "\n"
+    return _encode(_line_from_record(record)).decode() + "\n"
 
 
-def _as_line(record: Record) -> Line:
+def _line_from_record(record: Record) -> HistoryLine:
     at = record.at_ms
     match record.body:
-        case Mark(text=text):
+        case ContextStart(text=text):
             return _Start(at) if record.kind is RecordKind.START else _Reset(at, text or None)
         case UserTurn(text=text):
             return _UserMessage(at, text)
         case Reply() as reply:
             calls = [_ToolCall(call.id, call.tool, call.arguments) for call in reply.calls]
-            return _AssistantMessage(at, reply.text, toolCalls=calls, tokens=_tokens(reply))
+            return _AssistantMessage(at, reply.text, toolCalls=calls, tokens=_tokens_of_reply(reply))
         case ToolResult() as result:
             message = _ToolMessage(
                 toolCallId=result.call,
@@ -281,7 +290,7 @@ def _as_line(record: Record) -> Line:
             return _NoteLine(at, text)
 
 
-def _tokens(reply: Reply) -> _Tokens | None:
+def _tokens_of_reply(reply: Reply) -> _Tokens | None:
     used = reply.usage
     if not reply.model:
         return None
@@ -292,41 +301,42 @@ def _tokens(reply: Reply) -> _Tokens | None:
 # --- import ---
 
 
-class Imported(Struct, frozen=True, kw_only=True):
+class DaycareImport(Struct, frozen=True, kw_only=True):
     """Three parsed files: everything needed to create a session from them."""
 
-    kept: Sequence[Kept]
-    opening: Opening
+    records: Sequence[ImportedRecord]
+    files: ImportedFiles
     context_from: int
     snippet: str
     created_ms: int
     updated_ms: int
 
 
-def parse(files: dict[str, str], session: SessionId) -> Imported:
+def parse_files(files: dict[str, str], session: SessionId) -> DaycareImport:
     """Parse three files as the history of `session`.
 
     Raises `Invalid` with the file and line if something cannot be parsed.
     """
-    if set(files) != set(NAMES):
-        raise _unreadable(", ".join(sorted(files))[:200] or "nothing", f"these files are needed: {', '.join(NAMES)}")
+    if set(files) != set(FILE_NAMES):
+        found = ", ".join(sorted(files))[:200] or "nothing"
+        raise ImportUnreadable(found, because=f"these files are needed: {', '.join(FILE_NAMES)}")
     try:
-        _descriptor.decode(files[DESCRIPTOR])
+        _descriptor_decoder.decode(files[DESCRIPTOR_FILE])
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise _unreadable(DESCRIPTOR, str(error)) from error
+        raise ImportUnreadable(DESCRIPTOR_FILE, because=str(error)) from error
     try:
-        times = _times.decode(files[STATE])
-        _object.decode(files[STATE])
+        times = _times_decoder.decode(files[STATE_FILE])
+        _object_decoder.decode(files[STATE_FILE])
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise _unreadable(STATE, str(error)) from error
+        raise ImportUnreadable(STATE_FILE, because=str(error)) from error
     for at_ms in (times.createdAt, times.updatedAt):
-        _check_time(STATE, at_ms)
-    kept = list(_records(files[HISTORY], session, created_ms=times.createdAt))
+        _check_time(STATE_FILE, at_ms)
+    kept = list(_parse_history(files[HISTORY_FILE], session, created_ms=times.createdAt))
     marks = [k.record.seq for k in kept if k.record.kind in (RecordKind.START, RecordKind.RESET)]
     said = [k.record.body.text for k in kept if isinstance(k.record.body, UserTurn | Reply)]
-    return Imported(
-        kept=kept,
-        opening=Opening(files[DESCRIPTOR], files[STATE], kept[-1].record.seq),
+    return DaycareImport(
+        records=kept,
+        files=ImportedFiles(files[DESCRIPTOR_FILE], files[STATE_FILE], kept[-1].record.seq),
         context_from=marks[-1],
         snippet=said[-1] if said else "",
         created_ms=times.createdAt,
@@ -334,46 +344,41 @@ def parse(files: dict[str, str], session: SessionId) -> Imported:
     )
 
 
-def _records(history: str, session: SessionId, *, created_ms: int) -> Iterator[Kept]:
+def _parse_history(history: str, session: SessionId, *, created_ms: int) -> Iterator[ImportedRecord]:
     lines = history.split("\n")
     ended = [f"{line}\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
-    if len(ended) > LINES_MAX:
-        raise TooLarge(
-            f"{HISTORY} has {len(ended):,} lines",
-            because=f"at most {LINES_MAX:,} can be read in",
-            try_this="leave out the oldest",
-            code="import.too-long",
-        )
+    if len(ended) > IMPORT_LINES_MAX:
+        raise ImportTooLong(HISTORY_FILE, lines=len(ended), lines_max=IMPORT_LINES_MAX)
     seq = 0
     if not ended or _read_line(ended[0], 1)[0] is not RecordKind.START:
         # Every session begins with a start marker. This one is added by us and is in no file.
         seq = 1
-        mark = Record(session=session, seq=seq, kind=RecordKind.START, body=Mark(), at_ms=created_ms)
-        yield Kept(mark, line="")
+        mark = Record(session=session, seq=seq, kind=RecordKind.START, body=ContextStart(), at_ms=created_ms)
+        yield ImportedRecord(mark, line="")
     for number, line in enumerate(ended, start=1):
         seq += 1
         kind, body, at_ms = _read_line(line, number)
         record = Record(session=session, seq=seq, kind=kind, body=body, at_ms=at_ms, trust=Trust.UNTRUSTED)
-        yield Kept(record, line=line if line_of(record) != line else None)
+        yield ImportedRecord(record, line=line if encode_line(record) != line else None)
 
 
-def _read_line(line: str, number: int) -> tuple[RecordKind, Body, int]:
-    where = f"line {number} of {HISTORY}"
+def _read_line(line: str, number: int) -> tuple[RecordKind, RecordBody, int]:
+    where = f"line {number} of {HISTORY_FILE}"
     try:
-        read_in = _line.decode(line)
+        read_in = _line_decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise _unreadable(where, str(error)) from error
+        raise ImportUnreadable(where, because=str(error)) from error
     _check_time(where, read_in.at)
     if isinstance(read_in, _Start):
-        return RecordKind.START, Mark(), read_in.at
-    body = _as_body(read_in)
-    return kind_of(body), body, read_in.at
+        return RecordKind.START, ContextStart(), read_in.at
+    body = _body_from_line(read_in)
+    return body_kind(body), body, read_in.at
 
 
-def _as_body(line: _Reset | _UserMessage | _AssistantMessage | _Result | _NoteLine) -> Body:
+def _body_from_line(line: _Reset | _UserMessage | _AssistantMessage | _Result | _NoteLine) -> RecordBody:
     match line:
         case _Reset(message=message):
-            return Mark(text=message or "")
+            return ContextStart(text=message or "")
         case _UserMessage(text=text):
             return UserTurn(text=text)
         case _AssistantMessage(text=text, toolCalls=called, tokens=tokens):
@@ -381,7 +386,7 @@ def _as_body(line: _Reset | _UserMessage | _AssistantMessage | _Result | _NoteLi
             return Reply(
                 text=text,
                 calls=tuple(Call(id=call.id, tool=call.name, arguments=call.arguments) for call in called),
-                stop=Stop.CALLS if called else Stop.END,
+                stop=StopReason.CALLS if called else StopReason.END,
                 model=tokens.model if tokens else "",
                 usage=Usage(input_tokens=used.input, output_tokens=used.output),
             )
@@ -394,14 +399,5 @@ def _as_body(line: _Reset | _UserMessage | _AssistantMessage | _Result | _NoteLi
 
 
 def _check_time(where: str, at_ms: int) -> None:
-    if not 0 <= at_ms <= AT_MS_MAX:
-        raise _unreadable(where, f"{at_ms} is no time in milliseconds since 1970")
-
-
-def _unreadable(what: str, because: str) -> Invalid:
-    return Invalid(
-        f"{what} cannot be read in",
-        because=because,
-        try_this="give the three files as an export made them",
-        code="import.unreadable",
-    )
+    if not 0 <= at_ms <= TIME_MS_MAX:
+        raise ImportUnreadable(where, because=f"{at_ms} is not a time in milliseconds since 1970")

@@ -17,16 +17,16 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from retinue.agents.hooks import KIND, Found, Hook, HookState, Standing, find, standing
-from retinue.agents.skills import Surroundings
+from retinue.agents.hooks import APPROVAL_KIND, EvaluatedHook, FoundHooks, Hook, HookState, evaluate_hooks, find_hooks
+from retinue.agents.skills import HostFacts
 from retinue.config.hooks import HookSettings
 from retinue.domain.errors import RetinueError
-from retinue.domain.event import News, NewsKind
+from retinue.domain.event import EventKind, StoredEvent
 from retinue.domain.ids import SessionId
-from retinue.domain.slash_command import BY_WORD, CommandName
-from retinue.domain.storable_text import storable
-from retinue.sandbox.base import Confinement, Limits, Sandbox
-from retinue.sandbox.single_command import run
+from retinue.domain.slash_command import COMMANDS_BY_WORD, CommandName
+from retinue.domain.storable_text import make_storable
+from retinue.sandbox.base import Confinement, ResourceLimits, Sandbox
+from retinue.sandbox.single_command import run_command
 from retinue.store.agents import approved_hashes
 from retinue.store.core import events as store_events
 from retinue.store.core.connection import Store
@@ -34,20 +34,20 @@ from retinue.store.sessions import sessions
 
 log = logging.getLogger(__name__)
 
-DATA = "hooks-data"  # in the data directory: one writable folder per hook
-WAITING_MAX = 200  # queued events; further ones are dropped, with a warning in the log
-AT_ONCE_MAX = 500  # stored events per read
-SAID_BYTES_MAX = 64 * 1024
+DATA_FOLDER = "hooks-data"  # in the data directory: one writable folder per hook
+QUEUED_EVENTS_MAX = 200  # queued events; further ones are dropped, with a warning in the log
+EVENTS_PER_READ = 500  # stored events per read
+OUTPUT_BYTES_MAX = 64 * 1024
 MESSAGES_MAX = 5
 MESSAGE_CHARS_MAX = 2_000
 MEMORY_BYTES_MAX = 512 * 1024 * 1024
-STARTUP = "gateway:startup"
+STARTUP_EVENT = "gateway:startup"
 
-_ANSWERED = "the house answered /"
+_COMMAND_ANSWERED_PREFIX = "the server answered /"
 _encode = msgspec.json.Encoder().encode
 
 
-class Happened(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class HookEvent(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a hook gets on its standard input. `key` is the same if the same event is sent again."""
 
     event: str
@@ -61,85 +61,85 @@ class Happened(Struct, frozen=True, kw_only=True, omit_defaults=True):
     because: str = ""
 
 
-class _Said(Struct):
+class _HookOutput(Struct):
     messages: list[str] = []
 
 
-Say = Callable[[Happened, Hook, str], Awaitable[None]]
+SendHookMessage = Callable[[HookEvent, Hook, str], Awaitable[None]]
 """Brings a hook's words to whoever sits where it happened."""
 
-Choose = Callable[[], Awaitable[Sandbox]]
+GetSandbox = Callable[[], Awaitable[Sandbox]]
 """The sandbox as the settings have it now. Raises where there is none that holds."""
 
 
-def happened(piece: News) -> list[Happened]:
+def hook_events_of(stored: StoredEvent) -> list[HookEvent]:
     """Return the hook events of a stored event; most have none. Pure."""
-    body = piece.body
+    body = stored.body
     told = partial(
-        Happened,
-        at=piece.at.isoformat(),
-        session=piece.session or "",
+        HookEvent,
+        at=stored.at.isoformat(),
+        session=stored.session or "",
         agent=str(body.get("agent", "")),
         origin=str(body.get("origin", "")),
         because=str(body.get("because", "")),
     )
-    match piece.kind:
-        case NewsKind.SESSION_STARTED:
+    match stored.kind:
+        case EventKind.SESSION_STARTED:
             events = ["session:start", "agent:bootstrap"]
-        case NewsKind.SESSION_RESET:
+        case EventKind.SESSION_RESET:
             events = ["session:reset", "agent:bootstrap"]
-        case NewsKind.ENVELOPE_SETTLED if str(body.get("because", "")).startswith(_ANSWERED):
-            word = str(body["because"]).removeprefix(_ANSWERED)
-            name = BY_WORD.get(word)
+        case EventKind.ENVELOPE_SETTLED if str(body.get("because", "")).startswith(_COMMAND_ANSWERED_PREFIX):
+            word = str(body["because"]).removeprefix(_COMMAND_ANSWERED_PREFIX)
+            name = COMMANDS_BY_WORD.get(word)
             name = CommandName.STOP if name is CommandName.ABORT else name
             event = f"command:{name.value if name is not None else word}"
             sender, text = str(body.get("from", "")), str(body.get("text", ""))
-            return [told(event=event, key=f"{piece.seq}/{event}", sender=sender, text=text)]
+            return [told(event=event, key=f"{stored.seq}/{event}", sender=sender, text=text)]
         case _:
             return []
-    return [told(event=event, key=f"{piece.seq}/{event}") for event in events]
+    return [told(event=event, key=f"{stored.seq}/{event}") for event in events]
 
 
-class Hooks:
+class HookRunner:
     """Finds and runs hooks. Settings and files are read again for each event."""
 
     def __init__(
         self,
-        home: Path,
+        data_dir: Path,
         store: Store,
         *,
         settings: Callable[[], HookSettings],
-        here: Callable[[], Surroundings],
-        sandbox: Choose,
-        say: Say,
+        host_facts: Callable[[], HostFacts],
+        get_sandbox: GetSandbox,
+        send_message: SendHookMessage,
     ) -> None:
-        self._home = home
+        self._data_dir = data_dir
         self._store = store
         self._settings = settings
-        self._here = here
-        self._sandbox = sandbox
-        self._say = say
+        self._host_facts = host_facts
+        self._get_sandbox = get_sandbox
+        self._send_message = send_message
         self._cursor = 0
-        self._changed = asyncio.Event()
-        self._waiting: asyncio.Queue[Happened] = asyncio.Queue(WAITING_MAX)
+        self._committed = asyncio.Event()
+        self._queue: asyncio.Queue[HookEvent] = asyncio.Queue(QUEUED_EVENTS_MAX)
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def look(self) -> tuple[Found, tuple[Standing, ...]]:
+    async def find_hooks(self) -> tuple[FoundHooks, tuple[EvaluatedHook, ...]]:
         settings = self._settings()
-        workspaces = [self._home / Path(each).expanduser() for each in settings.folders]
-        found = await asyncio.to_thread(find, self._home, workspaces)
-        good = await self._store.read(partial(approved_hashes.hashes, kind=KIND))
-        return found, standing(found.hooks, good, self._here(), settings=settings)
+        workspaces = [self._data_dir / Path(each).expanduser() for each in settings.folders]
+        found = await asyncio.to_thread(find_hooks, self._data_dir, workspaces)
+        good = await self._store.read(partial(approved_hashes.get_hashes, kind=APPROVAL_KIND))
+        return found, evaluate_hooks(found.hooks, good, self._host_facts(), settings=settings)
 
     async def start(self) -> None:
         """Follow the stored events from now on. Hooks do not get events from before the start."""
-        self._cursor = await self._store.read(store_events.newest)
-        self._store.on_commit(self._changed.set)
-        self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._work())]
+        self._cursor = await self._store.read(store_events.newest_seq)
+        self._store.on_commit(self._committed.set)
+        self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._process_queue())]
 
-    def opened(self, at: datetime) -> None:
+    def notify_started(self, at: datetime) -> None:
         """Queue the startup event. Called when the server has started, connectors included."""
-        self.tell(Happened(event=STARTUP, key=f"{STARTUP}/{at.isoformat()}", at=at.isoformat()))
+        self.enqueue(HookEvent(event=STARTUP_EVENT, key=f"{STARTUP_EVENT}/{at.isoformat()}", at=at.isoformat()))
 
     async def stop(self) -> None:
         """Stop following. Events that are still queued are dropped."""
@@ -148,33 +148,35 @@ class Hooks:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
 
-    def tell(self, event: Happened) -> None:
+    def enqueue(self, event: HookEvent) -> None:
         """Queue an event. Hooks run for one event at a time, in order."""
         try:
-            self._waiting.put_nowait(event)
+            self._queue.put_nowait(event)
         except asyncio.QueueFull:
-            log.warning("hooks fell behind, an event was let go", extra={"event": event.event})
+            log.warning("hook queue full, event dropped", extra={"event": event.event})
 
     async def _follow(self) -> None:
         while True:
-            await self._changed.wait()
-            self._changed.clear()
+            await self._committed.wait()
+            self._committed.clear()
             try:
                 await self._catch_up()
             except RetinueError as error:
-                log.warning("hooks could not read the news", extra={"code": error.code})
+                log.warning("hooks could not read events", extra={"code": error.code})
 
     async def _catch_up(self) -> None:
         if not self._settings().enabled:
-            self._cursor = await self._store.read(store_events.newest)
+            self._cursor = await self._store.read(store_events.newest_seq)
             return
-        while found := await self._store.scan(partial(store_events.after, cursor=self._cursor, limit=AT_ONCE_MAX)):
+        while found := await self._store.scan(
+            partial(store_events.list_after, cursor=self._cursor, limit=EVENTS_PER_READ)
+        ):
             self._cursor = found[-1].seq
             for piece in found:
-                for event in happened(piece):
-                    self.tell(await self._whole(event))
+                for event in hook_events_of(piece):
+                    self.enqueue(await self._add_session_facts(event))
 
-    async def _whole(self, event: Happened) -> Happened:
+    async def _add_session_facts(self, event: HookEvent) -> HookEvent:
         """Add the agent and the origin of the session, if the stored event did not have them."""
         if event.agent or not event.session:
             return event
@@ -184,31 +186,31 @@ class Hooks:
         origin = f"{session.origin.kind}:{session.origin.key}"
         return msgspec.structs.replace(event, agent=session.agent, origin=origin)
 
-    async def _work(self) -> None:
+    async def _process_queue(self) -> None:
         while True:
-            event = await self._waiting.get()
+            event = await self._queue.get()
             try:
-                await self.run(event)
+                await self.run_hooks(event)
             except Exception as error:  # a hook must never stop the server
-                log.warning("hooks broke", exc_info=error, extra={"event": event.event})
+                log.warning("hooks failed", exc_info=error, extra={"event": event.event})
             finally:
-                self._waiting.task_done()
+                self._queue.task_done()
 
-    async def idle(self) -> None:
+    async def wait_idle(self) -> None:
         """Wait until every queued event has been processed."""
-        await self._waiting.join()
+        await self._queue.join()
 
-    async def run(self, event: Happened) -> Sequence[str]:
+    async def run_hooks(self, event: HookEvent) -> Sequence[str]:
         """Run each hook that matches the event, one after the other. Returns the names of those that succeeded."""
         if not self._settings().enabled:
             return ()
-        _, stood = await self.look()
+        _, stood = await self.find_hooks()
         done: list[str] = []
         for each in stood:
-            if each.state is not HookState.READY or not each.hook.is_for(event.event):
+            if each.state is not HookState.READY or not each.hook.handles(event.event):
                 continue
             try:
-                await self._run(each.hook, event)
+                await self._run_hook(each.hook, event)
                 done.append(each.hook.name)
             except (RetinueError, OSError) as error:
                 because = error.because if isinstance(error, RetinueError) else type(error).__name__
@@ -217,34 +219,34 @@ class Hooks:
                 )
         return done
 
-    async def _run(self, hook: Hook, event: Happened) -> None:
-        folder = self._home / DATA / hook.name
+    async def _run_hook(self, hook: Hook, event: HookEvent) -> None:
+        folder = self._data_dir / DATA_FOLDER / hook.name
         await asyncio.to_thread(folder.mkdir, mode=0o700, parents=True, exist_ok=True)
         confinement = Confinement(
             folder=folder,
             writable=(folder,),
             readable=(hook.folder,),
-            limits=Limits(memory_bytes=MEMORY_BYTES_MAX),
+            limits=ResourceLimits(memory_bytes=MEMORY_BYTES_MAX),
             environment={"HOOK_NAME": hook.name, "HOOK_EVENT": event.event, "HOOK_DATA": str(folder)},
         )
-        output = await run(
-            await self._sandbox(),
+        output = await run_command(
+            await self._get_sandbox(),
             [str(hook.handler)],
             confinement,
-            given=_encode(event) + b"\n",
+            input_data=_encode(event) + b"\n",
             timeout_s=self._settings().timeout_s,
-            bytes_max=SAID_BYTES_MAX,
+            bytes_max=OUTPUT_BYTES_MAX,
         )
-        for text in messages(output):
-            await self._say(event, hook, text)
+        for text in parse_messages(output):
+            await self._send_message(event, hook, text)
 
 
-def messages(output: bytes) -> list[str]:
+def parse_messages(output: bytes) -> list[str]:
     """Return the messages in a hook's output; an empty list if the output is not the expected JSON."""
     if not output.lstrip().startswith(b"{"):
         return []
     try:
-        said = msgspec.json.decode(output, type=_Said).messages
+        said = msgspec.json.decode(output, type=_HookOutput).messages
     except (msgspec.DecodeError, RecursionError):
         return []
-    return [storable(text.strip())[:MESSAGE_CHARS_MAX] for text in said[:MESSAGES_MAX] if text.strip()]
+    return [make_storable(text.strip())[:MESSAGE_CHARS_MAX] for text in said[:MESSAGES_MAX] if text.strip()]

@@ -18,18 +18,19 @@ from typing import Any, cast
 
 from msgspec import Struct
 
-from retinue.agents.skill_front_matter import split
-from retinue.agents.skills import Gates, Surroundings, gated, gates_of
+from retinue.agents.errors import HookFolderInvalid
+from retinue.agents.skill_front_matter import split_front_matter
+from retinue.agents.skills import HostFacts, HostRequirements, read_requirements, unmet_requirement
 from retinue.config.hooks import HookSettings
 from retinue.domain.errors import Invalid
 from retinue.domain.storable_text import is_storable
 from retinue.text.glob_match import matches_glob
 
-FILE = "HOOK.md"
-FOLDER = "hooks"
-HANDLERS = ("handler", "handler.sh", "handler.py")
-BUNDLED = "bundled_hooks"
-KIND = "hook"  # in the table of approved hashes
+HOOK_FILE = "HOOK.md"
+HOOKS_FOLDER = "hooks"
+HANDLER_NAMES = ("handler", "handler.sh", "handler.py")
+BUNDLED_FOLDER = "bundled_hooks"
+APPROVAL_KIND = "hook"  # in the table of approved hashes
 NAME_LENGTH_MAX = 64
 DESCRIPTION_LENGTH_MAX = 1_024
 HOOKS_MAX = 100  # read in one folder
@@ -38,7 +39,7 @@ HOOK_BYTES_MAX = 1024 * 1024  # all files of one hook together
 EVENTS_MAX = 16
 CONTENT_BYTES_MAX = 64 * 1024  # shown per file
 
-EVENTS = frozenset(
+HOOK_EVENTS = frozenset(
     {
         "command",
         "command:new",
@@ -57,7 +58,7 @@ class HookSource(StrEnum):
     """Where a hook was found, in order of precedence."""
 
     WORKSPACE = "workspace"
-    HOUSE = "house"
+    INSTANCE = "house"
     BUNDLED = "bundled"
 
 
@@ -77,7 +78,7 @@ class Hook(Struct, frozen=True, kw_only=True):
     name: str
     description: str
     events: tuple[str, ...]
-    gates: Gates
+    requirements: HostRequirements
     source: HookSource
     folder: Path
     handler: Path
@@ -90,27 +91,27 @@ class Hook(Struct, frozen=True, kw_only=True):
         where = hashlib.sha256(os.fsencode(self.folder)).hexdigest()[:12] if self.source is HookSource.WORKSPACE else ""
         return "/".join(filter(None, (self.source.value, where, self.name)))
 
-    def is_for(self, event: str) -> bool:
+    def handles(self, event: str) -> bool:
         """Whether the hook wants this event. `command` matches every command."""
         return event in self.events or event.partition(":")[0] in self.events
 
 
-class Broken(Struct, frozen=True):
+class InvalidHook(Struct, frozen=True):
     """A folder that is not a valid hook, and why."""
 
     folder: Path
     because: str
 
 
-class Found(Struct, frozen=True, kw_only=True):
+class FoundHooks(Struct, frozen=True, kw_only=True):
     """The hook that is used for each name, the ones that it shadows, and the invalid folders."""
 
     hooks: tuple[Hook, ...] = ()
     shadowed: tuple[Hook, ...] = ()
-    broken: tuple[Broken, ...] = ()
+    invalid: tuple[InvalidHook, ...] = ()
 
 
-class Standing(Struct, frozen=True):
+class EvaluatedHook(Struct, frozen=True):
     """A hook, its state and the reason."""
 
     hook: Hook
@@ -118,73 +119,75 @@ class Standing(Struct, frozen=True):
     because: str = ""
 
 
-def bundled() -> Path:
+def bundled_hooks_folder() -> Path:
     """Return the folder of the hooks that ship with retinue."""
-    return Path(__file__).parent / BUNDLED
+    return Path(__file__).parent / BUNDLED_FOLDER
 
 
-def find(home: Path, workspaces: Sequence[Path] = ()) -> Found:
+def find_hooks(data_dir: Path, workspaces: Sequence[Path] = ()) -> FoundHooks:
     """Search all folders for hooks. Reads files, so call it in a thread."""
-    roots = [(HookSource.WORKSPACE, each / FOLDER) for each in workspaces]
-    roots += [(HookSource.HOUSE, home / FOLDER), (HookSource.BUNDLED, bundled())]
+    roots = [(HookSource.WORKSPACE, each / HOOKS_FOLDER) for each in workspaces]
+    roots += [(HookSource.INSTANCE, data_dir / HOOKS_FOLDER), (HookSource.BUNDLED, bundled_hooks_folder())]
     counted: dict[str, Hook] = {}
     shadowed: list[Hook] = []
-    broken: list[Broken] = []
+    broken: list[InvalidHook] = []
     for source, root in roots:
-        for found in _in_root(source, root):
-            if isinstance(found, Broken):
+        for found in _hooks_in_root(source, root):
+            if isinstance(found, InvalidHook):
                 broken.append(found)
             elif found.name in counted:
                 shadowed.append(found)
             else:
                 counted[found.name] = found
     hooks = tuple(counted[name] for name in sorted(counted))
-    return Found(hooks=hooks, shadowed=tuple(shadowed), broken=tuple(broken))
+    return FoundHooks(hooks=hooks, shadowed=tuple(shadowed), invalid=tuple(broken))
 
 
-def standing(
-    hooks: Sequence[Hook], good: Mapping[str, str], here: Surroundings, *, settings: HookSettings
-) -> tuple[Standing, ...]:
+def evaluate_hooks(
+    hooks: Sequence[Hook], approved: Mapping[str, str], host_facts: HostFacts, *, settings: HookSettings
+) -> tuple[EvaluatedHook, ...]:
     """Return the state of each hook. `approved` has the approved hash by the key of the hook. Pure."""
-    return tuple(_standing(hook, good, here, settings) for hook in hooks)
+    return tuple(_evaluate_hook(hook, approved, host_facts, settings) for hook in hooks)
 
 
-def _standing(hook: Hook, good: Mapping[str, str], here: Surroundings, settings: HookSettings) -> Standing:
+def _evaluate_hook(
+    hook: Hook, approved: Mapping[str, str], host_facts: HostFacts, settings: HookSettings
+) -> EvaluatedHook:
     if not settings.enabled:
-        return Standing(hook, HookState.OFF, "`hooks.enabled` is not set")
+        return EvaluatedHook(hook, HookState.OFF, "`hooks.enabled` is not set")
     if any(matches_glob(glob, hook.name) for glob in settings.deny):
-        return Standing(hook, HookState.OFF, "`hooks.deny` names it")
-    if why := gated(hook.gates, here):
-        return Standing(hook, HookState.UNFIT, why)
-    pinned = good.get(hook.key)
+        return EvaluatedHook(hook, HookState.OFF, "`hooks.deny` lists it")
+    if why := unmet_requirement(hook.requirements, host_facts):
+        return EvaluatedHook(hook, HookState.UNFIT, why)
+    pinned = approved.get(hook.key)
     if pinned == hook.hash:
-        return Standing(hook, HookState.READY)
+        return EvaluatedHook(hook, HookState.READY)
     if pinned is None:
-        return Standing(hook, HookState.NEW, "nobody has found it good yet")
-    return Standing(hook, HookState.CHANGED, "it has changed since it was found good")
+        return EvaluatedHook(hook, HookState.NEW, "it is not approved yet")
+    return EvaluatedHook(hook, HookState.CHANGED, "it has changed since it was approved")
 
 
-def parse(text: str, *, folder: str) -> tuple[str, tuple[str, ...], Gates]:
+def parse_hook(text: str, *, folder: str) -> tuple[str, tuple[str, ...], HostRequirements]:
     """Return the description, the events and the requirements that a HOOK.md declares."""
-    said, _ = split(text)
-    name = said.get("name", folder)
+    front_matter, _ = split_front_matter(text)
+    name = front_matter.get("name", folder)
     if name != folder or len(folder) > NAME_LENGTH_MAX or not _NAME.fullmatch(folder):
-        raise _invalid(
-            f"a hook has the name of its folder, small letters, digits and hyphens, and this one has {name!r:.80}"
+        raise HookFolderInvalid(
+            f"its name must be the name of its folder, in lowercase letters, digits and hyphens, and not {name!r:.80}"
         )
-    description = said.get("description", "")
+    description = front_matter.get("description", "")
     if not isinstance(description, str) or len(description) > DESCRIPTION_LENGTH_MAX or not is_storable(text):
-        raise _invalid(f"its description is a text of at most {DESCRIPTION_LENGTH_MAX:,} characters")
-    gates, own = gates_of(said)
+        raise HookFolderInvalid(f"its description must be text of at most {DESCRIPTION_LENGTH_MAX:,} characters")
+    gates, own = read_requirements(front_matter)
     events = own.get("events")
     words = [events] if isinstance(events, str) else events
     named = cast("list[Any]", words) if isinstance(words, list) else []
-    if not named or len(named) > EVENTS_MAX or any(each not in EVENTS for each in named):
-        raise _invalid(f"`events` names some of: {', '.join(sorted(EVENTS))}")
+    if not named or len(named) > EVENTS_MAX or any(each not in HOOK_EVENTS for each in named):
+        raise HookFolderInvalid(f"`events` must name one or more of: {', '.join(sorted(HOOK_EVENTS))}")
     return " ".join(description.split()), tuple(dict.fromkeys(map(str, named))), gates
 
 
-def _in_root(source: HookSource, root: Path) -> Iterator[Hook | Broken]:
+def _hooks_in_root(source: HookSource, root: Path) -> Iterator[Hook | InvalidHook]:
     try:
         real = root.resolve(strict=True)
         names = sorted(os.listdir(real))
@@ -192,40 +195,40 @@ def _in_root(source: HookSource, root: Path) -> Iterator[Hook | Broken]:
         return
     for name in names[:HOOKS_MAX]:
         folder = real / name
-        if not (folder / FILE).is_file():
+        if not (folder / HOOK_FILE).is_file():
             continue
         try:
-            yield _hook(source, folder)
+            yield _read_hook(source, folder)
         except Invalid as error:
-            yield Broken(folder, error.because)
+            yield InvalidHook(folder, error.because)
         except OSError as error:
-            yield Broken(folder, f"it cannot be read ({error.strerror})")
+            yield InvalidHook(folder, f"it cannot be read ({error.strerror})")
 
 
-def _hook(source: HookSource, folder: Path) -> Hook:
-    files = _files(folder)
-    handler = next((name for name in HANDLERS if name in files and files[name][0]), None)
+def _read_hook(source: HookSource, folder: Path) -> Hook:
+    files = _read_files(folder)
+    handler = next((name for name in HANDLER_NAMES if name in files and files[name][0]), None)
     if handler is None:
-        raise _invalid(f"it has no handler that can be run: one of {', '.join(HANDLERS)}")
+        raise HookFolderInvalid(f"it has no executable handler: one of {', '.join(HANDLER_NAMES)}")
     try:
-        text = files[FILE][1].decode()
+        text = files[HOOK_FILE][1].decode()
     except UnicodeDecodeError:
-        raise _invalid(f"its {FILE} is not UTF-8") from None
-    description, events, gates = parse(text, folder=folder.name)
+        raise HookFolderInvalid(f"its {HOOK_FILE} is not UTF-8") from None
+    description, events, gates = parse_hook(text, folder=folder.name)
     return Hook(
         name=folder.name,
         description=description,
         events=events,
-        gates=gates,
+        requirements=gates,
         source=source,
         folder=folder,
         handler=folder / handler,
-        hash=_hash(files),
-        content=_content(files),
+        hash=_hash_files(files),
+        content=_reviewable_content(files),
     )
 
 
-def _files(folder: Path) -> dict[str, tuple[bool, bytes]]:
+def _read_files(folder: Path) -> dict[str, tuple[bool, bytes]]:
     """Return each file of the folder: whether it is executable, and its content.
 
     Subfolders and links are refused, so an approval covers exactly the files that are there.
@@ -237,20 +240,20 @@ def _files(folder: Path) -> dict[str, tuple[bool, bytes]]:
         with os.fdopen(descriptor, "rb") as opened:
             mode = os.fstat(descriptor).st_mode
             if not stat.S_ISREG(mode):
-                raise _invalid(f"{name!r:.80} is no plain file")
+                raise HookFolderInvalid(f"{name!r:.80} is not a regular file")
             data = opened.read(left + 1)
         left -= len(data)
         found[name] = (bool(mode & 0o111), data)
         if left < 0 or len(found) > FILES_MAX:
-            raise _invalid(f"it has more than {FILES_MAX} files, or {HOOK_BYTES_MAX:,} bytes")
+            raise HookFolderInvalid(f"it has more than {FILES_MAX} files, or {HOOK_BYTES_MAX:,} bytes")
     return found
 
 
-def _content(files: Mapping[str, tuple[bool, bytes]]) -> str:
+def _reviewable_content(files: Mapping[str, tuple[bool, bytes]]) -> str:
     """Return the text of the files. A file that is not text, or too long, is named with its hash."""
     shown: list[str] = []
-    for name, (can_run, data) in sorted(files.items(), key=lambda each: (each[0] != FILE, each[0])):
-        head = f"--- {name}{' (can be run)' if can_run else ''}"
+    for name, (can_run, data) in sorted(files.items(), key=lambda each: (each[0] != HOOK_FILE, each[0])):
+        head = f"--- {name}{' (executable)' if can_run else ''}"
         try:
             text = data.decode() if len(data) <= CONTENT_BYTES_MAX else "\0"
         except UnicodeDecodeError:
@@ -262,15 +265,9 @@ def _content(files: Mapping[str, tuple[bool, bytes]]) -> str:
     return "\n".join(shown)
 
 
-def _hash(files: Mapping[str, tuple[bool, bytes]]) -> str:
+def _hash_files(files: Mapping[str, tuple[bool, bytes]]) -> str:
     whole = hashlib.sha256()
     for name, (can_run, data) in sorted(files.items()):
         head = os.fsencode(name)
         whole.update(f"{len(head)} {can_run:d} {len(data)}\n".encode() + head + hashlib.sha256(data).digest())
     return whole.hexdigest()
-
-
-def _invalid(because: str) -> Invalid:
-    return Invalid(
-        "this folder is no hook", because=because, try_this=f"correct its {FILE}", code="hook.folder-invalid"
-    )

@@ -22,13 +22,20 @@ import sqlalchemy as sa
 from msgspec import Struct, field
 
 from retinue.agents import instruction_templates
-from retinue.agents.instruction_files import Look, Snapshot, take
-from retinue.agents.instruction_sections import BUILT_IN
-from retinue.agents.instruction_templates import Marks, Template, TemplateBroken
-from retinue.agents.instructions import Mode, Part, Section, Situation, joined, told
+from retinue.agents.instruction_files import InstructionSnapshot, ReadWithTrust, read_snapshot
+from retinue.agents.instruction_sections import BUILT_IN_SECTIONS
+from retinue.agents.instruction_templates import FileFingerprints, InstructionTemplate, InvalidTemplate
+from retinue.agents.instructions import (
+    InstructionSection,
+    Mode,
+    PromptContext,
+    RenderedSection,
+    join_sections,
+    render_sections,
+)
 from retinue.domain.agent import Agent
-from retinue.domain.ids import NotificationId, derived
-from retinue.domain.notification import TEXT_LENGTH_MAX, Notification
+from retinue.domain.ids import NotificationId, derive_id
+from retinue.domain.notification import NOTIFICATION_TEXT_LENGTH_MAX, Notification
 from retinue.domain.ports import Clock
 from retinue.domain.session import Session
 from retinue.domain.structs import replace
@@ -36,22 +43,22 @@ from retinue.domain.times import from_ms, to_ms
 from retinue.domain.trust import Trust
 from retinue.store.agents import approved_hashes
 from retinue.store.core.connection import Store
-from retinue.store.core.transaction import Page
+from retinue.store.core.transaction import Transaction
 from retinue.store.people import notifications, people
 from retinue.store.sessions import instructions
-from retinue.store.sessions.instructions import Kept
+from retinue.store.sessions.instructions import StoredInstructions
 
 log = logging.getLogger(__name__)
 
-SESSIONS_MAX = 1_000  # whose prompt is cached
-SCOPES_MAX = 1_000
-KIND = "instructions"  # in the table of approved hashes
+CACHED_SESSIONS_MAX = 1_000  # whose prompt is cached
+CACHED_AGENTS_MAX = 1_000
+APPROVAL_KIND = "instructions"  # in the table of approved hashes
 
 _encode = msgspec.json.Encoder().encode
-_snapshot = msgspec.json.Decoder(Snapshot)
+_snapshot_decoder = msgspec.json.Decoder(InstructionSnapshot)
 
 
-class Counted(NamedTuple):
+class SectionSize(NamedTuple):
     """The size of one section. Text of a template outside its sections counts under the name `template`."""
 
     name: str
@@ -59,64 +66,66 @@ class Counted(NamedTuple):
     tokens: int
 
 
-_counted = msgspec.json.Decoder(tuple[Counted, ...])
+_sizes_decoder = msgspec.json.Decoder(tuple[SectionSize, ...])
 
 
-class Told(Struct, frozen=True):
+class SystemPrompt(Struct, frozen=True):
     """A rendered system prompt, and the size of its sections."""
 
     text: str
-    parts: tuple[Counted, ...]
-    template: str = ""  # hash of the owner's template; empty for the built-in one
-    files: tuple[tuple[str, Counted], ...] = ()  # previews only: section and size of each file
-    words: Mapping[str, str] = field(default_factory=dict[str, str])  # previews only: text of each section by its name
+    section_sizes: tuple[SectionSize, ...]
+    template_hash: str = ""  # hash of the owner's template; empty for the built-in one
+    file_sizes: tuple[tuple[str, SectionSize], ...] = ()  # previews only: section and size of each file
+    section_texts: Mapping[str, str] = field(
+        default_factory=dict[str, str]
+    )  # previews only: text of each section by its name
 
 
-class Whose(Struct, frozen=True):
+class PromptScope(Struct, frozen=True):
     """The agent and session that a prompt is for. Without a session: a conversation that is about to start."""
 
     agent: Agent
-    home: Path
+    agent_directory: Path
     workspace: Path
     session: Session | None = None
 
     @property
-    def began(self) -> str:
+    def conversation_key(self) -> str:
         """Identifies the conversation: a reset or a summary starts another one."""
-        return f"{self.session.context_from}/{self.session.compactions}" if self.session is not None else ""
+        return f"{self.session.context_start_seq}/{self.session.compactions}" if self.session is not None else ""
 
     @property
-    def first(self) -> bool:
-        return self.session is None or (self.session.context_from <= 1 and not self.session.compactions)
+    def is_first_conversation(self) -> bool:
+        return self.session is None or (self.session.context_start_seq <= 1 and not self.session.compactions)
 
-    def fits(self, snapshot: Snapshot) -> bool:
+    def matches(self, snapshot: InstructionSnapshot) -> bool:
         return snapshot.workspace == str(self.workspace) and snapshot.wanted == self.agent.context_files
 
 
-class _Known(Struct):
+class _SessionPrompt(Struct):
     """The last prompt of a session."""
 
-    began: str
-    snapshot: Snapshot
-    situation: Situation | None = None
-    template: Template | None = None
-    told: Told | None = None
+    conversation_key: str
+    snapshot: InstructionSnapshot
+    context: PromptContext | None = None
+    template: InstructionTemplate | None = None
+    prompt: SystemPrompt | None = None
 
 
-class Previews(Protocol):
+class PromptPreviews(Protocol):
     """Renders the system prompt that an agent would get, without using it."""
 
-    async def shown(
+    async def preview(
         self,
         agent: Agent,
         session: Session | None,
         *,
         mode: Mode | None = None,
         files: Mapping[str, str] | None = None,
-    ) -> Told: ...
+    ) -> SystemPrompt: ...
 
 
-class Briefing:
+class SystemPromptBuilder:
     """Builds and caches the system prompts of sessions."""
 
     def __init__(
@@ -124,286 +133,305 @@ class Briefing:
         store: Store,
         clock: Clock,
         *,
-        home: Path,
-        look: Look,
-        weigh: Callable[[str], int],
+        data_dir: Path,
+        read_file: ReadWithTrust,
+        count_tokens: Callable[[str], int],
         owner: str,
-        mask: Callable[[str], str] = str,
-        sections: Sequence[Section] = BUILT_IN,
+        redact: Callable[[str], str] = str,
+        sections: Sequence[InstructionSection] = BUILT_IN_SECTIONS,
     ) -> None:
         """`count_tokens` estimates the tokens of a text; `redact` removes secrets from the content of files."""
         self._store = store
         self._clock = clock
-        self._look = look
-        self._weigh = weigh
-        self._mask = mask
+        self._read_file = read_file
+        self._count_tokens = count_tokens
+        self._redact = redact
         self._sections = tuple(sections)
-        self._templates = Templates(home / instruction_templates.FOLDER, store, clock, self._sections, owner)
-        self._sessions: OrderedDict[str, _Known] = OrderedDict()
-        self._lately: dict[str, _Known] = {}  # by agent: prompts of its conversations are mostly the same
+        self._templates = TemplateLoader(
+            data_dir / instruction_templates.TEMPLATES_FOLDER, store, clock, self._sections, owner
+        )
+        self._sessions: OrderedDict[str, _SessionPrompt] = OrderedDict()
+        self._latest_by_agent: dict[
+            str, _SessionPrompt
+        ] = {}  # by agent: prompts of its conversations are mostly the same
 
-    async def brief(self, whose: Whose, at: Situation) -> Told:
+    async def build(self, scope: PromptScope, context: PromptContext) -> SystemPrompt:
         """Return the system prompt of a run. `context` comes without files: those are the session's."""
-        assert whose.session is not None
-        known = await self._known(whose)
-        template = await self._templates.of(whose.agent.name)
-        situation = _with_files(at, known.snapshot)
-        if known.told is None or known.situation != situation or known.template != template:
-            made = await self._told(whose, known, situation, template)
-            if known.told is None or known.told.text != made.text:
-                await self._keep(whose.session, known, made)
-            known.situation, known.template, known.told = situation, template, made
-        return known.told
+        assert scope.session is not None
+        known = await self._get_session_prompt(scope)
+        template = await self._templates.get_template(scope.agent.name)
+        situation = _with_files(context, known.snapshot)
+        if known.prompt is None or known.context != situation or known.template != template:
+            made = await self._render_or_fall_back(scope, known, situation, template)
+            if known.prompt is None or known.prompt.text != made.text:
+                await self._store_prompt(scope.session, known, made)
+            known.context, known.template, known.prompt = situation, template, made
+        return known.prompt
 
-    async def preview(self, whose: Whose, at: Situation, *, template: Template | None = None) -> Told:
+    async def preview(
+        self, scope: PromptScope, context: PromptContext, *, template: InstructionTemplate | None = None
+    ) -> SystemPrompt:
         """Return the prompt that a run would get now, and change nothing.
 
         `template` is tried in place of the agent's own.
         """
-        known = await self._known(whose, remember=False)
-        situation = _with_files(at, known.snapshot)
+        known = await self._get_session_prompt(scope, remember=False)
+        situation = _with_files(context, known.snapshot)
         if template is not None:
             await asyncio.to_thread(template.check, self._sections)
-        made = self._render(situation, template or await self._templates.of(whose.agent.name))
+        made = self._render(situation, template or await self._templates.get_template(scope.agent.name))
         within = {
             "files": situation.files,
             "context-files": situation.context_files,
             "memory": (situation.memory.longterm, *situation.memory.days),
         }
-        used = {part.name for part in made.parts}
+        used = {part.name for part in made.section_sizes}
         files = [
-            (section, self._count(Part(file.name, file.text)))
+            (section, self._measure(RenderedSection(file.name, file.text)))
             for section, some in within.items()
             for file in some
             if section in used and file.text
         ]
-        words = {part.name: part.text for part in told(situation, self._sections) if part.name in used}
-        return replace(made, files=tuple(files), words=words)
+        words = {part.name: part.text for part in render_sections(situation, self._sections) if part.name in used}
+        return replace(made, file_sizes=tuple(files), section_texts=words)
 
-    def at_hand(self, session: str) -> str | None:
+    def cached_text(self, session: str) -> str | None:
         """Return the last prompt of a session if it is cached."""
         known = self._sessions.get(session)
-        return known.told.text if known is not None and known.told is not None else None
+        return known.prompt.text if known is not None and known.prompt is not None else None
 
     # --- the files that a conversation started with ---
 
-    async def _known(self, whose: Whose, *, remember: bool = True) -> _Known:
-        session = whose.session
+    async def _get_session_prompt(self, scope: PromptScope, *, remember: bool = True) -> _SessionPrompt:
+        session = scope.session
         known_id = session.id if session is not None else ""
         known = self._sessions.get(known_id)
-        if known is not None and known.began == whose.began and whose.fits(known.snapshot):
+        if known is not None and known.conversation_key == scope.conversation_key and scope.matches(known.snapshot):
             self._sessions.move_to_end(known_id)
             return known
-        known = await self._stored(whose) or _Known(whose.began, await self._taken(whose))
+        known = await self._load_session_prompt(scope) or _SessionPrompt(
+            scope.conversation_key, await self._read_snapshot(scope)
+        )
         if session is not None and remember:
             self._sessions[known_id] = known
             self._sessions.move_to_end(known_id)
-            if len(self._sessions) > SESSIONS_MAX:
+            if len(self._sessions) > CACHED_SESSIONS_MAX:
                 self._sessions.popitem(last=False)
         return known
 
-    async def _stored(self, whose: Whose) -> _Known | None:
-        if whose.session is None:
+    async def _load_session_prompt(self, scope: PromptScope) -> _SessionPrompt | None:
+        if scope.session is None:
             return None
-        kept = await self._store.read(partial(instructions.get, session=whose.session.id))
-        if kept is None or kept.began != whose.began:
+        kept = await self._store.read(partial(instructions.get, session=scope.session.id))
+        if kept is None or kept.began != scope.conversation_key:
             return None
         try:
-            snapshot, parts = _snapshot.decode(kept.snapshot), _counted.decode(kept.parts)
+            snapshot, parts = _snapshot_decoder.decode(kept.snapshot), _sizes_decoder.decode(kept.parts)
         except msgspec.MsgspecError:  # written by another version: read the files again
             return None
-        if not whose.fits(snapshot):
+        if not scope.matches(snapshot):
             return None
         # It is rendered again: the stored text only shows whether the prompt has changed.
-        return _Known(kept.began, self._shared(whose, snapshot), told=Told(kept.text, parts))
+        return _SessionPrompt(kept.began, self._share_snapshot(scope, snapshot), prompt=SystemPrompt(kept.text, parts))
 
-    async def _taken(self, whose: Whose) -> Snapshot:
-        snapshot = await take(
-            self._look,
-            home=whose.home,
-            workspace=whose.workspace,
-            wanted=whose.agent.context_files,
-            first=whose.first,
-            mask=self._mask,
+    async def _read_snapshot(self, scope: PromptScope) -> InstructionSnapshot:
+        snapshot = await read_snapshot(
+            self._read_file,
+            agent_directory=scope.agent_directory,
+            workspace=scope.workspace,
+            patterns=scope.agent.context_files,
+            is_first=scope.is_first_conversation,
+            redact=self._redact,
         )
-        return self._shared(whose, snapshot)
+        return self._share_snapshot(scope, snapshot)
 
-    def _shared(self, whose: Whose, snapshot: Snapshot) -> Snapshot:
+    def _share_snapshot(self, scope: PromptScope, snapshot: InstructionSnapshot) -> InstructionSnapshot:
         """Keep equal snapshots of an agent's conversations in memory once."""
-        lately = self._lately.get(whose.agent.name)
+        lately = self._latest_by_agent.get(scope.agent.name)
         return lately.snapshot if lately is not None and lately.snapshot == snapshot else snapshot
 
     # --- the text ---
 
-    async def _told(self, whose: Whose, known: _Known, situation: Situation, template: Template | None) -> Told:
-        lately = self._lately.get(whose.agent.name)
-        if lately is not None and lately.told is not None and lately.template == template:
-            if lately.situation == situation:
-                return lately.told
+    async def _render_or_fall_back(
+        self, scope: PromptScope, known: _SessionPrompt, context: PromptContext, template: InstructionTemplate | None
+    ) -> SystemPrompt:
+        lately = self._latest_by_agent.get(scope.agent.name)
+        if lately is not None and lately.prompt is not None and lately.template == template:
+            if lately.context == context:
+                return lately.prompt
         try:
-            made = self._render(situation, template)
-        except TemplateBroken as broken:
+            made = self._render(context, template)
+        except InvalidTemplate as broken:
             # It passed its check and fails now: keep the session's last prompt, or else use the built-in one.
-            await self._templates.complain(whose.agent.name, broken)
-            made = known.told or self._render(situation, None)
-        if len(self._lately) >= SCOPES_MAX:
-            self._lately.clear()
-        self._lately[whose.agent.name] = _Known("", known.snapshot, situation, template, made)
+            await self._templates.report_error(scope.agent.name, broken)
+            made = known.prompt or self._render(context, None)
+        if len(self._latest_by_agent) >= CACHED_AGENTS_MAX:
+            self._latest_by_agent.clear()
+        self._latest_by_agent[scope.agent.name] = _SessionPrompt("", known.snapshot, context, template, made)
         return made
 
-    def _render(self, situation: Situation, template: Template | None) -> Told:
-        parts = told(situation, self._sections)
+    def _render(self, context: PromptContext, template: InstructionTemplate | None) -> SystemPrompt:
+        parts = render_sections(context, self._sections)
         if template is None:
-            return Told(joined(parts), tuple(self._count(part) for part in parts))
-        text, used = template.rendered(situation, parts)
-        counted = [self._count(part) for part in used]
-        beside = max(self._weigh(text) - sum(each.tokens for each in counted), 0)
+            return SystemPrompt(join_sections(parts), tuple(self._measure(part) for part in parts))
+        text, used = template.render_with_sections(context, parts)
+        counted = [self._measure(part) for part in used]
+        beside = max(self._count_tokens(text) - sum(each.tokens for each in counted), 0)
         chars = max(len(text) - sum(each.chars for each in counted), 0)
-        return Told(text, (*counted, Counted("template", chars, beside)), template.hash)
+        return SystemPrompt(text, (*counted, SectionSize("template", chars, beside)), template.hash)
 
-    def _count(self, part: Part) -> Counted:
-        return Counted(part.name, len(part.text), self._weigh(part.text))
+    def _measure(self, part: RenderedSection) -> SectionSize:
+        return SectionSize(part.name, len(part.text), self._count_tokens(part.text))
 
-    async def _keep(self, session: Session, known: _Known, made: Told) -> None:
-        kept = Kept(
-            began=known.began,
+    async def _store_prompt(self, session: Session, known: _SessionPrompt, prompt: SystemPrompt) -> None:
+        kept = StoredInstructions(
+            began=known.conversation_key,
             snapshot=_encode(known.snapshot).decode(),
-            text=made.text,
-            parts=_encode(made.parts).decode(),
+            text=prompt.text,
+            parts=_encode(prompt.section_sizes).decode(),
             at_ms=to_ms(self._clock.now()),
         )
-        await self._store.write(partial(instructions.put, session=session.id, kept=kept), point="instructions")
+        await self._store.write(partial(instructions.upsert, session=session.id, stored=kept), point="instructions")
 
 
-def _with_files(at: Situation, snapshot: Snapshot) -> Situation:
+def _with_files(context: PromptContext, snapshot: InstructionSnapshot) -> PromptContext:
     return msgspec.structs.replace(
-        at, files=snapshot.files, context_files=snapshot.context_files, memory=snapshot.memory
+        context, files=snapshot.files, context_files=snapshot.context_files, memory=snapshot.memory
     )
 
 
 # --- templates: the current and the last valid ones ---
 
 
-class _Taken(NamedTuple):
-    marks: Marks
-    template: Template | None
+class _LoadedTemplate(NamedTuple):
+    fingerprints: FileFingerprints
+    template: InstructionTemplate | None
 
 
-class Templates:
+class TemplateLoader:
     """Loads the template of each agent.
 
     An invalid template is reported once, and the last valid one stays in use.
     """
 
-    def __init__(self, folder: Path, store: Store, clock: Clock, sections: Sequence[Section], owner: str) -> None:
+    def __init__(
+        self, folder: Path, store: Store, clock: Clock, sections: Sequence[InstructionSection], owner: str
+    ) -> None:
         self._folder = folder
-        self._name = str(folder)
+        self._folder_name = str(folder)
         self._store = store
         self._clock = clock
         self._sections = sections
         self._owner = owner
-        self._taken: dict[str, _Taken] = {}
+        self._loaded: dict[str, _LoadedTemplate] = {}
 
-    async def of(self, agent: str) -> Template | None:
+    async def get_template(self, agent: str) -> InstructionTemplate | None:
         """Return the template of an agent; None for the built-in one."""
-        found = instruction_templates.marks(self._name, agent)
-        taken = self._taken.get(agent)
-        if taken is not None and taken.marks == found:
+        found = instruction_templates.template_fingerprints(self._folder_name, agent)
+        taken = self._loaded.get(agent)
+        if taken is not None and taken.fingerprints == found:
             return taken.template
         if not found and taken is None:
             return None
-        template = await self._load(agent, found, before=taken.template if taken is not None else None)
-        if len(self._taken) >= SCOPES_MAX:
-            self._taken.clear()
-        self._taken[agent] = _Taken(found, template)
+        template = await self._load(agent, found, previous=taken.template if taken is not None else None)
+        if len(self._loaded) >= CACHED_AGENTS_MAX:
+            self._loaded.clear()
+        self._loaded[agent] = _LoadedTemplate(found, template)
         return template
 
-    async def _load(self, agent: str, found: Marks, *, before: Template | None) -> Template | None:
-        scope = instruction_templates.scope_of(found, self._name, agent)
+    async def _load(
+        self, agent: str, fingerprints: FileFingerprints, *, previous: InstructionTemplate | None
+    ) -> InstructionTemplate | None:
+        scope = instruction_templates.template_scope_of(fingerprints, self._folder_name, agent)
         try:
             template = await asyncio.to_thread(self._read, agent)
-        except TemplateBroken as broken:
-            await self.complain(agent, broken)
-            return before or await self._last_good(scope)
+        except InvalidTemplate as broken:
+            await self.report_error(agent, broken)
+            return previous or await self._load_last_valid(scope)
         if template is not None:
             await self._store.write(
-                partial(_pin, scope=scope, template=template, at_ms=self._now()), point="instructions"
+                partial(_store_valid_template, scope=scope, template=template, at_ms=self._now_ms()),
+                point="instructions",
             )
-        log.info("template taken", extra={"agent": agent, "hash": template.hash[:16] if template else "none"})
+        log.info("template loaded", extra={"agent": agent, "hash": template.hash[:16] if template else "none"})
         return template
 
-    def _read(self, agent: str) -> Template | None:
+    def _read(self, agent: str) -> InstructionTemplate | None:
         try:
-            template = instruction_templates.load(self._folder, agent)
+            template = instruction_templates.load_template(self._folder, agent)
         except OSError as error:
-            raise TemplateBroken(
-                "this template cannot be read", because=str(error), try_this="look at its folder"
-            ) from error
+            raise InvalidTemplate(self._folder_name, because=f"it cannot be read: {error}") from error
         if template is not None:
             template.check(self._sections)
         return template
 
-    async def _last_good(self, scope: str) -> Template | None:
-        pin = await self._store.read(partial(approved_hashes.find, kind=KIND, name=scope or "house"))
+    async def _load_last_valid(self, scope: str) -> InstructionTemplate | None:
+        pin = await self._store.read(partial(approved_hashes.find, kind=APPROVAL_KIND, name=scope or "house"))
         if pin is None:
             return None
-        template = Template(msgspec.json.decode(pin.content, type=dict[str, str]))
+        template = InstructionTemplate(msgspec.json.decode(pin.content, type=dict[str, str]))
         try:
             await asyncio.to_thread(template.check, self._sections)
-        except TemplateBroken as broken:  # valid for an older version only
-            log.error("kept template not usable", extra={"scope": scope, "because": broken.because})
+        except InvalidTemplate as broken:  # valid for an older version only
+            log.error("stored template invalid", extra={"scope": scope, "because": broken.because})
             return None
         return template
 
-    async def complain(self, agent: str, broken: TemplateBroken) -> None:
+    async def report_error(self, agent: str, error: InvalidTemplate) -> None:
         """Log the error and notify the owner, once for each error."""
-        log.error("template not taken", extra={"agent": agent, "error": broken.sentence, "because": broken.because})
-        what = hashlib.sha256(f"{broken.sentence}\0{broken.because}".encode()).hexdigest()[:32]
-        at_ms = self._now()
+        log.error("template invalid", extra={"agent": agent, "error": error.sentence, "because": error.because})
+        what = hashlib.sha256(f"{error.sentence}\0{error.because}".encode()).hexdigest()[:32]
+        at_ms = self._now_ms()
         notice = Notification(
-            id=NotificationId(derived(what, "template")),
+            id=NotificationId(derive_id(what, "template")),
             person=self._owner,
             sender="house",
             session=None,
-            title="A template for instructions cannot be used",
-            text=f"{broken.sentence}: {broken.because}. The last good one stays."[:TEXT_LENGTH_MAX],
+            title="Invalid instructions template",
+            text=f"{error.sentence}: {error.because}. The last valid template stays in use."[
+                :NOTIFICATION_TEXT_LENGTH_MAX
+            ],
             trust=Trust.PRIVATE,
             at=from_ms(at_ms),
             read_at=None,
         )
-        await self._store.write(partial(_notify, notice=notice, at_ms=at_ms), point="instructions")
+        await self._store.write(partial(_notify, notification=notice, at_ms=at_ms), point="instructions")
 
-    def _now(self) -> int:
+    def _now_ms(self) -> int:
         return to_ms(self._clock.now())
 
 
-def _pin(conn: sa.Connection, *, scope: str, template: Template, at_ms: int) -> None:
+def _store_valid_template(conn: sa.Connection, *, scope: str, template: InstructionTemplate, at_ms: int) -> None:
     name = scope or "house"
-    pin = approved_hashes.find(conn, KIND, name)
+    pin = approved_hashes.find(conn, APPROVAL_KIND, name)
     if pin is None or pin.hash != template.hash:
         content = _encode(dict(template.files)).decode()
-        approved_hashes.put(conn, KIND, name, hash_=template.hash, content=content, decided_by="house", at_ms=at_ms)
+        approved_hashes.upsert(
+            conn, APPROVAL_KIND, name, hash_=template.hash, content=content, decided_by="house", at_ms=at_ms
+        )
 
 
-def _notify(conn: sa.Connection, *, notice: Notification, at_ms: int) -> None:
-    if people.find(conn, notice.person) is None:
+def _notify(conn: sa.Connection, *, notification: Notification, at_ms: int) -> None:
+    if people.find(conn, notification.person) is None:
         return
-    page = Page(conn, at_ms)
-    notifications.add(page, notice)
+    page = Transaction(conn, at_ms)
+    notifications.add(page, notification)
     page.close()
 
 
-def findings(house: Path, agents: Sequence[str], sections: Sequence[Section] = BUILT_IN) -> dict[str, TemplateBroken]:
+def find_invalid_templates(
+    data_dir: Path, agents: Sequence[str], sections: Sequence[InstructionSection] = BUILT_IN_SECTIONS
+) -> dict[str, InvalidTemplate]:
     """Return the invalid templates on disk by agent, for `doctor`. The shared template has the key `house`."""
-    folder = house / instruction_templates.FOLDER
-    found: dict[str, TemplateBroken] = {}
+    folder = data_dir / instruction_templates.TEMPLATES_FOLDER
+    found: dict[str, InvalidTemplate] = {}
     if not folder.is_dir():
         return found
     for agent in ("", *(name for name in agents if os.path.isdir(folder / name))):
         try:
-            template = instruction_templates.load(folder, agent)
+            template = instruction_templates.load_template(folder, agent)
             if template is not None:
                 template.check(sections)
-        except TemplateBroken as broken:
+        except InvalidTemplate as broken:
             found[agent or "house"] = broken
     return found

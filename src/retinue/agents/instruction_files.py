@@ -18,216 +18,221 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from retinue.agents.instructions import FileState, FileTold, Memory
-from retinue.domain.errors import Invalid, RetinueError
+from retinue.agents.errors import ContextFileMissing, ContextFileUnreadable, TooManyContextFiles
+from retinue.agents.instructions import InstructionFile, InstructionFileState, PromptMemory
+from retinue.domain.errors import RetinueError
 from retinue.domain.instruction_mode import INSTRUCTION_FILES
-from retinue.domain.storable_text import storable
+from retinue.domain.storable_text import make_storable
 from retinue.domain.trust import Trust
 
 FILE_CHARS_MAX = 20_000
 HEAD_CHARS = 15_000  # kept from a longer file, with the last `TAIL_CHARS`
 TAIL_CHARS = 4_500
 MEMORY_CHARS_MAX = 12_000
-DAYS_MAX = 2
-DAY_CHARS_MAX = 4_000
+DAILY_FILES_MAX = 2
+DAILY_FILE_CHARS_MAX = 4_000
 FILE_BYTES_MAX = 1024 * 1024  # read per file
 CONTEXT_FILES_MAX = 50
-CONTEXT_CHARS_MAX = 120_000  # all of them together
-ENTRIES_LOOKED_AT_MAX = 10_000
+CONTEXT_FILES_CHARS_MAX = 120_000  # all of them together
+ENTRIES_SCANNED_MAX = 10_000
 
-FIRST_CONVERSATION = "BOOTSTRAP.md"
+BOOTSTRAP_FILE = "BOOTSTRAP.md"
 # Most agents have none of these, so they are not reported as missing.
-NOT_MISSED = frozenset({FIRST_CONVERSATION, "CLAUDE.md"})
-MEMORY = "internal_space/MEMORY.md"
-DAYS = "internal_space/memories"
+OPTIONAL_FILES = frozenset({BOOTSTRAP_FILE, "CLAUDE.md"})
+MEMORY_FILE = "internal_space/MEMORY.md"
+DAILY_FOLDER = "internal_space/memories"
 
-_DAY = re.compile(r"\d{4}-\d{2}-\d{2}\.md")
+_DAILY_FILE_NAME = re.compile(r"\d{4}-\d{2}-\d{2}\.md")
 
 
-class Looked(NamedTuple):
+class ContentWithTrust(NamedTuple):
     """The content of a file, and its trust."""
 
     data: bytes
     trust: Trust
 
 
-Look = Callable[[str], Awaitable[Looked | None]]
+ReadWithTrust = Callable[[str], Awaitable[ContentWithTrust | None]]
 """The bytes at a path, and how far they can be believed, with the path itself where it is a link; None where there is
 no file. Raises where it cannot be read as one: it is too large, or something else than a file."""
 
 
-class Snapshot(Struct, frozen=True, kw_only=True):
+class InstructionSnapshot(Struct, frozen=True, kw_only=True):
     """The content of the files when a conversation started. Another workspace has another snapshot."""
 
     workspace: str = ""
     wanted: tuple[str, ...] = ()  # the patterns of `context_files` that were used
-    files: tuple[FileTold, ...] = ()
-    context_files: tuple[FileTold, ...] = ()
-    memory: Memory = Memory()
+    files: tuple[InstructionFile, ...] = ()
+    context_files: tuple[InstructionFile, ...] = ()
+    memory: PromptMemory = PromptMemory()
 
 
-async def take(
-    look: Look, *, home: Path, workspace: Path, wanted: Sequence[str], first: bool, mask: Callable[[str], str] = str
-) -> Snapshot:
+async def read_snapshot(
+    read_file: ReadWithTrust,
+    *,
+    agent_directory: Path,
+    workspace: Path,
+    patterns: Sequence[str],
+    is_first: bool,
+    redact: Callable[[str], str] = str,
+) -> InstructionSnapshot:
     """Read all files. `is_first`: this is the first conversation of its session, before any reset or summary."""
-    take_one = partial(_take, look, mask)
-    roots = [os.path.realpath(root) for root in dict.fromkeys((workspace, home))]
-    names = [name for name in INSTRUCTION_FILES if first or name != FIRST_CONVERSATION]
-    found = [await _first_of(take_one, roots, name) for name in names]
-    own = os.path.realpath(home)
-    days = _newest_days(os.path.join(own, DAYS))
-    return Snapshot(
+    take_one = partial(_read_file, read_file, redact)
+    roots = [os.path.realpath(root) for root in dict.fromkeys((workspace, agent_directory))]
+    names = [name for name in INSTRUCTION_FILES if is_first or name != BOOTSTRAP_FILE]
+    found = [await _read_first(take_one, roots, name) for name in names]
+    own = os.path.realpath(agent_directory)
+    days = _newest_daily_files(os.path.join(own, DAILY_FOLDER))
+    return InstructionSnapshot(
         workspace=str(workspace),
-        wanted=tuple(wanted),
-        files=tuple(cut(each) for each in found if each.state is not FileState.MISSING or each.name not in NOT_MISSED),
-        context_files=await _context_files(take_one, os.path.realpath(workspace), wanted) if wanted else (),
-        memory=Memory(
-            longterm=_cut_memory(await take_one(own, MEMORY), MEMORY_CHARS_MAX, "memory"),
-            days=tuple([_cut_memory(await take_one(own, f"{DAYS}/{name}"), DAY_CHARS_MAX, "daily") for name in days]),
+        wanted=tuple(patterns),
+        files=tuple(
+            shorten_file(each)
+            for each in found
+            if each.state is not InstructionFileState.MISSING or each.name not in OPTIONAL_FILES
+        ),
+        context_files=await _read_context_files(take_one, os.path.realpath(workspace), patterns) if patterns else (),
+        memory=PromptMemory(
+            longterm=_shorten_memory_file(await take_one(own, MEMORY_FILE), MEMORY_CHARS_MAX, "memory"),
+            days=tuple(
+                [
+                    _shorten_memory_file(await take_one(own, f"{DAILY_FOLDER}/{name}"), DAILY_FILE_CHARS_MAX, "daily")
+                    for name in days
+                ]
+            ),
         ),
     )
 
 
-async def take_now(look: Look, *, home: Path, workspace: Path, name: str, mask: Callable[[str], str] = str) -> FileTold:
+async def read_instruction_file(
+    read_file: ReadWithTrust, *, agent_directory: Path, workspace: Path, name: str, redact: Callable[[str], str] = str
+) -> InstructionFile:
     """Read one instruction file as it is now, without waiting for the next conversation."""
-    roots = [os.path.realpath(root) for root in dict.fromkeys((workspace, home))]
-    return cut(await _first_of(partial(_take, look, mask), roots, name))
+    roots = [os.path.realpath(root) for root in dict.fromkeys((workspace, agent_directory))]
+    return shorten_file(await _read_first(partial(_read_file, read_file, redact), roots, name))
 
 
-Take = Callable[[str, str], Awaitable[FileTold]]
+ReadNamedFile = Callable[[str, str], Awaitable[InstructionFile]]
 
 
-async def _first_of(take_one: Take, roots: Sequence[str], name: str) -> FileTold:
+async def _read_first(read_one: ReadNamedFile, roots: Sequence[str], name: str) -> InstructionFile:
     """Return the file of the workspace, or else that of the agent directory."""
-    told = [await take_one(root, name) for root in roots]
-    return next((each for each in told if each.state is not FileState.MISSING), told[0])
+    told = [await read_one(root, name) for root in roots]
+    return next((each for each in told if each.state is not InstructionFileState.MISSING), told[0])
 
 
-async def _take(look: Look, mask: Callable[[str], str], root: str, name: str) -> FileTold:
+async def _read_file(read_file: ReadWithTrust, redact: Callable[[str], str], root: str, name: str) -> InstructionFile:
     """Read one file.
 
     A link that leads out of its root counts as missing: it could show any file of the machine.
     """
     path = os.path.join(root, name)
-    told = FileTold(name=name, path=path)
+    told = InstructionFile(name=name, path=path)
     try:
         status = os.lstat(path)
     except OSError:  # most files are missing or empty; then there is no need to read them
-        return _as(told, FileState.MISSING)
+        return _with_state(told, InstructionFileState.MISSING)
     real = os.path.realpath(path)
     if real != path and os.path.commonpath((real, root)) != root:
-        return _as(told, FileState.MISSING)
+        return _with_state(told, InstructionFileState.MISSING)
     if not status.st_size:
-        return _as(told, FileState.EMPTY)
+        return _with_state(told, InstructionFileState.EMPTY)
     try:
-        looked = await look(path)
+        looked = await read_file(path)
     except RetinueError:
-        return _as(told, FileState.UNREADABLE)
+        return _with_state(told, InstructionFileState.UNREADABLE)
     if looked is None:
-        return _as(told, FileState.MISSING)
+        return _with_state(told, InstructionFileState.MISSING)
     if not looked.data.strip():
-        return _as(told, FileState.EMPTY)
+        return _with_state(told, InstructionFileState.EMPTY)
     if looked.trust is Trust.UNTRUSTED:
-        return _as(told, FileState.UNTRUSTED)
+        return _with_state(told, InstructionFileState.UNTRUSTED)
     try:
         text = looked.data.decode()
     except UnicodeDecodeError:
-        return _as(told, FileState.UNREADABLE)
+        return _with_state(told, InstructionFileState.UNREADABLE)
     if "\0" in text:
-        return _as(told, FileState.UNREADABLE)
-    return FileTold(name=name, path=path, text=mask(storable(text)).strip())
+        return _with_state(told, InstructionFileState.UNREADABLE)
+    return InstructionFile(name=name, path=path, text=redact(make_storable(text)).strip())
 
 
-def _as(told: FileTold, state: FileState) -> FileTold:
-    return FileTold(name=told.name, path=told.path, state=state)
+def _with_state(file: InstructionFile, state: InstructionFileState) -> InstructionFile:
+    return InstructionFile(name=file.name, path=file.path, state=state)
 
 
-def cut(file: FileTold, chars_max: int = FILE_CHARS_MAX) -> FileTold:
+def shorten_file(file: InstructionFile, chars_max: int = FILE_CHARS_MAX) -> InstructionFile:
     """Shorten a file to its start and its end, with a mark between them."""
     if len(file.text) <= chars_max:
         return file
     head, tail = HEAD_CHARS * chars_max // FILE_CHARS_MAX, TAIL_CHARS * chars_max // FILE_CHARS_MAX
     left_out = len(file.text) - head - tail
-    mark = f"\n\n[... {left_out:,} characters left out here; all of it is in {file.path} ...]\n\n"
+    mark = f"\n\n[... {left_out:,} characters omitted here; the full text is in {file.path} ...]\n\n"
     text = file.text[:head] + mark + (file.text[-tail:] if tail else "")
-    return FileTold(name=file.name, path=file.path, text=text, state=FileState.CUT)
+    return InstructionFile(name=file.name, path=file.path, text=text, state=InstructionFileState.CUT)
 
 
-def _cut_memory(file: FileTold, chars_max: int, what: str) -> FileTold:
+def _shorten_memory_file(file: InstructionFile, chars_max: int, label: str) -> InstructionFile:
     """Keep only the start of a file: the most important notes come first."""
     name = os.path.basename(file.name)
     if len(file.text) <= chars_max:
-        return FileTold(name=name, path=file.path, text=file.text, state=file.state)
-    mark = f"<<truncated due to internal-space-{what}-max-chars={chars_max}>>"
-    return FileTold(name=name, path=file.path, text=f"{file.text[:chars_max]}\n{mark}", state=FileState.CUT)
+        return InstructionFile(name=name, path=file.path, text=file.text, state=file.state)
+    mark = f"<<truncated due to internal-space-{label}-max-chars={chars_max}>>"
+    return InstructionFile(
+        name=name, path=file.path, text=f"{file.text[:chars_max]}\n{mark}", state=InstructionFileState.CUT
+    )
 
 
-def _newest_days(folder: str) -> list[str]:
+def _newest_daily_files(folder: str) -> list[str]:
     """Return the daily files of the newest days, newest first."""
     try:
         with os.scandir(folder) as entries:
-            names = [entry.name for entry in islice(entries, ENTRIES_LOOKED_AT_MAX) if _DAY.fullmatch(entry.name)]
+            names = [
+                entry.name for entry in islice(entries, ENTRIES_SCANNED_MAX) if _DAILY_FILE_NAME.fullmatch(entry.name)
+            ]
     except OSError:
         return []
-    return sorted(names, reverse=True)[:DAYS_MAX]
+    return sorted(names, reverse=True)[:DAILY_FILES_MAX]
 
 
 # --- context files ---
 
 
-async def _context_files(take_one: Take, root: str, wanted: Sequence[str]) -> tuple[FileTold, ...]:
+async def _read_context_files(
+    read_one: ReadNamedFile, root: str, patterns: Sequence[str]
+) -> tuple[InstructionFile, ...]:
     """Read the files that match the patterns, by pattern and then by path, so that their order is fixed.
 
     A file that the owner has named and that cannot be read is an error. Without it, the agent would
     silently do something else than intended.
     """
-    names = await asyncio.to_thread(_matching, root, wanted)
-    told: list[FileTold] = []
-    left = CONTEXT_CHARS_MAX
+    names = await asyncio.to_thread(_matching_names, root, patterns)
+    read_files: list[InstructionFile] = []
+    left = CONTEXT_FILES_CHARS_MAX
     for name in names:
-        file = await take_one(root, name)
-        if file.state is FileState.UNREADABLE:
-            raise Invalid(
-                f"the context file '{name}' cannot be told",
-                because=f"it is no UTF-8 text, or larger than {FILE_BYTES_MAX:,} bytes",
-                try_this="take it out of `context_files`, or make a text of it",
-                code="instructions.context-file-unreadable",
-            )
-        if file.state is FileState.MISSING:  # removed meanwhile, or a link that leads out of the root
-            raise _missing(name)
-        file = cut(file, min(FILE_CHARS_MAX, left))
+        file = await read_one(root, name)
+        if file.state is InstructionFileState.UNREADABLE:
+            raise ContextFileUnreadable(name, bytes_max=FILE_BYTES_MAX)
+        if file.state is InstructionFileState.MISSING:  # removed meanwhile, or a link that leads out of the root
+            raise ContextFileMissing(name)
+        file = shorten_file(file, min(FILE_CHARS_MAX, left))
         left = max(left - len(file.text), 0)
-        told.append(file)
-    return tuple(told)
+        read_files.append(file)
+    return tuple(read_files)
 
 
-def _matching(root: str, wanted: Sequence[str]) -> list[str]:
+def _matching_names(root: str, patterns: Sequence[str]) -> list[str]:
     found: dict[str, None] = {}
-    for pattern in wanted:
+    for pattern in patterns:
         here = sorted(_glob(root, pattern))
         if not here:
-            raise _missing(pattern)
+            raise ContextFileMissing(pattern)
         found.update(dict.fromkeys(here))
         if len(found) > CONTEXT_FILES_MAX:
-            raise Invalid(
-                "too many context files",
-                because=f"an agent is told {CONTEXT_FILES_MAX} at most",
-                try_this="name fewer in `context_files`, or make one of several",
-                code="instructions.context-files-too-many",
-            )
+            raise TooManyContextFiles(files_max=CONTEXT_FILES_MAX)
     return list(found)
 
 
 def _glob(root: str, pattern: str) -> list[str]:
     """Return the files below the root that match. `context_file` has made sure that a pattern stays below it."""
-    paths = islice(Path(root).glob(pattern), ENTRIES_LOOKED_AT_MAX)
+    paths = islice(Path(root).glob(pattern), ENTRIES_SCANNED_MAX)
     return [path.relative_to(root).as_posix() for path in paths if path.is_file()]
-
-
-def _missing(name: str) -> Invalid:
-    return Invalid(
-        f"the context file '{name}' is not there",
-        because="`context_files` of the agent names it, and its workspace has no such file",
-        try_this="put it there, or take it out of `context_files`",
-        code="instructions.context-file-missing",
-    )

@@ -21,39 +21,39 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from retinue.agents.errors import InvalidTemplate
 from retinue.agents.instructions import (
-    PLACES,
-    Alias,
-    Colleague,
-    Errand,
-    FileState,
-    FileTold,
-    Memory,
+    SECTION_MODES,
+    InstructionFile,
+    InstructionFileState,
+    InstructionSection,
     Mode,
-    PanelTold,
-    Part,
-    Runtime,
-    Section,
-    Situation,
-    TheAgent,
-    TheHouse,
-    ToolTold,
-    Where,
-    told,
+    ModelAlias,
+    PromptAgent,
+    PromptContext,
+    PromptInstance,
+    PromptMemory,
+    PromptPanel,
+    PromptRuntime,
+    PromptTool,
+    PromptWorkspace,
+    RenderedSection,
+    SubagentTask,
+    VisibleAgent,
+    render_sections,
 )
-from retinue.domain.errors import Invalid
 
 if TYPE_CHECKING:
     from jinja2.sandbox import SandboxedEnvironment
 
-FOLDER = "instructions"
-ENTRY = "instructions.md.j2"
-BUILT_IN = "built-in.md.j2"  # the default prompt, for templates that extend it
-SUFFIX = ".j2"
+TEMPLATES_FOLDER = "instructions"
+ENTRY_FILE = "instructions.md.j2"
+BUILT_IN_FILE = "built-in.md.j2"  # the default prompt, for templates that extend it
+TEMPLATE_SUFFIX = ".j2"
 FILES_MAX = 50  # per folder
 FILE_BYTES_MAX = 65_536
 FILES_BYTES_MAX = 262_144  # all files of one template, which are kept in the store
-TEXT_CHARS_MAX = 400_000  # of a rendered prompt
+PROMPT_CHARS_MAX = 400_000  # of a rendered prompt
 ENVIRONMENTS_MAX = 16
 
 BUILT_IN_TEXT = """\
@@ -66,14 +66,8 @@ BUILT_IN_TEXT = """\
 """
 
 
-class TemplateBroken(Invalid):
-    """A template is invalid and is not used."""
-
-    code = "instructions.template-broken"
-
-
 @dataclass(frozen=True, slots=True)
-class Template:
+class InstructionTemplate:
     """All files of a template by name, in memory: the files on disk may change while it is in use."""
 
     files: Mapping[str, str] = field(hash=False)
@@ -82,29 +76,31 @@ class Template:
     def hash(self) -> str:
         return hashlib.sha256(msgspec.json.encode(sorted(self.files.items()))).hexdigest()
 
-    def check(self, sections: Sequence[Section]) -> None:
+    def check(self, sections: Sequence[InstructionSection]) -> None:
         """Raise `InvalidTemplate` if the template has a syntax error, uses an unknown name, or
         fails with a sample context.
         """
         _check_names(self)
-        for situation in SAMPLES:
-            self.render(situation, told(situation, sections))
+        for situation in SAMPLE_CONTEXTS:
+            self.render(situation, render_sections(situation, sections))
 
-    def render(self, situation: Situation, parts: Sequence[Part]) -> str:
-        return self.rendered(situation, parts)[0]
+    def render(self, context: PromptContext, parts: Sequence[RenderedSection]) -> str:
+        return self.render_with_sections(context, parts)[0]
 
-    def rendered(self, situation: Situation, parts: Sequence[Part]) -> tuple[str, tuple[Part, ...]]:
+    def render_with_sections(
+        self, context: PromptContext, parts: Sequence[RenderedSection]
+    ) -> tuple[str, tuple[RenderedSection, ...]]:
         """Return the text, and the sections that it contains."""
-        used = _Used({part.name: part.text for part in parts})
+        used = _TrackedSections({part.name: part.text for part in parts})
         try:
-            template = _environment(tuple(sorted(self.files.items()))).get_template(ENTRY)
-            text = _bounded(template.generate(**_variables(situation), sections=used))
+            template = _environment(tuple(sorted(self.files.items()))).get_template(ENTRY_FILE)
+            text = _join_within_limit(template.generate(**_variable_values(context), sections=used))
         except Exception as error:  # any error in rendering is an error of the template
-            raise _broken(error) from error
-        return text.strip(), tuple(part for part in parts if part.name in used.seen)
+            raise _to_invalid_template(error) from error
+        return text.strip(), tuple(part for part in parts if part.name in used.used_names)
 
 
-class _Used(dict[str, str]):
+class _TrackedSections(dict[str, str]):
     """Sections by name, with a record of which were used.
 
     A known section without a text here is an empty string; an unknown name raises `KeyError`.
@@ -112,32 +108,32 @@ class _Used(dict[str, str]):
 
     def __init__(self, texts: Mapping[str, str]) -> None:
         super().__init__(texts)
-        self.seen: set[str] = set()
+        self.used_names: set[str] = set()
 
     def __getitem__(self, name: str) -> str:
-        self.seen.add(name)
+        self.used_names.add(name)
         return super().__getitem__(name)
 
     def __missing__(self, name: str) -> str:
-        if name not in PLACES:
+        if name not in SECTION_MODES:
             raise KeyError(name)
         return ""
 
     def values(self) -> Any:
-        self.seen.update(self)
+        self.used_names.update(self)
         return super().values()
 
     def items(self) -> Any:
-        self.seen.update(self)
+        self.used_names.update(self)
         return super().items()
 
 
-def variables() -> tuple[str, ...]:
-    return (*Situation.__struct_fields__, "sections")
+def variable_names() -> tuple[str, ...]:
+    return (*PromptContext.__struct_fields__, "sections")
 
 
-def _variables(situation: Situation) -> dict[str, Any]:
-    return {name: getattr(situation, name) for name in Situation.__struct_fields__}
+def _variable_values(context: PromptContext) -> dict[str, Any]:
+    return {name: getattr(context, name) for name in PromptContext.__struct_fields__}
 
 
 @lru_cache(ENVIRONMENTS_MAX)
@@ -146,7 +142,7 @@ def _environment(files: tuple[tuple[str, str], ...]) -> SandboxedEnvironment:
     from jinja2 import FunctionLoader, StrictUndefined, TemplateNotFound
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    known = {BUILT_IN: BUILT_IN_TEXT, **dict(files)}
+    known = {BUILT_IN_FILE: BUILT_IN_TEXT, **dict(files)}
 
     def load(name: str) -> tuple[str, str, None]:
         if name not in known:
@@ -158,18 +154,18 @@ def _environment(files: tuple[tuple[str, str], ...]) -> SandboxedEnvironment:
     )
 
 
-def _bounded(pieces: Any) -> str:
+def _join_within_limit(pieces: Any) -> str:
     made: list[str] = []
     chars = 0
     for piece in pieces:
         chars += len(piece)
-        if chars > TEXT_CHARS_MAX:
-            raise OverflowError(f"it comes to more than {TEXT_CHARS_MAX:,} characters")
+        if chars > PROMPT_CHARS_MAX:
+            raise OverflowError(f"the result has more than {PROMPT_CHARS_MAX:,} characters, which is the limit")
         made.append(piece)
     return "".join(made)
 
 
-def _check_names(template: Template) -> None:
+def _check_names(template: InstructionTemplate) -> None:
     """Check all names, also in branches that no sample reaches."""
     from jinja2 import TemplateSyntaxError, meta, nodes
 
@@ -178,102 +174,104 @@ def _check_names(template: Template) -> None:
         try:
             tree = environment.parse(source, name, name)
         except TemplateSyntaxError as error:
-            raise _broken(error) from error
-        unknown = meta.find_undeclared_variables(tree) - set(variables())
+            raise _to_invalid_template(error) from error
+        unknown = meta.find_undeclared_variables(tree) - set(variable_names())
         for node in tree.find_all(nodes.Name):
             if node.name in unknown:
-                raise _refused(name, node.lineno, f"there is no variable '{node.name}'")
+                raise _invalid_template(name, node.lineno, f"unknown variable '{node.name}'")
         for include in meta.find_referenced_templates(tree):
-            if include is not None and include not in (BUILT_IN, *template.files):
-                raise _refused(name, None, f"there is no file '{include}'")
+            if include is not None and include not in (BUILT_IN_FILE, *template.files):
+                raise _invalid_template(name, None, f"the file '{include}' does not exist")
 
 
-def _broken(error: BaseException) -> TemplateBroken:
-    if isinstance(error, TemplateBroken):
+def _to_invalid_template(error: BaseException) -> InvalidTemplate:
+    if isinstance(error, InvalidTemplate):
         return error
     from jinja2 import TemplateSyntaxError
 
     line: int | None = None
-    name = ENTRY
+    name = ENTRY_FILE
     if isinstance(error, TemplateSyntaxError):
-        line, name = error.lineno, error.name or ENTRY
+        line, name = error.lineno, error.name or ENTRY_FILE
     else:
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.endswith(SUFFIX)]
-        line, name = (frames[-1].lineno, frames[-1].filename) if frames else (None, ENTRY)
-    words = " ".join(str(error).split())[:300] or type(error).__name__
-    return _refused(name, line, words)
+        frames = [
+            frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.endswith(TEMPLATE_SUFFIX)
+        ]
+        line, name = (frames[-1].lineno, frames[-1].filename) if frames else (None, ENTRY_FILE)
+    message = " ".join(str(error).split())[:300] or type(error).__name__
+    return _invalid_template(name, line, message)
 
 
-def _refused(name: str, line: int | None, because: str) -> TemplateBroken:
+def _invalid_template(name: str, line: int | None, because: str) -> InvalidTemplate:
     where = f"line {line} of {name}" if line is not None else name
-    return TemplateBroken(
-        f"this template cannot be used: {where}",
-        because=because,
-        try_this="what may be named is listed in docs/reference/instructions.md; `retinue agent prompt` tries one",
-    )
+    return InvalidTemplate(where, because=because)
 
 
 # --- on disk ---
 
-Marks = tuple[tuple[str, int, int, int], ...]
-"""Path, moment of the last change, size and number of each file: the same for the same files."""
+FileFingerprints = tuple[tuple[str, int, int, int], ...]
+"""Path, modification time, size and inode of each file: the same for the same files."""
 
 
-def marks(folder: str, agent: str) -> Marks:
+def template_fingerprints(folder: str, agent: str) -> FileFingerprints:
     """Return the fingerprints of an agent's templates without reading them. Cheap, because it is
     called in every run.
     """
-    return (*_marks(folder), *_marks(os.path.join(folder, agent))) if os.path.exists(folder) else ()
+    return (
+        (*_folder_fingerprints(folder), *_folder_fingerprints(os.path.join(folder, agent)))
+        if os.path.exists(folder)
+        else ()
+    )
 
 
-def _marks(folder: str) -> Marks:
+def _folder_fingerprints(folder: str) -> FileFingerprints:
     try:
         with os.scandir(folder) as entries:
-            statuses = [(e.path, e.stat()) for e in entries if e.name.endswith(SUFFIX) and e.is_file()]
+            statuses = [(e.path, e.stat()) for e in entries if e.name.endswith(TEMPLATE_SUFFIX) and e.is_file()]
     except OSError:
         return ()
     return tuple(sorted((path, status.st_mtime_ns, status.st_size, status.st_ino) for path, status in statuses))
 
 
-def load(folder: Path, agent: str) -> Template | None:
+def load_template(folder: Path, agent: str) -> InstructionTemplate | None:
     """Return an agent's template from disk, merged over the shared files; None if there is no entry file."""
-    files = {**_read(folder), **_read(folder / agent)}
+    files = {**_read_folder(folder), **_read_folder(folder / agent)}
     if sum(len(text.encode()) for text in files.values()) > FILES_BYTES_MAX:
-        raise _refused(str(folder), None, f"its files have more than {FILES_BYTES_MAX:,} bytes together")
-    return Template(files) if ENTRY in files else None
+        raise _invalid_template(str(folder), None, f"the limit for all its files together is {FILES_BYTES_MAX:,} bytes")
+    return InstructionTemplate(files) if ENTRY_FILE in files else None
 
 
-def scope_of(found: Marks, folder: str, agent: str) -> str:
+def template_scope_of(fingerprints: FileFingerprints, folder: str, agent: str) -> str:
     """Return the agent's name if it has its own template, or an empty string for the shared one."""
     own = os.path.join(folder, agent) + os.sep
-    return agent if any(path.startswith(own) for path, *_ in found) else ""
+    return agent if any(path.startswith(own) for path, *_ in fingerprints) else ""
 
 
-def _read(folder: Path) -> dict[str, str]:
-    paths = sorted(folder.glob(f"*{SUFFIX}")) if folder.is_dir() else []
+def _read_folder(folder: Path) -> dict[str, str]:
+    paths = sorted(folder.glob(f"*{TEMPLATE_SUFFIX}")) if folder.is_dir() else []
     if len(paths) > FILES_MAX:
-        raise _refused(str(folder), None, f"it has more than {FILES_MAX} files")
+        raise _invalid_template(str(folder), None, f"the limit is {FILES_MAX} files")
     files: dict[str, str] = {}
     for path in paths:
         with path.open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
         if len(data) > FILE_BYTES_MAX:
-            raise _refused(path.name, None, f"it has more than {FILE_BYTES_MAX:,} bytes")
+            raise _invalid_template(path.name, None, f"the limit is {FILE_BYTES_MAX:,} bytes")
         try:
             files[path.name] = data.decode()
         except UnicodeDecodeError as error:
-            raise _refused(path.name, None, f"it is not UTF-8 at byte {error.start}") from error
+            raise _invalid_template(path.name, None, f"it is not UTF-8 at byte {error.start}") from error
     return files
 
 
 # --- sample contexts for checks ---
 
-_FILE = FileTold(name="SOUL.md", path="/home/ada/SOUL.md", text="Be kind.")
-_RICH = Situation(
-    agent=TheAgent(name="ada", description="Keeps the lists.", instructions="Be brief.", level="standard"),
-    house=TheHouse(version="1", owner="owner", zone="UTC", documentation="/docs", commands=True),
-    where=Where(workspace="/work", home="/home/ada", read_only=True, sandbox="bubblewrap"),
-    runtime=Runtime(
+_SAMPLE_FILE = InstructionFile(name="SOUL.md", path="/home/ada/SOUL.md", text="Be kind.")
+_FULL_SAMPLE = PromptContext(
+    agent=PromptAgent(name="ada", description="Keeps the lists.", instructions="Be brief.", level="standard"),
+    house=PromptInstance(version="1", owner="owner", zone="UTC", documentation="/docs", commands=True),
+    where=PromptWorkspace(workspace="/work", home="/home/ada", read_only=True, sandbox="bubblewrap"),
+    runtime=PromptRuntime(
         host="host",
         os="Linux",
         arch="x86_64",
@@ -283,24 +281,33 @@ _RICH = Situation(
         reasoning="on",
         tags=True,
     ),
-    tools=(ToolTold("read", "Read a file."), ToolTold("exec", "Run a command."), ToolTold("agents_message", "Ask.")),
+    tools=(
+        PromptTool("read", "Read a file."),
+        PromptTool("exec", "Run a command."),
+        PromptTool("agents_message", "Ask."),
+    ),
     skills="<available_skills></available_skills>",
-    aliases=(Alias("opus", "anthropic/opus"),),
-    agents=(Colleague("grace", "Grace", "Finds things."),),
-    panels=(PanelTold(id="p1", type="notes", item_type="note", item_id="n1"),),
-    plugins=("A plug-in was here.",),
+    aliases=(ModelAlias("opus", "anthropic/opus"),),
+    agents=(VisibleAgent("grace", "Grace", "Finds things."),),
+    panels=(PromptPanel(id="p1", type="notes", item_type="note", item_id="n1"),),
+    plugins=("A plugin was here.",),
     extra="Be quick.",
-    files=(_FILE,),
-    context_files=(_FILE,),
-    memory=Memory(longterm=_FILE, days=(_FILE,)),
+    files=(_SAMPLE_FILE,),
+    context_files=(_SAMPLE_FILE,),
+    memory=PromptMemory(longterm=_SAMPLE_FILE, days=(_SAMPLE_FILE,)),
 )
-_BARE = Situation(agent=TheAgent(name="ada"), memory=Memory(longterm=FileTold(name="M", state=FileState.MISSING)))
-_SENT = msgspec.structs.replace(
-    _RICH,
-    errand=Errand(
+_MINIMAL_SAMPLE = PromptContext(
+    agent=PromptAgent(name="ada"),
+    memory=PromptMemory(longterm=InstructionFile(name="M", state=InstructionFileState.MISSING)),
+)
+_SUBAGENT_SAMPLE = msgspec.structs.replace(
+    _FULL_SAMPLE,
+    errand=SubagentTask(
         task="Find it.", label="find", requester="ada", requester_session="s", requester_channel="web", session="t"
     ),
 )
-SAMPLES: tuple[Situation, ...] = tuple(
-    msgspec.structs.replace(situation, mode=mode) for mode in Mode for situation in (_RICH, _BARE, _SENT)
+SAMPLE_CONTEXTS: tuple[PromptContext, ...] = tuple(
+    msgspec.structs.replace(situation, mode=mode)
+    for mode in Mode
+    for situation in (_FULL_SAMPLE, _MINIMAL_SAMPLE, _SUBAGENT_SAMPLE)
 )

@@ -22,7 +22,7 @@ from retinue.domain.session import OriginKind
 DESCRIPTION_CHARS_MAX = 200  # of a tool or another agent, in a list
 
 
-class FileState(StrEnum):
+class InstructionFileState(StrEnum):
     """Whether a file is in the prompt, and why not."""
 
     THERE = "there"
@@ -33,118 +33,122 @@ class FileState(StrEnum):
     UNREADABLE = "unreadable"  # too large, or not text
 
 
-class TheAgent(Struct, frozen=True, kw_only=True):
+class PromptAgent(Struct, frozen=True, kw_only=True):
     name: str
-    called: Annotated[str, Meta(description="what people call it; empty: its name")] = ""
+    called: Annotated[str, Meta(description="display name; empty: its name")] = ""
     description: str = ""
-    instructions: Annotated[str, Meta(description="what its definition tells it; may be empty")] = ""
+    instructions: Annotated[str, Meta(description="instructions of its definition; may be empty")] = ""
     level: Annotated[str, Meta(description="its permission level")] = "standard"
 
 
-class TheHouse(Struct, frozen=True, kw_only=True):
+class PromptInstance(Struct, frozen=True, kw_only=True):
     version: str = ""
     owner: Annotated[str, Meta(description="the owner's name, as in `person:NAME`")] = "owner"
     zone: Annotated[str, Meta(description="the owner's time zone")] = "UTC"
-    documentation: Annotated[str, Meta(description="folder of the house's documentation; empty where it is not")] = ""
-    commands: Annotated[bool, Meta(description="whether `retinue` can be called by its commands")] = False
+    documentation: Annotated[str, Meta(description="folder of the server's documentation; empty if there is none")] = ""
+    commands: Annotated[bool, Meta(description="whether its commands can call `retinue`")] = False
 
 
-class Errand(Struct, frozen=True, kw_only=True):
+class SubagentTask(Struct, frozen=True, kw_only=True):
     """The task of a subagent, and who started it."""
 
     task: str = ""
     label: str = ""
-    requester: Annotated[str, Meta(description="the agent that sent it out")] = ""
-    requester_session: Annotated[str, Meta(description="the session it was sent out from")] = ""
-    requester_channel: Annotated[str, Meta(description="where that session is: `web`, `telegram`")] = ""
+    requester: Annotated[str, Meta(description="agent that started it")] = ""
+    requester_session: Annotated[str, Meta(description="session that started it")] = ""
+    requester_channel: Annotated[str, Meta(description="channel of that session: `web`, `telegram`")] = ""
     session: Annotated[str, Meta(description="its own session")] = ""
 
 
-class Where(Struct, frozen=True, kw_only=True):
-    workspace: Annotated[str, Meta(description="folder it works in")] = ""
-    home: Annotated[str, Meta(description="folder that is its own")] = ""
-    read_only: Annotated[bool, Meta(description="whether the workspace cannot be written")] = False
-    sandbox: Annotated[str, Meta(description="what its commands run in; empty where in nothing")] = ""
+class PromptWorkspace(Struct, frozen=True, kw_only=True):
+    workspace: Annotated[str, Meta(description="its workspace")] = ""
+    home: Annotated[str, Meta(description="its agent directory")] = ""
+    read_only: Annotated[bool, Meta(description="whether the workspace is read-only")] = False
+    sandbox: Annotated[str, Meta(description="sandbox of its commands; empty if there is none")] = ""
 
 
-class Runtime(Struct, frozen=True, kw_only=True):
+class PromptRuntime(Struct, frozen=True, kw_only=True):
     host: str = ""
     os: str = ""
     arch: str = ""
     interpreter: Annotated[str, Meta(description="such as `python=3.11.9`")] = ""
     model: str = ""
-    channel: Annotated[str, Meta(description="where the conversation is: `web`, `telegram`")] = ""
-    capabilities: Annotated[tuple[str, ...], Meta(description="what can be shown and seen there")] = ()
-    thinking: Annotated[str, Meta(description="how hard the model is to think")] = ""
-    reasoning: Annotated[str, Meta(description="who is shown its thoughts: `off`, `on`, `stream`")] = "off"
-    tags: Annotated[bool, Meta(description="whether it must put its thoughts between tags itself")] = False
+    channel: Annotated[str, Meta(description="channel of the conversation: `web`, `telegram`")] = ""
+    capabilities: Annotated[tuple[str, ...], Meta(description="what the channel and the model can show and read")] = ()
+    thinking: Annotated[str, Meta(description="effort of the model")] = ""
+    reasoning: Annotated[str, Meta(description="whether its thinking is shown: `off`, `on`, `stream`")] = "off"
+    tags: Annotated[bool, Meta(description="whether it must put its thinking between tags")] = False
 
 
-class ToolTold(Struct, frozen=True):
+class PromptTool(Struct, frozen=True):
     name: str
     description: Annotated[str, Meta(description="its first sentence")]
 
 
-class Colleague(Struct, frozen=True):
-    name: Annotated[str, Meta(description="what it is written to by")]
-    called: Annotated[str, Meta(description="what people call it")]
+class VisibleAgent(Struct, frozen=True):
+    name: Annotated[str, Meta(description="its name")]
+    called: Annotated[str, Meta(description="display name")]
     description: str = ""
 
 
-class PanelTold(Struct, frozen=True, kw_only=True):
+class PromptPanel(Struct, frozen=True, kw_only=True):
     """A panel of the web app, without title and content: these come from outside and are not trusted here."""
 
     id: str
     type: str
-    item_type: Annotated[str, Meta(description="what is active in it; empty where nothing is")] = ""
+    item_type: Annotated[str, Meta(description="type of the active item; empty if there is none")] = ""
     item_id: str = ""
 
 
-class Alias(Struct, frozen=True):
+class ModelAlias(Struct, frozen=True):
     name: str
     model: str
 
 
-class FileTold(Struct, frozen=True, kw_only=True):
+class InstructionFile(Struct, frozen=True, kw_only=True):
     name: str
     path: str = ""
     text: str = ""
-    state: FileState = FileState.THERE
+    state: InstructionFileState = InstructionFileState.THERE
 
 
-class Memory(Struct, frozen=True, kw_only=True):
-    longterm: Annotated[FileTold, Meta(description="internal_space/MEMORY.md")] = FileTold(
-        name="MEMORY.md", state=FileState.MISSING
+class PromptMemory(Struct, frozen=True, kw_only=True):
+    longterm: Annotated[InstructionFile, Meta(description="internal_space/MEMORY.md")] = InstructionFile(
+        name="MEMORY.md", state=InstructionFileState.MISSING
     )
-    days: Annotated[tuple[FileTold, ...], Meta(description="its newest daily files, the newest first")] = ()
+    days: Annotated[tuple[InstructionFile, ...], Meta(description="its newest daily files, newest first")] = ()
 
 
-class Situation(Struct, frozen=True, kw_only=True):
+class PromptContext(Struct, frozen=True, kw_only=True):
     """Everything that a section or a template can know about a run."""
 
-    mode: Annotated[Mode, Meta(description="how much is told: `full`, `minimal` or `none`")] = Mode.FULL
-    agent: TheAgent
-    house: TheHouse = TheHouse()
-    errand: Annotated[Errand | None, Meta(description="of a subagent; none elsewhere")] = None
-    where: Where = Where()
-    runtime: Runtime = Runtime()
-    tools: Annotated[tuple[ToolTold, ...], Meta(description="what it may call, without `system_*`")] = ()
-    skills: Annotated[str, Meta(description="what is told of its skills")] = ""
-    aliases: Annotated[tuple[Alias, ...], Meta(description="other names of models")] = ()
-    agents: Annotated[tuple[Colleague, ...], Meta(description="whom it sees and may write to")] = ()
-    panels: Annotated[tuple[PanelTold, ...], Meta(description="open before the person it works for")] = ()
-    plugins: Annotated[tuple[str, ...], Meta(description="what plug-ins want said")] = ()
-    extra: Annotated[str, Meta(description="what was sent along with the envelope, for this run alone")] = ""
-    files: Annotated[tuple[FileTold, ...], Meta(description="files of home and workspace, by their fixed names")] = ()
-    context_files: Annotated[tuple[FileTold, ...], Meta(description="those that `context_files` names")] = ()
-    memory: Memory = Memory()
+    mode: Annotated[Mode, Meta(description="how much the prompt contains: `full`, `minimal` or `none`")] = Mode.FULL
+    agent: PromptAgent
+    house: PromptInstance = PromptInstance()
+    errand: Annotated[SubagentTask | None, Meta(description="task of a subagent; none for others")] = None
+    where: PromptWorkspace = PromptWorkspace()
+    runtime: PromptRuntime = PromptRuntime()
+    tools: Annotated[tuple[PromptTool, ...], Meta(description="tools it can call, without `system_*`")] = ()
+    skills: Annotated[str, Meta(description="text about its skills")] = ""
+    aliases: Annotated[tuple[ModelAlias, ...], Meta(description="aliases of models")] = ()
+    agents: Annotated[tuple[VisibleAgent, ...], Meta(description="agents it can see and write to")] = ()
+    panels: Annotated[
+        tuple[PromptPanel, ...], Meta(description="panels that are open for the person it works for")
+    ] = ()
+    plugins: Annotated[tuple[str, ...], Meta(description="texts of plugins")] = ()
+    extra: Annotated[str, Meta(description="text sent with the envelope, for this run only")] = ""
+    files: Annotated[
+        tuple[InstructionFile, ...], Meta(description="files of the agent directory and workspace with fixed names")
+    ] = ()
+    context_files: Annotated[tuple[InstructionFile, ...], Meta(description="files that `context_files` names")] = ()
+    memory: PromptMemory = PromptMemory()
 
     def may_call(self, *names: str) -> bool:
         """Whether at least one of these tools is available."""
         return any(tool.name in names for tool in self.tools)
 
 
-def mode_of(agent: Agent, origin: OriginKind) -> Mode:
+def instruction_mode_of(agent: Agent, origin: OriginKind) -> Mode:
     """Return how much an agent gets in its prompt.
 
     A subagent never gets the full prompt: it has one task and no persona.
@@ -154,82 +158,82 @@ def mode_of(agent: Agent, origin: OriginKind) -> Mode:
     return agent.instructions_mode
 
 
-Tell = Callable[[Situation], str]
+RenderSection = Callable[[PromptContext], str]
 
 
-class Section(NamedTuple):
+class InstructionSection(NamedTuple):
     """One section: its name, its position and the modes that it is in."""
 
     name: str
     order: int
     modes: frozenset[Mode]
-    text: Tell
+    render: RenderSection
 
 
-class Part(NamedTuple):
+class RenderedSection(NamedTuple):
     """One section as rendered text."""
 
     name: str
     text: str
 
 
-_EVERY = frozenset(Mode)
-_REDUCED = frozenset({Mode.FULL, Mode.MINIMAL})
-_FULL = frozenset({Mode.FULL})
+_ALL_MODES = frozenset(Mode)
+_FULL_AND_MINIMAL = frozenset({Mode.FULL, Mode.MINIMAL})
+_FULL_ONLY = frozenset({Mode.FULL})
 
 # The order of all sections, and the modes that each is in. Sections for planned features already have their position.
-PLACES: Mapping[str, frozenset[Mode]] = {
-    "identity": _EVERY,
-    "house": _REDUCED,
-    "subagent": _REDUCED,
-    "tools": _REDUCED,
-    "call-style": _REDUCED,
-    "commands": _REDUCED,
-    "skills": _FULL,
-    "memory-recall": _FULL,
-    "model-aliases": _FULL,
-    "workspace": _REDUCED,
-    "documentation": _FULL,
-    "sandbox": _REDUCED,
-    "user-identity": _FULL,
-    "time": _REDUCED,
-    "reply-tags": _FULL,
-    "messaging": _FULL,
-    "voice": _FULL,
-    "artifacts": _FULL,
-    "message-context": _FULL,
-    "panels": _FULL,
-    "agents": _FULL,
-    "plugins": _REDUCED,  # each plugin section declares whether it is in the minimal mode
-    "context": _REDUCED,
-    "reactions": _FULL,
-    "reasoning-format": _REDUCED,
-    "files": _REDUCED,
-    "context-files": _REDUCED,
-    "memory": _REDUCED,
-    "silent-replies": _FULL,
-    "heartbeats": _FULL,
-    "runtime": _REDUCED,
+SECTION_MODES: Mapping[str, frozenset[Mode]] = {
+    "identity": _ALL_MODES,
+    "house": _FULL_AND_MINIMAL,
+    "subagent": _FULL_AND_MINIMAL,
+    "tools": _FULL_AND_MINIMAL,
+    "call-style": _FULL_AND_MINIMAL,
+    "commands": _FULL_AND_MINIMAL,
+    "skills": _FULL_ONLY,
+    "memory-recall": _FULL_ONLY,
+    "model-aliases": _FULL_ONLY,
+    "workspace": _FULL_AND_MINIMAL,
+    "documentation": _FULL_ONLY,
+    "sandbox": _FULL_AND_MINIMAL,
+    "user-identity": _FULL_ONLY,
+    "time": _FULL_AND_MINIMAL,
+    "reply-tags": _FULL_ONLY,
+    "messaging": _FULL_ONLY,
+    "voice": _FULL_ONLY,
+    "artifacts": _FULL_ONLY,
+    "message-context": _FULL_ONLY,
+    "panels": _FULL_ONLY,
+    "agents": _FULL_ONLY,
+    "plugins": _FULL_AND_MINIMAL,  # each plugin section declares whether it is in the minimal mode
+    "context": _FULL_AND_MINIMAL,
+    "reactions": _FULL_ONLY,
+    "reasoning-format": _FULL_AND_MINIMAL,
+    "files": _FULL_AND_MINIMAL,
+    "context-files": _FULL_AND_MINIMAL,
+    "memory": _FULL_AND_MINIMAL,
+    "silent-replies": _FULL_ONLY,
+    "heartbeats": _FULL_ONLY,
+    "runtime": _FULL_AND_MINIMAL,
 }
-_ORDER = {name: order for order, name in enumerate(PLACES)}
+_SECTION_ORDER = {name: order for order, name in enumerate(SECTION_MODES)}
 
 
-def section(name: str, text: Tell) -> Section:
+def make_section(name: str, render: RenderSection) -> InstructionSection:
     """Create a section at its position in `SECTION_MODES`."""
-    return Section(name, _ORDER[name], PLACES[name], text)
+    return InstructionSection(name, _SECTION_ORDER[name], SECTION_MODES[name], render)
 
 
-def told(situation: Situation, sections: Sequence[Section]) -> tuple[Part, ...]:
+def render_sections(context: PromptContext, sections: Sequence[InstructionSection]) -> tuple[RenderedSection, ...]:
     """Render each section that is in this mode and has a text, in order."""
-    here = sorted((each for each in sections if situation.mode in each.modes), key=lambda each: each.order)
-    return tuple(Part(each.name, text) for each in here if (text := each.text(situation).strip()))
+    here = sorted((each for each in sections if context.mode in each.modes), key=lambda each: each.order)
+    return tuple(RenderedSection(each.name, text) for each in here if (text := each.render(context).strip()))
 
 
-def joined(parts: Sequence[Part]) -> str:
+def join_sections(parts: Sequence[RenderedSection]) -> str:
     return "\n\n".join(part.text for part in parts)
 
 
-def one_line(text: str, chars_max: int = DESCRIPTION_CHARS_MAX) -> str:
+def to_one_line(text: str, chars_max: int = DESCRIPTION_CHARS_MAX) -> str:
     """Return a text on one line, shortened with a visible mark."""
     line = " ".join(text.split())
     return line if len(line) <= chars_max else f"{line[: chars_max - 1]}…"

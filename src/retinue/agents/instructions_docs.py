@@ -14,71 +14,73 @@ from typing import Any
 
 from msgspec import Meta, Struct
 
-from retinue.agents.instruction_sections import BUILT_IN
-from retinue.agents.instruction_templates import BUILT_IN as BUILT_IN_FILE
-from retinue.agents.instruction_templates import BUILT_IN_TEXT, ENTRY
-from retinue.agents.instructions import PLACES, Mode, Situation
+from retinue.agents.instruction_sections import BUILT_IN_SECTIONS
+from retinue.agents.instruction_templates import BUILT_IN_FILE as BUILT_IN_FILE
+from retinue.agents.instruction_templates import BUILT_IN_TEXT, ENTRY_FILE
+from retinue.agents.instructions import SECTION_MODES, Mode, PromptContext
 
-PAGE = Path(__file__).parents[3] / "docs" / "reference" / "instructions.md"
+DOC_FILE = Path(__file__).parents[3] / "docs" / "reference" / "instructions.md"
 
 _HEAD = f"""<!-- Made from the code by `make generate`. -->
 
 # Instructions
 
-What templates for instructions may name, and the sections that they are made of. How to write one is in
-[Instructions](../guides/instructions.md). A template begins in `{ENTRY}`; a name that is not on this page is refused.
+The variables that an instructions template can use, and the sections of the system prompt.
+[Instructions](../guides/instructions.md) explains how to write one. A template starts in `{ENTRY_FILE}`. A name that is
+not on this page is an error.
 
 """
 
 
 def main() -> None:
-    PAGE.write_text(page())
+    DOC_FILE.write_text(render_page())
 
 
-def page() -> str:
-    lines = [_HEAD + "## Variables", "", "| variable | type | what it says |", "| --- | --- | --- |"]
-    lines += [f"| `{name}` | {kind} | {says} |" for name, kind, says in variables()]
-    lines += ["| `sections` | texts by name | every section below as it would be told here; empty where it is not |"]
-    lines += ["", "## Sections", "", "In this order, where each has something to say.", ""]
-    lines += ["| section | " + " | ".join(Mode) + " | what it tells |", "| --- |" + " --- |" * (len(Mode) + 1)]
-    bodies = {each.name: each for each in BUILT_IN}
-    for name, modes in PLACES.items():
+def render_page() -> str:
+    lines = [_HEAD + "## Variables", "", "| variable | type | meaning |", "| --- | --- | --- |"]
+    lines += [f"| `{name}` | {kind} | {says} |" for name, kind, says in list_variables()]
+    lines += ["| `sections` | texts by name | the text of each section below; empty if it does not apply |"]
+    lines += ["", "## Sections", "", "In this order. A section without text is left out.", ""]
+    lines += ["| section | " + " | ".join(Mode) + " | content |", "| --- |" + " --- |" * (len(Mode) + 1)]
+    bodies = {each.name: each for each in BUILT_IN_SECTIONS}
+    for name, modes in SECTION_MODES.items():
         marks = " | ".join("yes" if mode in modes else "" for mode in Mode)
-        lines.append(f"| `{name}` | {marks} | {_SAYS[name] if name in bodies else 'kept for a part that is to come'} |")
-    lines += ["", f"## `{BUILT_IN_FILE}`", "", "What is told without a template of one's own; one may include it.", ""]
+        content = _SECTION_DESCRIPTIONS[name] if name in bodies else "reserved"
+        lines.append(f"| `{name}` | {marks} | {content} |")
+    lines += ["", f"## `{BUILT_IN_FILE}`", "", "Used if there is no template. A template can include it.", ""]
     return "\n".join([*lines, f"```jinja\n{BUILT_IN_TEXT}```", ""])
 
 
-def variables() -> Iterator[tuple[str, str, str]]:
+def list_variables() -> Iterator[tuple[str, str, str]]:
     """Yield every variable, including the nested ones."""
-    yield from _fields(Situation, "")
+    yield from _list_fields(PromptContext, "")
 
 
-def _fields(struct: type[Struct], prefix: str) -> Iterator[tuple[str, str, str]]:
+def _list_fields(struct: type[Struct], prefix: str) -> Iterator[tuple[str, str, str]]:
     hints = typing.get_type_hints(struct, include_extras=True)
     for name in struct.__struct_fields__:
-        plain, says = _unwrapped(hints[name])
-        inner, kind = _kind(plain)
+        plain, says = _unwrap_annotated(hints[name])
+        inner, kind = _describe_type(plain)
         yield f"{prefix}{name}", kind, says
         if inner is not None:
-            yield from _fields(inner, f"{prefix}{name}[]." if kind.startswith("list") else f"{prefix}{name}.")
+            yield from _list_fields(inner, f"{prefix}{name}[]." if kind.startswith("list") else f"{prefix}{name}.")
 
 
-def _unwrapped(hint: Any) -> tuple[Any, str]:
+def _unwrap_annotated(hint: Any) -> tuple[Any, str]:
     if typing.get_origin(hint) is typing.Annotated:
         plain, *more = typing.get_args(hint)
         return plain, next((each.description or "" for each in more if isinstance(each, Meta)), "")
     return hint, ""
 
 
-def _kind(plain: Any) -> tuple[type[Struct] | None, str]:
+def _describe_type(plain: Any) -> tuple[type[Struct] | None, str]:
     """Return the struct inside a type, if there is one, and the name of the type in the docs."""
     arguments = typing.get_args(plain)
     if isinstance(plain, types.UnionType):
-        inner, kind = _kind(next(each for each in arguments if each is not types.NoneType))
+        inner, kind = _describe_type(next(each for each in arguments if each is not types.NoneType))
         return inner, f"{kind}, or none"
     if typing.get_origin(plain) is tuple:
-        inner, kind = _kind(arguments[0])
+        inner, kind = _describe_type(arguments[0])
         return inner, f"list of {kind}"
     if issubclass(plain, Struct):
         return plain, "object"
@@ -87,34 +89,34 @@ def _kind(plain: Any) -> tuple[type[Struct] | None, str]:
     return None, {str: "text", bool: "yes or no", int: "number"}[plain]
 
 
-_SAYS = {
-    "identity": "what its definition tells it; else `You are NAME. DESCRIPTION`; else the house's own words",
-    "house": "where it works, how mail reaches it, its permission level",
-    "subagent": "of a subagent: its role and task, its rules, what to give back, what not to do, its session",
-    "tools": "each tool it may call, in one line",
-    "call-style": "how to go about calls",
-    "commands": "the `retinue` command, where its commands can reach the house",
-    "skills": "its skills, with where to read them",
-    "memory-recall": "to look into memory first, where it has `memory_search`",
-    "model-aliases": "other names of models",
-    "workspace": "where it works",
-    "documentation": "where the house's documentation lies",
-    "sandbox": "what its commands run in",
-    "user-identity": "who the owner is, and how their mail is known",
-    "time": "the time zone; no clock",
+_SECTION_DESCRIPTIONS = {
+    "identity": "the instructions of its definition; else `You are NAME. DESCRIPTION`; else a default",
+    "house": "what the server is, how messages reach it, its permission level",
+    "subagent": "for a subagent: its role and task, its rules, what to return, what not to do, its session",
+    "tools": "each tool it can call, in one line",
+    "call-style": "how to make calls",
+    "commands": "the `retinue` command, if its commands can reach the server",
+    "skills": "its skills, and where to read them",
+    "memory-recall": "to search its memory first, if it has `memory_search`",
+    "model-aliases": "aliases of models",
+    "workspace": "its workspace and agent directory",
+    "documentation": "where the documentation of the server is",
+    "sandbox": "the sandbox of its commands",
+    "user-identity": "who the owner is, and how to recognize their messages",
+    "time": "the time zone; not the current time",
     "messaging": "when to use `message`, and when not",
-    "message-context": "how to read the context line of the page",
-    "panels": "what is open before the person, by id",
-    "agents": "whom it may write to, how, and what to do with results",
-    "plugins": "what plug-ins want said",
-    "context": "what was sent along for this run",
-    "reasoning-format": "to put thoughts between tags, where they are asked for and the model does not by itself",
-    "files": "files of home and workspace by their fixed names; `AGENTS.md` and `TOOLS.md` alone in minimal ones",
+    "message-context": "how to read the context line of the web app",
+    "panels": "the open panels, by id",
+    "agents": "which agents it can write to, how, and what to do with results",
+    "plugins": "texts of plugins",
+    "context": "text sent with the envelope, for this run",
+    "reasoning-format": "to put thinking between tags, if it is shown and the model does not do so itself",
+    "files": "files with fixed names of agent directory and workspace; in minimal mode only `AGENTS.md` and `TOOLS.md`",
     "context-files": "files that `context_files` of the agent names",
-    "memory": "`internal_space/MEMORY.md` and the two newest daily files, and how to keep something",
-    "silent-replies": "how to say nothing",
-    "heartbeats": "what a heartbeat's own conversation is for; elsewhere nothing",
-    "runtime": "one line on where it runs, and one on who sees its thoughts",
+    "memory": "`internal_space/MEMORY.md` and the two newest daily files, and how to save something",
+    "silent-replies": "how to send no answer",
+    "heartbeats": "the purpose of a heartbeat conversation; empty in others",
+    "runtime": "one line about where it runs, and one about whether its thinking is shown",
 }
 
 if __name__ == "__main__":

@@ -6,19 +6,21 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
-from retinue.agents.skill_selection import Lists
+from retinue.agents.skill_selection import AgentSkillLists
 from retinue.agents.skills import Skill
-from retinue.config.skills import Exposure
+from retinue.config.skills import OperationExposure
 
 
-class Exposed(Struct, frozen=True):
+class ExposedOperations(Struct, frozen=True):
     """The tools that are not offered because a command line replaces them, and the bundles that are listed."""
 
     hidden: frozenset[str]
     bundles: tuple[str, ...]
 
 
-def expose(exposure: Exposure, tools: Mapping[str, str], present: Iterable[Skill], lists: Lists) -> Exposed:
+def select_exposure(
+    exposure: OperationExposure, bundle_by_tool: Mapping[str, str], available: Iterable[Skill], lists: AgentSkillLists
+) -> ExposedOperations:
     """Return which operation tools to hide and which bundles to list.
 
     `bundle_by_tool` has the bundle of every tool that is made from an operation. `available` are
@@ -28,16 +30,18 @@ def expose(exposure: Exposure, tools: Mapping[str, str], present: Iterable[Skill
     a tool. With `mixed`, an operation is a tool unless the agent has its bundle. Other tools are
     never hidden.
     """
-    if exposure is Exposure.TOOLS:
-        return Exposed(frozenset(), ())
-    known = frozenset(tools.values())
+    if exposure is OperationExposure.TOOLS:
+        return ExposedOperations(frozenset(), ())
+    known = frozenset(bundle_by_tool.values())
     bundles = tuple(
         dict.fromkeys(
-            skill.front.bundle
-            for skill in present
-            if skill.front.bundle in known and skill.front.for_models and not lists.permits(skill.name)
+            skill.front_matter.bundle
+            for skill in available
+            if skill.front_matter.bundle in known
+            and skill.front_matter.is_for_models
+            and not lists.denied_because(skill.name)
         )
     )
-    if exposure is Exposure.SKILLS:
-        return Exposed(frozenset(tools), bundles)
-    return Exposed(frozenset(tool for tool, bundle in tools.items() if bundle in bundles), bundles)
+    if exposure is OperationExposure.SKILLS:
+        return ExposedOperations(frozenset(bundle_by_tool), bundles)
+    return ExposedOperations(frozenset(tool for tool, bundle in bundle_by_tool.items() if bundle in bundles), bundles)

@@ -25,7 +25,7 @@ import sqlalchemy as sa
 from msgspec import Struct
 
 from retinue.agents import daycare_format
-from retinue.agents.daycare_format import DESCRIPTOR, HISTORY, NAMES, STATE, ThreeFiles
+from retinue.agents.daycare_format import DESCRIPTOR_FILE, FILE_NAMES, HISTORY_FILE, STATE_FILE, DaycareFiles
 from retinue.domain.errors import RetinueError
 from retinue.domain.ids import SessionId
 from retinue.store.core import events
@@ -34,40 +34,40 @@ from retinue.store.sessions import instructions, sessions
 
 log = logging.getLogger(__name__)
 
-CURSOR = ".cursor"
-SYSTEM = "SYSTEM.md"  # the last system prompt of the session
-AT_ONCE_MAX = 500
-SESSIONS_REMEMBERED_MAX = 10_000
-AGAIN_AFTER_S = 5.0
+CURSOR_FILE = ".cursor"
+SYSTEM_PROMPT_FILE = "SYSTEM.md"  # the last system prompt of the session
+ROWS_PER_READ = 500
+CACHED_SESSIONS_MAX = 10_000
+RETRY_AFTER_S = 5.0
 
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
-class _Written(Struct, frozen=True):
+class _WrittenHistory(Struct, frozen=True):
     """The last record of a session that is on disk, and the size of the file then."""
 
     record_seq: int
     size_bytes: int
 
 
-class Mirror:
+class SessionMirror:
     """Writes committed records to files. A disk error is logged and retried, and never stops the server."""
 
     def __init__(self, store: Store, folder: Path) -> None:
         self._store = store
         self._folder = folder
         self._cursor: int | None = None
-        self._kept: int | None = None
-        self._written: OrderedDict[SessionId, _Written] = OrderedDict()
-        self._owed: set[SessionId] = set()
-        self._changed = asyncio.Event()
-        self._turn = asyncio.Lock()
+        self._stored_cursor: int | None = None
+        self._written: OrderedDict[SessionId, _WrittenHistory] = OrderedDict()
+        self._failed: set[SessionId] = set()
+        self._committed = asyncio.Event()
+        self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Write what changed since the last stop, then follow the events."""
-        self._cursor = self._kept = await asyncio.to_thread(self._read_cursor)
-        self._store.on_commit(self._changed.set)
+        self._cursor = self._stored_cursor = await asyncio.to_thread(self._read_cursor)
+        self._store.on_commit(self._committed.set)
         await self.catch_up()
         self._task = asyncio.create_task(self._follow())
 
@@ -80,43 +80,45 @@ class Mirror:
 
     async def catch_up(self) -> None:
         """Write everything that was committed before the call, unless the disk fails."""
-        async with self._turn:
+        async with self._lock:
             try:
                 await self._catch_up()
             except (OSError, RetinueError) as error:
-                log.error("mirror fell behind", extra={"error": type(error).__name__, "because": str(error)[:200]})
+                log.error(
+                    "mirror failed, will retry", extra={"error": type(error).__name__, "because": str(error)[:200]}
+                )
 
     async def _follow(self) -> None:
         while True:
-            if not self._owed:
-                await self._changed.wait()
+            if not self._failed:
+                await self._committed.wait()
             else:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), AGAIN_AFTER_S)
-            self._changed.clear()
+                    await asyncio.wait_for(self._committed.wait(), RETRY_AFTER_S)
+            self._committed.clear()
             await self.catch_up()
 
     async def _catch_up(self) -> None:
-        oldest, newest = await self._store.read(_bounds)
+        oldest, newest = await self._store.read(_event_range)
         cursor = self._cursor
         if cursor is None or not oldest - 1 <= cursor <= newest:
-            await self._look_at_all()
+            await self._sync_all()
             cursor = newest
-        for session in sorted(self._owed):
+        for session in sorted(self._failed):
             await self._sync(session)
-        while found := await self._store.scan(partial(events.after, cursor=cursor, limit=AT_ONCE_MAX)):
+        while found := await self._store.scan(partial(events.list_after, cursor=cursor, limit=ROWS_PER_READ)):
             for session in dict.fromkeys(piece.session for piece in found if piece.session):
                 await self._sync(session)
             cursor = found[-1].seq
         self._cursor = cursor
         # Failed sessions must be retried after a restart too, so the cursor on disk stays before them.
-        if not self._owed and cursor != self._kept:
-            await asyncio.to_thread(self._keep_cursor, cursor)
-            self._kept = cursor
+        if not self._failed and cursor != self._stored_cursor:
+            await asyncio.to_thread(self._store_cursor, cursor)
+            self._stored_cursor = cursor
 
-    async def _look_at_all(self) -> None:
+    async def _sync_all(self) -> None:
         after = ""
-        while ids := await self._store.scan(partial(sessions.every, after=after, limit=AT_ONCE_MAX)):
+        while ids := await self._store.scan(partial(sessions.list_all_ids, after=after, limit=ROWS_PER_READ)):
             for session in ids:
                 await self._sync(session)
             after = ids[-1]
@@ -125,60 +127,62 @@ class Mirror:
         """Append the new records of one session, or write all of it if the files are not as we left them."""
         try:
             known = self._written.get(session)
-            if known is None or not await self._write(session, known):
-                await self._write(session, None)
-            self._owed.discard(session)
+            if known is None or not await self._write_session(session, known):
+                await self._write_session(session, None)
+            self._failed.discard(session)
         except (OSError, RetinueError) as error:
-            self._owed.add(session)
+            self._failed.add(session)
             log.error(
                 "session not mirrored",
                 extra={"session": session, "error": type(error).__name__, "because": str(error)[:200]},
             )
 
-    async def _write(self, session: SessionId, known: _Written | None) -> bool:
-        first = known.record_seq + 1 if known else 1
-        files, told = await self._store.scan(partial(_read, session=session, first=first))
+    async def _write_session(self, session: SessionId, written: _WrittenHistory | None) -> bool:
+        first = written.record_seq + 1 if written else 1
+        files, told = await self._store.scan(partial(_read_session, session=session, first_seq=first))
         if files is None or files.session.deleted_at is not None:
             self._written.pop(session, None)
-            await asyncio.to_thread(self._remove, session)
+            await asyncio.to_thread(self._remove_files, session)
             return True
-        size = await asyncio.to_thread(self._put, session, files, told, known)
+        size = await asyncio.to_thread(self._write_files, session, files, told, written)
         if size is None:
             return False
-        self._written[session] = _Written(files.session.record_seq, size)
+        self._written[session] = _WrittenHistory(files.session.record_seq, size)
         self._written.move_to_end(session)
-        if len(self._written) > SESSIONS_REMEMBERED_MAX:
+        if len(self._written) > CACHED_SESSIONS_MAX:
             self._written.popitem(last=False)
         return True
 
     # Disk access, in a thread. Every path is opened relative to an open folder, and no link is followed.
 
-    def _put(self, session: SessionId, files: ThreeFiles, told: str | None, known: _Written | None) -> int | None:
+    def _write_files(
+        self, session: SessionId, files: DaycareFiles, system_prompt: str | None, written: _WrittenHistory | None
+    ) -> int | None:
         """Return the new size of the history; None if the file is not as we left it and must be rewritten."""
-        with self._opened() as root, _folder_in(root, _checked(session)) as folder:
+        with self._open_root() as root, _open_folder(root, _validate_id(session)) as folder:
             history = files.history.encode()
-            if known is None:
-                _replace(folder, HISTORY, history)
+            if written is None:
+                _replace(folder, HISTORY_FILE, history)
                 size = len(history)
-            elif _append(folder, HISTORY, history, size_bytes=known.size_bytes):
-                size = known.size_bytes + len(history)
+            elif _append(folder, HISTORY_FILE, history, size_bytes=written.size_bytes):
+                size = written.size_bytes + len(history)
             else:
                 return None
-            if known is None or not _is_file(folder, DESCRIPTOR):
-                _replace(folder, DESCRIPTOR, files.descriptor.encode())
-            _replace(folder, STATE, files.state.encode())
-            if told is not None and not _says(folder, SYSTEM, told.encode()):
-                _replace(folder, SYSTEM, told.encode())
+            if written is None or not _is_file(folder, DESCRIPTOR_FILE):
+                _replace(folder, DESCRIPTOR_FILE, files.descriptor.encode())
+            _replace(folder, STATE_FILE, files.state.encode())
+            if system_prompt is not None and not _has_content(folder, SYSTEM_PROMPT_FILE, system_prompt.encode()):
+                _replace(folder, SYSTEM_PROMPT_FILE, system_prompt.encode())
             return size
 
-    def _remove(self, session: SessionId) -> None:
-        with self._opened() as root:
+    def _remove_files(self, session: SessionId) -> None:
+        with self._open_root() as root:
             try:
-                folder = os.open(_checked(session), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=root)
+                folder = os.open(_validate_id(session), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=root)
             except OSError:
                 return  # it never existed, or is not ours
             try:
-                for name in (*NAMES, SYSTEM):
+                for name in (*FILE_NAMES, SYSTEM_PROMPT_FILE):
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(name, dir_fd=folder)
             finally:
@@ -187,7 +191,7 @@ class Mirror:
                 os.rmdir(session, dir_fd=root)
 
     @contextmanager
-    def _opened(self) -> Generator[int]:
+    def _open_root(self) -> Generator[int]:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         root = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -197,8 +201,8 @@ class Mirror:
 
     def _read_cursor(self) -> int | None:
         try:
-            with self._opened() as root:
-                file = os.open(CURSOR, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=root)
+            with self._open_root() as root:
+                file = os.open(CURSOR_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=root)
                 try:
                     return int(os.read(file, 32))
                 finally:
@@ -206,20 +210,20 @@ class Mirror:
         except (OSError, ValueError):
             return None
 
-    def _keep_cursor(self, cursor: int) -> None:
-        with self._opened() as root:
-            _replace(root, CURSOR, str(cursor).encode())
+    def _store_cursor(self, cursor: int) -> None:
+        with self._open_root() as root:
+            _replace(root, CURSOR_FILE, str(cursor).encode())
 
 
-def _read(conn: sa.Connection, *, session: SessionId, first: int) -> tuple[ThreeFiles | None, str | None]:
-    return daycare_format.read(conn, id_=session, first=first), instructions.text_of(conn, session)
+def _read_session(conn: sa.Connection, *, session: SessionId, first_seq: int) -> tuple[DaycareFiles | None, str | None]:
+    return daycare_format.read_files(conn, id_=session, first_seq=first_seq), instructions.get_text(conn, session)
 
 
-def _bounds(conn: sa.Connection) -> tuple[int, int]:
-    return events.oldest(conn) or 1, events.newest(conn)
+def _event_range(conn: sa.Connection) -> tuple[int, int]:
+    return events.oldest_seq(conn) or 1, events.newest_seq(conn)
 
 
-def _checked(session: str) -> str:
+def _validate_id(session: str) -> str:
     """Return the id if it is valid as the name of a folder; raise `OSError` otherwise."""
     if not _ID.fullmatch(session):
         raise OSError(errno.EINVAL, "not a session's id", session[:64])
@@ -227,7 +231,7 @@ def _checked(session: str) -> str:
 
 
 @contextmanager
-def _folder_in(root: int, name: str) -> Generator[int]:
+def _open_folder(root: int, name: str) -> Generator[int]:
     """Open a folder of this name, creating it if needed. A link or a file of that name is removed first."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
     with contextlib.suppress(FileExistsError):
@@ -254,7 +258,7 @@ def _is_file(folder: int, name: str) -> bool:
     return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
 
 
-def _says(folder: int, name: str, content: bytes) -> bool:
+def _has_content(folder: int, name: str, content: bytes) -> bool:
     """Whether the file has exactly this content. Saves writing a file that seldom changes."""
     if not _is_file(folder, name):
         return False

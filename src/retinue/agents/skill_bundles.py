@@ -13,22 +13,24 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from retinue.agents.errors import ExportTargetExists, ExportTargetUnwritable
 from retinue.agents.skill_discovery import cli_name
-from retinue.agents.skills import DESCRIPTION_LENGTH_MAX, FILE
-from retinue.domain.errors import Conflict, Invalid
-from retinue.store.core.durable_files import sync
+from retinue.agents.skills import DESCRIPTION_LENGTH_MAX, SKILL_FILE
+from retinue.store.core.durable_files import fsync_path
 
-PREFIX = "retinue-"
+BUNDLE_PREFIX = "retinue-"
 EXTRA_FILE = "skill-extra.md"  # text of the owner; kept, and appended to SKILL.md
 EXTRA_CHARS_MAX = 20_000
-WIDTH = 120
+SOURCE_COLUMNS = 120
 
-_TEMPLATE = Path(__file__).with_name("skill_cli.py")
-_PLACE = 'BUNDLE: dict[str, Any] = {"name": "", "summary": "", "commands": []}  # what is exported stands here\n'
+_CLI_TEMPLATE = Path(__file__).with_name("skill_cli.py")
+_BUNDLE_LINE = (
+    'BUNDLE: dict[str, Any] = {"name": "", "summary": "", "commands": []}  # replaced by the exported commands\n'
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class BundleOption:
     """One parameter of an operation, as a command-line option or argument."""
 
     name: str
@@ -44,75 +46,75 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
+class BundleCommand:
     """One operation."""
 
     verb: str
     summary: str
     route: str
     effect: bool
-    parameters: tuple[Option, ...] = ()
+    parameters: tuple[BundleOption, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bundle:
+class SkillBundle:
     """All operations of one noun."""
 
     noun: str
-    commands: tuple[Command, ...]
+    commands: tuple[BundleCommand, ...]
 
     @property
     def name(self) -> str:
-        return PREFIX + self.noun
+        return BUNDLE_PREFIX + self.noun
 
     @property
     def description(self) -> str:
         does = " ".join(command.summary for command in self.commands)
-        whole = f"What can be asked of the house about '{self.noun}', by a command line. {does}"
+        whole = f"Operations of the server on '{self.noun}', as a command line. {does}"
         return whole if len(whole) <= DESCRIPTION_LENGTH_MAX else f"{whole[: DESCRIPTION_LENGTH_MAX - 1]}…"
 
 
-def skill_md(bundle: Bundle, *, extra: str = "") -> str:
+def render_skill_md(bundle: SkillBundle, *, extra: str = "") -> str:
     """Return the SKILL.md of a bundle."""
     cli = f"./{cli_name(bundle.name)}"
     parts = [
         "---",
         f"name: {bundle.name}",
-        f"description: {_quoted(bundle.description)}",
+        f"description: {_quote_yaml(bundle.description)}",
         f"bundle: {bundle.noun}",
         "---",
         f"# {bundle.name}",
         "",
         f"`{cli} COMMAND [OPTIONS]`, from this folder. The answer is JSON on stdout, an error JSON on stderr.",
         "",
-        "Set up by `RETINUE_URL` (a path in it is kept) or `RETINUE_SOCKET`, and `RETINUE_TOKEN`.",
-        "`RETINUE_SESSION`, or `--session-id ID`, says for which session it is done.",
+        "Set `RETINUE_URL` (a path in it is kept) or `RETINUE_SOCKET`, and `RETINUE_TOKEN`.",
+        "`RETINUE_SESSION`, or `--session-id ID`, is the session that a request is for.",
         "",
-        "A list is given as a JSON array, as words with commas between them, or by giving the option several times.",
+        "Give a list as a JSON array, as comma-separated values, or by repeating the option.",
         "",
-        "| exit code | means |",
+        "| exit code | meaning |",
         "| --- | --- |",
-        "| 0 | done |",
-        "| 1 | something else went wrong |",
-        "| 2 | it was typed wrongly |",
-        "| 3 | it is not set up: no house, no token |",
-        "| 4 | the house refused, or could not be reached |",
+        "| 0 | success |",
+        "| 1 | other error |",
+        "| 2 | usage error |",
+        "| 3 | configuration error: no server or no token |",
+        "| 4 | the server refused, or is unreachable |",
     ]
     for command in bundle.commands:
-        parts += ["", f"## {command.verb}", "", command.summary, "", f"    {_usage(cli, command)}", ""]
-        parts += [_line(option) for option in command.parameters]
+        parts += ["", f"## {command.verb}", "", command.summary, "", f"    {_usage_line(cli, command)}", ""]
+        parts += [_option_line(option) for option in command.parameters]
         if command.effect:
-            parts.append("- `--once KEY`: asked again with the same key, it is done once")
+            parts.append("- `--once KEY`: idempotency key; a repeated request with the same key is performed once")
     if extra.strip():
         parts += ["", extra.strip()]
     return "\n".join(parts) + "\n"
 
 
-def _quoted(text: str) -> str:
+def _quote_yaml(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _usage(cli: str, command: Command) -> str:
+def _usage_line(cli: str, command: BundleCommand) -> str:
     words = [cli, command.verb]
     for option in command.parameters:
         typed = option.name.upper() if option.place else f"{option.option} {option.name.upper()}"
@@ -122,75 +124,65 @@ def _usage(cli: str, command: Command) -> str:
     return " ".join([*words, *(["[OPTIONS]"] if rest else [])])
 
 
-def _line(option: Option) -> str:
+def _option_line(option: BundleOption) -> str:
     name = option.name.upper() if option.place else option.option
     kind = "one of " + ", ".join(option.choices) if option.choices else option.kind
-    marks = [kind, *(["several"] if option.repeated else []), *(["or null"] if option.nullable else [])]
-    default = f"; left out: {option.default}" if option.default not in (None, "") else ""
+    marks = [kind, *(["repeatable"] if option.repeated else []), *(["or null"] if option.nullable else [])]
+    default = f"; default: {option.default}" if option.default not in (None, "") else ""
     return f"- `{name}` ({', '.join(marks)}): {option.help}{default}"
 
 
-def cli_source(bundle: Bundle) -> str:
+def render_cli(bundle: SkillBundle) -> str:
     """Return the source of the command line."""
     from pprint import pformat
 
-    source = _TEMPLATE.read_text()
-    if source.count(_PLACE) != 1:
-        raise RuntimeError("skill_cli.py has no place for a bundle")
+    source = _CLI_TEMPLATE.read_text()
+    if source.count(_BUNDLE_LINE) != 1:
+        raise RuntimeError("skill_cli.py has no line to replace with a bundle")
     facts: Mapping[str, Any] = {
         "name": cli_name(bundle.name),
-        "summary": f"What can be asked of the house about '{bundle.noun}'.",
+        "summary": f"Operations of the server on '{bundle.noun}'.",
         "commands": [asdict(command) for command in bundle.commands],
     }
-    written = pformat(facts, width=WIDTH, sort_dicts=False)
-    return source.replace(_PLACE, f"BUNDLE: dict[str, Any] = {written}\n").replace(
+    written = pformat(facts, width=SOURCE_COLUMNS, sort_dicts=False)
+    return source.replace(_BUNDLE_LINE, f"BUNDLE: dict[str, Any] = {written}\n").replace(
         "  # pyright: ignore[reportUnknownArgumentType]", ""
     )
 
 
-def write(bundle: Bundle, folder: Path) -> Sequence[Path]:
+def write_bundle(bundle: SkillBundle, folder: Path) -> Sequence[Path]:
     """Write a bundle to `folder`/NAME and replace an earlier export. Nothing else is overwritten."""
     target = folder / bundle.name
-    if target.is_symlink() or (target.exists() and not _is_ours(target, bundle)):
-        raise Conflict(
-            f"{target} is there already",
-            because="it is not an exported bundle of these operations, and would be lost",
-            try_this="choose another folder, or move it away",
-            code="skill.target-taken",
-        )
-    extra = _extra(target / EXTRA_FILE)
+    if target.is_symlink() or (target.exists() and not _is_same_bundle(target, bundle)):
+        raise ExportTargetExists(target)
+    extra = _read_extra(target / EXTRA_FILE)
     try:
         target.mkdir(parents=True, exist_ok=True, mode=0o755)
-        written = [target / cli_name(bundle.name), target / FILE]
-        _put(written[0], cli_source(bundle), 0o755)
-        _put(written[1], skill_md(bundle, extra=extra), 0o644)
-        sync(target)
+        written = [target / cli_name(bundle.name), target / SKILL_FILE]
+        _write_atomically(written[0], render_cli(bundle), 0o755)
+        _write_atomically(written[1], render_skill_md(bundle, extra=extra), 0o644)
+        fsync_path(target)
     except OSError as error:
-        raise Invalid(
-            f"nothing can be written to {target}",
-            because=(error.strerror or str(error)).lower(),
-            try_this="name a folder that the house may write to",
-            code="skill.target-unwritable",
-        ) from error
+        raise ExportTargetUnwritable(target, because=(error.strerror or str(error)).lower()) from error
     return written
 
 
-def _is_ours(target: Path, bundle: Bundle) -> bool:
+def _is_same_bundle(target: Path, bundle: SkillBundle) -> bool:
     try:
-        head = (target / FILE).read_text()[:4096]
+        head = (target / SKILL_FILE).read_text()[:4096]
     except (OSError, UnicodeDecodeError):
         return target.is_dir() and not any(target.iterdir())
     return f"\nname: {bundle.name}\n" in head and f"\nbundle: {bundle.noun}\n" in head
 
 
-def _extra(path: Path) -> str:
+def _read_extra(path: Path) -> str:
     try:
         return path.read_text()[:EXTRA_CHARS_MAX]
     except (OSError, UnicodeDecodeError):
         return ""
 
 
-def _put(path: Path, text: str, mode: int) -> None:
+def _write_atomically(path: Path, text: str, mode: int) -> None:
     """Write a file atomically: an agent may be running the old one."""
     beside = path.with_name(f".{path.name}.new")
     beside.unlink(missing_ok=True)

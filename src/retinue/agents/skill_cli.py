@@ -23,60 +23,64 @@ import sys
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-OK, UNKNOWN, USAGE, CONFIG, HTTP = range(5)
-CALL_S = 120.0
+EXIT_OK, EXIT_ERROR, EXIT_USAGE, EXIT_CONFIG, EXIT_HTTP = range(5)
+REQUEST_TIMEOUT_S = 120.0
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
 INPUT_BYTES_MAX = 12 * 1024 * 1024
 
-BUNDLE: dict[str, Any] = {"name": "", "summary": "", "commands": []}  # what is exported stands here
+BUNDLE: dict[str, Any] = {"name": "", "summary": "", "commands": []}  # replaced by the exported commands
 
 
-class Trouble(Exception):
+class SkillCliError(Exception):
     """An error, with the exit code of the process."""
 
-    def __init__(self, exits: int, code: str, sentence: str, *, because: str = "", try_this: str = "") -> None:
+    def __init__(self, exit_code: int, code: str, sentence: str, *, because: str = "", try_this: str = "") -> None:
         super().__init__(sentence)
-        self.exits = exits
+        self.exit_code = exit_code
         self.error: dict[str, Any] = {"code": code, "sentence": sentence, "because": because, "try": try_this}
 
 
-class Parser(argparse.ArgumentParser):
+class SkillCliParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise Trouble(USAGE, "usage.invalid", message, try_this=f"{self.prog} --help")
+        raise SkillCliError(EXIT_USAGE, "usage.invalid", message, try_this=f"{self.prog} --help")
 
 
-class OnSocket(http.client.HTTPConnection):
+class UnixSocketConnection(http.client.HTTPConnection):
     """HTTP over a Unix socket."""
 
     def __init__(self, path: str) -> None:
-        super().__init__("retinue", timeout=CALL_S)
+        super().__init__("retinue", timeout=REQUEST_TIMEOUT_S)
         self._path = path
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(CALL_S)
+        self.sock.settimeout(REQUEST_TIMEOUT_S)
         self.sock.connect(self._path)
 
 
 # Command-line arguments
 
 
-def parser() -> Parser:
-    top = Parser(prog=os.path.basename(sys.argv[0]) or BUNDLE["name"], description=BUNDLE["summary"])
+def build_parser() -> SkillCliParser:
+    top = SkillCliParser(prog=os.path.basename(sys.argv[0]) or BUNDLE["name"], description=BUNDLE["summary"])
     commands = top.add_subparsers(dest="_command", required=True, metavar="COMMAND")
     for command in BUNDLE["commands"]:
         made = commands.add_parser(command["verb"], help=command["summary"], description=command["summary"])
         for parameter in command["parameters"]:
-            _add(made, parameter)
-        made.add_argument("-s", "--session-id", dest="_session", metavar="ID", help="the session this is done for")
+            _add_argument(made, parameter)
+        made.add_argument("-s", "--session-id", dest="_session", metavar="ID", help="session that the request is for")
         if command["effect"]:
             made.add_argument(
-                "--once", dest="_once", default="", metavar="KEY", help="asked again with it, it is done once"
+                "--once",
+                dest="_once",
+                default="",
+                metavar="KEY",
+                help="idempotency key: a repeated request is performed once",
             )
     return top
 
 
-def _add(parser: Parser, parameter: dict[str, Any]) -> None:
+def _add_argument(parser: SkillCliParser, parameter: dict[str, Any]) -> None:
     shown = {"help": parameter["help"].replace("%", "%%"), "dest": parameter["name"]}
     if parameter["place"]:
         del shown["dest"]
@@ -98,7 +102,7 @@ def _add(parser: Parser, parameter: dict[str, Any]) -> None:
         )
 
 
-def given(command: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+def parse_parameters(command: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
     """Return the parameters that were given on the command line."""
     found: dict[str, Any] = {}
     for parameter in command["parameters"]:
@@ -106,28 +110,28 @@ def given(command: dict[str, Any], options: argparse.Namespace) -> dict[str, Any
         if typed is None:
             continue
         if parameter["repeated"]:
-            found[parameter["name"]] = _several(parameter, typed)
+            found[parameter["name"]] = _parse_list(parameter, typed)
         else:
-            found[parameter["name"]] = _single(parameter, typed)
+            found[parameter["name"]] = _parse_value(parameter, typed)
     return found
 
 
-def _several(parameter: dict[str, Any], typed: list[str]) -> list[Any] | None:
+def _parse_list(parameter: dict[str, Any], typed: list[str]) -> list[Any] | None:
     """Parse each occurrence of an option: a JSON array, or comma-separated values. A file is one path."""
     if parameter["nullable"] and list(typed) == ["null"]:
         return None
     values: list[Any] = []
     for text in typed:
         if parameter["kind"] == "file":
-            values.append(_upload(text))
+            values.append(_read_upload(text))
         elif text.lstrip().startswith("["):
-            values += _json(parameter, text)
+            values += _parse_json(parameter, text)
         else:
-            values += [_single(parameter, word.strip()) for word in text.split(",") if word.strip()]
+            values += [_parse_value(parameter, word.strip()) for word in text.split(",") if word.strip()]
     return values
 
 
-def _single(parameter: dict[str, Any], typed: Any) -> Any:
+def _parse_value(parameter: dict[str, Any], typed: Any) -> Any:
     if isinstance(typed, bool):
         return typed
     if parameter["nullable"] and typed == "null":
@@ -139,50 +143,59 @@ def _single(parameter: dict[str, Any], typed: Any) -> Any:
         if kind == "decimal":
             return float(typed)
     except ValueError:
-        raise Trouble(USAGE, "usage.invalid", f"{option} cannot be '{typed}'", because="it is a number") from None
+        raise SkillCliError(
+            EXIT_USAGE, "usage.invalid", f"invalid value for {option}: '{typed}'", because="it must be a number"
+        ) from None
     if kind == "flag":
         if typed not in ("true", "false"):
-            raise Trouble(USAGE, "usage.invalid", f"{option} cannot be '{typed}'", because="it is true or false")
+            raise SkillCliError(
+                EXIT_USAGE,
+                "usage.invalid",
+                f"invalid value for {option}: '{typed}'",
+                because="it must be true or false",
+            )
         return typed == "true"
     if kind == "choice" and typed not in parameter["choices"]:
-        because = f"it is one of {', '.join(parameter['choices'])}"
-        raise Trouble(USAGE, "usage.invalid", f"{option} cannot be '{typed}'", because=because)
+        because = f"it must be one of {', '.join(parameter['choices'])}"
+        raise SkillCliError(EXIT_USAGE, "usage.invalid", f"invalid value for {option}: '{typed}'", because=because)
     if kind == "json":
-        return _json(parameter, typed)
+        return _parse_json(parameter, typed)
     if kind == "file":
-        return _upload(typed)
+        return _read_upload(typed)
     if kind == "words" and typed == "-":
-        return _stdin()
+        return _read_stdin()
     return typed
 
 
-def _json(parameter: dict[str, Any], typed: str) -> Any:
+def _parse_json(parameter: dict[str, Any], typed: str) -> Any:
     try:
         return json.loads(typed)
     except (ValueError, RecursionError) as error:
-        sentence = f"{parameter['option']} is no JSON"
-        raise Trouble(USAGE, "usage.invalid", sentence, because=str(error)) from None
+        sentence = f"invalid value for {parameter['option']}: it is not JSON"
+        raise SkillCliError(EXIT_USAGE, "usage.invalid", sentence, because=str(error)) from None
 
 
-def _stdin() -> str:
-    heard = sys.stdin.buffer.read(INPUT_BYTES_MAX + 1)
-    if len(heard) > INPUT_BYTES_MAX:
-        raise Trouble(USAGE, "request.too-large", "what came by stdin is too large")
+def _read_stdin() -> str:
+    data = sys.stdin.buffer.read(INPUT_BYTES_MAX + 1)
+    if len(data) > INPUT_BYTES_MAX:
+        raise SkillCliError(EXIT_USAGE, "request.too_large", "the input on stdin is too large")
     try:
-        return heard.decode().removesuffix("\n")
+        return data.decode().removesuffix("\n")
     except UnicodeDecodeError:
-        raise Trouble(USAGE, "text.not-utf8", "what came by stdin is no text", because="it is not UTF-8") from None
+        raise SkillCliError(
+            EXIT_USAGE, "text.not_utf8", "the input on stdin is not text", because="it is not UTF-8"
+        ) from None
 
 
-def _upload(path: str) -> dict[str, str]:
+def _read_upload(path: str) -> dict[str, str]:
     try:
         with open(path, "rb") as file:
             data = file.read(INPUT_BYTES_MAX + 1)
     except OSError as error:
         because = (error.strerror or str(error)).lower()
-        raise Trouble(USAGE, "attachment.unreadable", f"'{path}' cannot be read", because=because) from None
+        raise SkillCliError(EXIT_USAGE, "attachment.unreadable", f"cannot read '{path}'", because=because) from None
     if len(data) > INPUT_BYTES_MAX:
-        raise Trouble(USAGE, "request.too-large", f"'{path}' is too large")
+        raise SkillCliError(EXIT_USAGE, "request.too_large", f"'{path}' is too large")
     media_type = mimetypes.guess_type(path, strict=False)[0] or "application/octet-stream"
     return {"name": os.path.basename(path), "data": base64.b64encode(data).decode(), "media_type": media_type}
 
@@ -190,7 +203,7 @@ def _upload(path: str) -> dict[str, str]:
 # Requests to the server
 
 
-def connection() -> tuple[http.client.HTTPConnection, str]:
+def open_connection() -> tuple[http.client.HTTPConnection, str]:
     """Return a connection to the server, and the path prefix of its URL."""
     url, path = os.environ.get("RETINUE_URL", "").strip(), os.environ.get("RETINUE_SOCKET", "")
     if url:
@@ -200,26 +213,28 @@ def connection() -> tuple[http.client.HTTPConnection, str]:
         except ValueError:
             parts, host, port = urlsplit(""), "", None
         if parts.scheme not in ("http", "https") or not host or parts.username or parts.query or parts.fragment:
-            because = "it is http:// or https://, a host, and a port and a path if need be"
-            raise Trouble(CONFIG, "config.invalid", "RETINUE_URL is no address of a house", because=because)
+            because = "it must be http:// or https:// and a host, with an optional port and path"
+            raise SkillCliError(EXIT_CONFIG, "config.invalid", "invalid RETINUE_URL", because=because)
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        return kind(host, port, timeout=CALL_S), parts.path.rstrip("/")
+        return kind(host, port, timeout=REQUEST_TIMEOUT_S), parts.path.rstrip("/")
     if path:
-        return OnSocket(path), ""
-    raise Trouble(
-        CONFIG,
-        "config.no-house",
-        "it is not known where the house is",
+        return UnixSocketConnection(path), ""
+    raise SkillCliError(
+        EXIT_CONFIG,
+        "config.no_server",
+        "no server given",
         because="neither RETINUE_URL nor RETINUE_SOCKET is set",
-        try_this="RETINUE_URL=http://127.0.0.1:7717",
+        try_this="set RETINUE_URL=http://127.0.0.1:7717",
     )
 
 
-def headers(options: argparse.Namespace) -> dict[str, str]:
+def build_headers(options: argparse.Namespace) -> dict[str, str]:
     token = os.environ.get("RETINUE_TOKEN", "").strip()
     if not token:
-        because, try_this = "RETINUE_TOKEN is not set", "see `retinue token create`"
-        raise Trouble(CONFIG, "config.no-token", "nobody is signed in", because=because, try_this=try_this)
+        because, try_this = "RETINUE_TOKEN is not set", "create a token: retinue token create NAME"
+        raise SkillCliError(
+            EXIT_CONFIG, "config.no_token", "not signed in: the token is missing", because=because, try_this=try_this
+        )
     made = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     session = getattr(options, "_session", None) or os.environ.get("RETINUE_SESSION", "")
     if session:
@@ -228,35 +243,35 @@ def headers(options: argparse.Namespace) -> dict[str, str]:
         made["Idempotency-Key"] = once
     for name, value in made.items():
         if not (value.isascii() and value.isprintable()):
-            sentence = f"what is sent as {name} has characters that no header can hold"
-            raise Trouble(CONFIG if name == "Authorization" else USAGE, "usage.invalid", sentence)
+            sentence = f"invalid value for the header {name}: it must be printable ASCII"
+            raise SkillCliError(EXIT_CONFIG if name == "Authorization" else EXIT_USAGE, "usage.invalid", sentence)
     return made
 
 
-def ask(command: dict[str, Any], options: argparse.Namespace) -> bytes:
-    body = json.dumps(given(command, options)).encode()
-    sent = headers(options)
-    link, prefix = connection()
+def send_request(command: dict[str, Any], options: argparse.Namespace) -> bytes:
+    body = json.dumps(parse_parameters(command, options)).encode()
+    sent = build_headers(options)
+    link, prefix = open_connection()
     try:
         link.request("POST", prefix + command["route"], body, sent)
         answer = link.getresponse()
-        heard = answer.read(ANSWER_BYTES_MAX + 1)
+        response = answer.read(ANSWER_BYTES_MAX + 1)
     except (OSError, http.client.HTTPException) as error:
         because = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise Trouble(HTTP, "house.closed", "the house does not answer", because=because) from None
+        raise SkillCliError(EXIT_HTTP, "server.not_running", "the server does not answer", because=because) from None
     finally:
         link.close()
-    if len(heard) > ANSWER_BYTES_MAX:
-        raise Trouble(HTTP, "answer.too-large", f"the answer has more than {ANSWER_BYTES_MAX:,} bytes")
+    if len(response) > ANSWER_BYTES_MAX:
+        raise SkillCliError(EXIT_HTTP, "answer.too_large", f"the response has more than {ANSWER_BYTES_MAX:,} bytes")
     if answer.status != 200:  # redirects too: the token must not be sent elsewhere
-        raise _refusal(answer.status, heard)
-    return heard
+        raise _error_from_response(answer.status, response)
+    return response
 
 
-def _refusal(status: int, heard: bytes) -> Trouble:
-    trouble = Trouble(HTTP, "http.refused", f"the house answered with {status}")
+def _error_from_response(status: int, body: bytes) -> SkillCliError:
+    trouble = SkillCliError(EXIT_HTTP, "http.refused", f"the server answered {status}")
     try:
-        error = json.loads(heard)["error"]
+        error = json.loads(body)["error"]
     except (ValueError, KeyError, TypeError):
         error = {}
     if isinstance(error, dict):
@@ -267,18 +282,18 @@ def _refusal(status: int, heard: bytes) -> Trouble:
 
 def run(arguments: list[str]) -> int:
     try:
-        options = parser().parse_args(arguments)
+        options = build_parser().parse_args(arguments)
         command = next(each for each in BUNDLE["commands"] if each["verb"] == options._command)
-        sys.stdout.write(ask(command, options).decode() + "\n")
+        sys.stdout.write(send_request(command, options).decode() + "\n")
         sys.stdout.flush()
-        return OK
-    except Trouble as trouble:
-        error, exits = trouble.error, trouble.exits
+        return EXIT_OK
+    except SkillCliError as trouble:
+        error, exits = trouble.error, trouble.exit_code
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return UNKNOWN
+        return EXIT_ERROR
     except Exception as error_:  # noqa: BLE001 - the caller parses JSON, not a traceback
-        error, exits = {"code": "cli.broke", "sentence": f"{type(error_).__name__}: {error_}"}, UNKNOWN
+        error, exits = {"code": "cli.internal_error", "sentence": f"{type(error_).__name__}: {error_}"}, EXIT_ERROR
     sys.stderr.write(json.dumps({"error": error}) + "\n")
     return exits
 

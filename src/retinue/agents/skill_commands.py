@@ -5,44 +5,52 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
-from retinue.agents.skill_selection import Standing, State
+from retinue.agents.skill_selection import EvaluatedSkill, SkillState
 from retinue.agents.skills import Skill
-from retinue.domain.slash_command import BY_WORD, COMMAND_LENGTH_MAX, SkillCommand
+from retinue.domain.slash_command import COMMAND_LENGTH_MAX, COMMANDS_BY_WORD, SkillCommand
 
 COMMANDS_MAX = 100  # skill commands per conversation
 
-_OTHER = re.compile(r"[^a-z0-9_]+")
+_INVALID_CHARS = re.compile(r"[^a-z0-9_]+")
 
 
-def skill_commands(stood: Sequence[Standing], *, subset: Sequence[str] | None = None) -> tuple[SkillCommand, ...]:
+def build_skill_commands(
+    evaluated: Sequence[EvaluatedSkill], *, subset: Sequence[str] | None = None
+) -> tuple[SkillCommand, ...]:
     """Return the commands of the ready skills that people may call, by name.
 
     `subset` has the skills selected for the session.
     """
     ready = [
         each.skill
-        for each in stood
-        if each.state is State.READY and each.skill.front.for_people and (subset is None or each.skill.name in subset)
+        for each in evaluated
+        if each.state is SkillState.READY
+        and each.skill.front_matter.is_for_people
+        and (subset is None or each.skill.name in subset)
     ]
-    taken = set(BY_WORD)
+    taken = set(COMMANDS_BY_WORD)
     commands: list[SkillCommand] = []
     for skill in sorted(ready, key=lambda each: each.name)[:COMMANDS_MAX]:
-        name = _free(skill.name, taken)
+        name = _free_command_name(skill.name, taken)
         taken.add(name)
-        commands.append(_command(skill, name))
+        commands.append(_build_command(skill, name))
     return tuple(commands)
 
 
-def _command(skill: Skill, name: str) -> SkillCommand:
-    front = skill.front
+def _build_command(skill: Skill, name: str) -> SkillCommand:
+    front = skill.front_matter
     return SkillCommand(
-        name=name, skill=skill.name, description=front.description, tool=front.tool, argument=front.argument
+        name=name,
+        skill=skill.name,
+        description=front.description,
+        tool=front.command_tool,
+        argument=front.command_argument,
     )
 
 
-def _free(name: str, taken: Collection[str]) -> str:
+def _free_command_name(name: str, taken: Collection[str]) -> str:
     """Return a name of a-z, 0-9 and _ that begins with a letter, with a number appended if it is taken."""
-    plain = _OTHER.sub("_", name.casefold()).strip("_")
+    plain = _INVALID_CHARS.sub("_", name.casefold()).strip("_")
     if not plain[:1].isalpha():
         plain = f"skill_{plain}"
     first = plain[:COMMAND_LENGTH_MAX]

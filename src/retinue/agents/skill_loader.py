@@ -12,129 +12,133 @@ from typing import Any, cast
 
 from msgspec import Struct
 
-from retinue.agents.operation_exposure import Exposed, expose
-from retinue.agents.skill_discovery import Found, find, roots_of
+from retinue.agents.operation_exposure import ExposedOperations, select_exposure
+from retinue.agents.skill_discovery import FoundSkills, find_skills, skill_roots_of
 from retinue.agents.skill_selection import (
-    NOTHING,
-    Choice,
-    Scoped,
-    Standing,
-    choose,
-    environment_of,
-    lists_for,
-    section,
-    standing,
+    EMPTY_SELECTION,
+    EvaluatedSkill,
+    SkillEnvironment,
+    SkillSelection,
+    build_environment,
+    evaluate_skills,
+    render_skills_section,
+    select_skills,
+    skill_lists_for,
 )
-from retinue.agents.skills import Surroundings
+from retinue.agents.skills import HostFacts
 from retinue.config.settings import Settings
-from retinue.domain.structs import names
+from retinue.domain.structs import field_names
 from retinue.store.agents import approved_hashes
 from retinue.store.core.connection import Store
 
-KIND = "skill"  # in the table of approved hashes
+APPROVAL_KIND = "skill"  # in the table of approved hashes
 
-PluginFolders = Callable[[], Sequence[tuple[str, Path]]]
+ListPluginFolders = Callable[[], Sequence[tuple[str, Path]]]
 
 
-class Kit(Struct, frozen=True, kw_only=True):
+class RunSkills(Struct, frozen=True, kw_only=True):
     """The skills of one run, selected when it starts.
 
     `section` goes into its system prompt and `environment` into that of its commands. The tools in
     `exposed.hidden` are not offered. The run may read the folders in `selection.folders`.
     """
 
-    choice: Choice = NOTHING
-    exposed: Exposed = Exposed(frozenset(), ())
+    selection: SkillSelection = EMPTY_SELECTION
+    exposed: ExposedOperations = ExposedOperations(frozenset(), ())
     section: str = ""
-    scoped: Scoped = Scoped()
+    environment: SkillEnvironment = SkillEnvironment()
 
 
-class Shelf:
+class SkillLoader:
     """Reads skills on each call: changes on disk or in the settings apply from the next run on."""
 
     def __init__(
         self,
-        home: Path,
+        data_dir: Path,
         store: Store,
         *,
         settings: Callable[[], Settings],
         environment: Mapping[str, str],
-        plugins: PluginFolders = tuple,
+        plugin_folders: ListPluginFolders = tuple,
     ) -> None:
-        self._home = home
+        self._data_dir = data_dir
         self._store = store
         self._settings = settings
         self._environment = environment
-        self._plugins = plugins
+        self._plugin_folders = plugin_folders
 
-    async def look(
+    async def find_skills(
         self,
         *,
         agent: str = "",
-        agent_home: Path | None = None,
+        agent_directory: Path | None = None,
         workspace: Path | None = None,
-        contents: bool = False,
-    ) -> tuple[Found, tuple[Standing, ...]]:
+        with_contents: bool = False,
+    ) -> tuple[FoundSkills, tuple[EvaluatedSkill, ...]]:
         """Return every skill that an agent could have, with its state; without an agent, those of the instance."""
         settings = self._settings()
-        roots = roots_of(
-            self._home,
+        roots = skill_roots_of(
+            self._data_dir,
             agent=agent,
-            agent_home=agent_home,
+            agent_directory=agent_directory,
             workspace=workspace,
-            plugins=self._plugins(),
+            plugins=self._plugin_folders(),
             extra=settings.skills.folders,
         )
         if not any(root.path.exists() for root in roots):  # called in every run, and usually there are none
-            return Found(), ()
-        found = await asyncio.to_thread(find, roots, contents=contents)
-        good = await self._store.read(partial(approved_hashes.hashes, kind=KIND)) if found.skills else {}
-        here = surroundings(settings, self._environment)
-        return found, standing(found.skills, good, here, settings=settings.skills, agent=agent)
+            return FoundSkills(), ()
+        found = await asyncio.to_thread(find_skills, roots, with_contents=with_contents)
+        good = await self._store.read(partial(approved_hashes.get_hashes, kind=APPROVAL_KIND)) if found.skills else {}
+        here = gather_host_facts(settings, self._environment)
+        return found, evaluate_skills(found.skills, good, here, settings=settings.skills, agent=agent)
 
-    async def kit(
+    async def load(
         self,
         agent: str,
         *,
-        agent_home: Path,
+        agent_directory: Path,
         workspace: Path | None = None,
         subset: Sequence[str] | None = None,
-        tools: Mapping[str, str] | None = None,
-        called: str = "",
-    ) -> Kit:
+        bundle_by_tool: Mapping[str, str] | None = None,
+        requested_skill: str = "",
+    ) -> RunSkills:
         """Return the skills of a run of this agent.
 
         `bundle_by_tool` has the bundle of every tool that is made from an operation.
         `requested_skill` is the skill that a person called with a command.
         """
         settings = self._settings().skills
-        _, stood = await self.look(agent=agent, agent_home=agent_home, workspace=workspace)
-        lists = lists_for(settings, agent)
-        told = choose(stood, lists=lists, subset=subset).skills  # an agent that does not have a bundle keeps its tools
-        exposed = expose(lists.telling.exposure, tools or {}, told, lists)
-        choice = choose(stood, lists=lists, subset=subset, bundles=exposed.bundles, called=called)
-        scoped = Scoped()
+        _, stood = await self.find_skills(agent=agent, agent_directory=agent_directory, workspace=workspace)
+        lists = skill_lists_for(settings, agent)
+        told = select_skills(
+            stood, lists=lists, subset=subset
+        ).skills  # an agent that does not have a bundle keeps its tools
+        exposed = select_exposure(lists.display_lists.exposure, bundle_by_tool or {}, told, lists)
+        choice = select_skills(
+            stood, lists=lists, subset=subset, bundles=exposed.bundles, requested_skill=requested_skill
+        )
+        scoped = SkillEnvironment()
         if choice.skills:
-            scoped = await asyncio.to_thread(environment_of, choice, settings, self._environment)
-        return Kit(choice=choice, exposed=exposed, section=section(choice), scoped=scoped)
+            scoped = await asyncio.to_thread(build_environment, choice, settings, self._environment)
+        return RunSkills(selection=choice, exposed=exposed, section=render_skills_section(choice), environment=scoped)
 
 
-def surroundings(settings: Settings, environment: Mapping[str, str]) -> Surroundings:
+def gather_host_facts(settings: Settings, environment: Mapping[str, str]) -> HostFacts:
     """Return the facts that requirements are checked against: this machine, its environment, the settings."""
     path = environment.get("PATH", "")
-    return Surroundings(
+    return HostFacts(
         os=sys.platform,
         has_bin=lambda name: shutil.which(name, path=path) is not None,
         has_env=lambda name: bool(environment.get(name)),
-        has_config=lambda dotted: _is_on(settings, dotted),
+        has_config=lambda dotted: _is_setting_on(settings, dotted),
     )
 
 
-def _is_on(settings: Settings, dotted: str) -> bool:
+def _is_setting_on(settings: Settings, dotted: str) -> bool:
     """Whether a setting, given by its path in the file, exists and is not empty or false."""
     value: Any = settings
     for word in dotted.removeprefix("house.").split("."):
-        if word in names(value):
+        if word in field_names(value):
             value = getattr(value, word)
         elif isinstance(value, Mapping):
             value = cast("Mapping[str, Any]", value).get(word)

@@ -15,19 +15,20 @@ from typing import cast
 
 from msgspec import Struct
 
-from retinue.agents.skills import Skill, Source, Surroundings, gated
+from retinue.agents.errors import SkillSubsetInvalid
+from retinue.agents.skills import HostFacts, Skill, SkillSource, unmet_requirement
 from retinue.config.skills import SkillEntry, SkillLists, SkillSettings
 from retinue.domain.errors import Invalid
-from retinue.domain.storable_text import escaped
+from retinue.domain.storable_text import escape_markup
 from retinue.text.glob_match import matches_glob
 
-LISTED_MAX = 150  # skills listed in one prompt
+LISTED_SKILLS_MAX = 150  # skills listed in one prompt
 INLINE_CHARS_MAX = 20_000  # per skill that is included in full
 INLINE_CHARS_TOTAL_MAX = 60_000
 SUBSET_MAX = 200
 
 
-class State(StrEnum):
+class SkillState(StrEnum):
     """Whether a skill can be used."""
 
     READY = "ready"
@@ -37,24 +38,24 @@ class State(StrEnum):
     UNFIT = "unfit"  # a requirement is not met
 
 
-class Standing(Struct, frozen=True):
+class EvaluatedSkill(Struct, frozen=True):
     """A skill, its state and the reason."""
 
     skill: Skill
-    state: State
+    state: SkillState
     because: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lists:
+class AgentSkillLists:
     """The allow and deny lists for one agent: the instance's and its own. A skill must pass both."""
 
-    house: SkillLists
+    instance: SkillLists
     own: SkillLists | None = None
 
-    def permits(self, name: str) -> str:
+    def denied_because(self, name: str) -> str:
         """Return why a skill may not be used; an empty string if it may."""
-        for lists, whose in ((self.house, "the house's"), (self.own, "the agent's")):
+        for lists, whose in ((self.instance, "the server's"), (self.own, "the agent's")):
             if lists is None:
                 continue
             if any(matches_glob(glob, name) for glob in lists.deny):
@@ -64,52 +65,57 @@ class Lists:
         return ""
 
     @property
-    def telling(self) -> SkillLists:
+    def display_lists(self) -> SkillLists:
         """The lists that decide how skills are shown: the agent's if it has any, or else the instance's."""
-        return self.own or self.house
+        return self.own or self.instance
 
 
-def lists_for(settings: SkillSettings, agent: str) -> Lists:
-    return Lists(house=settings, own=settings.agents.get(agent))
+def skill_lists_for(settings: SkillSettings, agent: str) -> AgentSkillLists:
+    return AgentSkillLists(instance=settings, own=settings.agents.get(agent))
 
 
-def standing(
-    skills: Sequence[Skill], pins: Mapping[str, str], here: Surroundings, *, settings: SkillSettings, agent: str = ""
-) -> tuple[Standing, ...]:
+def evaluate_skills(
+    skills: Sequence[Skill],
+    approved: Mapping[str, str],
+    host_facts: HostFacts,
+    *,
+    settings: SkillSettings,
+    agent: str = "",
+) -> tuple[EvaluatedSkill, ...]:
     """Return the state of each skill. `approved` has the approved hash by the key of the skill."""
-    lists = lists_for(settings, agent)
-    return tuple(_standing(skill, pins, here, settings, lists) for skill in skills)
+    lists = skill_lists_for(settings, agent)
+    return tuple(_evaluate_skill(skill, approved, host_facts, settings, lists) for skill in skills)
 
 
-def _standing(
-    skill: Skill, pins: Mapping[str, str], here: Surroundings, settings: SkillSettings, lists: Lists
-) -> Standing:
+def _evaluate_skill(
+    skill: Skill, approved: Mapping[str, str], host_facts: HostFacts, settings: SkillSettings, lists: AgentSkillLists
+) -> EvaluatedSkill:
     if not settings.entries.get(skill.name, SkillEntry()).enabled:
-        return Standing(skill, State.OFF, "the settings turn it off")
-    if why := lists.permits(skill.name):
-        return Standing(skill, State.OFF, why)
-    if why := gated(skill.front.gates, _with_its_env(here, settings, skill.name)):
-        return Standing(skill, State.UNFIT, why)
-    pinned = pins.get(skill.key)
+        return EvaluatedSkill(skill, SkillState.OFF, "it is disabled in the settings")
+    if why := lists.denied_because(skill.name):
+        return EvaluatedSkill(skill, SkillState.OFF, why)
+    if why := unmet_requirement(skill.front_matter.requirements, _with_skill_env(host_facts, settings, skill.name)):
+        return EvaluatedSkill(skill, SkillState.UNFIT, why)
+    pinned = approved.get(skill.key)
     # The owner has installed and enabled the plugin's code, so its skills need no further approval.
-    if pinned == skill.hash or skill.source is Source.PLUGIN or skill.source.value in settings.trusted:
-        return Standing(skill, State.READY)
+    if pinned == skill.hash or skill.source is SkillSource.PLUGIN or skill.source.value in settings.trusted:
+        return EvaluatedSkill(skill, SkillState.READY)
     if pinned is None:
-        return Standing(skill, State.NEW, "nobody has looked at it yet")
-    return Standing(skill, State.CHANGED, "it has changed since it was found good")
+        return EvaluatedSkill(skill, SkillState.NEW, "it is not approved yet")
+    return EvaluatedSkill(skill, SkillState.CHANGED, "it has changed since it was approved")
 
 
-def _with_its_env(here: Surroundings, settings: SkillSettings, name: str) -> Surroundings:
+def _with_skill_env(host_facts: HostFacts, settings: SkillSettings, name: str) -> HostFacts:
     given = settings.entries.get(name, SkillEntry()).env
-    return Surroundings(
-        os=here.os,
-        has_bin=here.has_bin,
-        has_env=lambda variable: variable in given or here.has_env(variable),
-        has_config=here.has_config,
+    return HostFacts(
+        os=host_facts.os,
+        has_bin=host_facts.has_bin,
+        has_env=lambda variable: variable in given or host_facts.has_env(variable),
+        has_config=host_facts.has_config,
     )
 
 
-class Choice(Struct, frozen=True, kw_only=True):
+class SkillSelection(Struct, frozen=True, kw_only=True):
     """The skills of one run. `listed` are shown by name and path, `inline` in full."""
 
     listed: tuple[Skill, ...] = ()
@@ -132,17 +138,17 @@ class Choice(Struct, frozen=True, kw_only=True):
         return tuple(skill.folder for skill in self.skills)
 
 
-NOTHING = Choice()
+EMPTY_SELECTION = SkillSelection()
 
 
-def choose(
-    stood: Sequence[Standing],
+def select_skills(
+    evaluated: Sequence[EvaluatedSkill],
     *,
-    lists: Lists,
+    lists: AgentSkillLists,
     subset: Sequence[str] | None = None,
     bundles: Sequence[str] | None = None,
-    called: str = "",
-) -> Choice:
+    requested_skill: str = "",
+) -> SkillSelection:
     """Select the skills of a run. `subset` has the skills selected for the session: None is all, empty is none.
 
     `bundles` are the bundles whose command line is listed (see `operation_exposure`); None excludes
@@ -151,27 +157,28 @@ def choose(
     """
     ready = [
         each.skill
-        for each in stood
-        if each.state is State.READY and (each.skill.front.for_models or each.skill.name == called)
+        for each in evaluated
+        if each.state is SkillState.READY
+        and (each.skill.front_matter.is_for_models or each.skill.name == requested_skill)
     ]
     if bundles is not None:
-        ready = [skill for skill in ready if not skill.front.bundle or skill.front.bundle in bundles]
+        ready = [skill for skill in ready if not skill.front_matter.bundle or skill.front_matter.bundle in bundles]
     if subset is not None:
         ready = [skill for skill in ready if skill.name in subset]
-    telling = lists.telling
+    telling = lists.display_lists
     inline = [
         skill
         for skill in ready
-        if skill.name == called or any(matches_glob(glob, skill.name) for glob in telling.inline)
+        if skill.name == requested_skill or any(matches_glob(glob, skill.name) for glob in telling.inline)
     ]
     listed = [
         skill
         for skill in ready
         if skill not in inline and any(matches_glob(glob, skill.name) for glob in telling.available)
     ]
-    had = {skill.name for skill in (*listed[:LISTED_MAX], *inline)}
-    return Choice(
-        listed=tuple(listed[:LISTED_MAX]),
+    had = {skill.name for skill in (*listed[:LISTED_SKILLS_MAX], *inline)}
+    return SkillSelection(
+        listed=tuple(listed[:LISTED_SKILLS_MAX]),
         inline=tuple(inline),
         left_out=tuple(name for name in subset or () if name not in had),
     )
@@ -183,75 +190,72 @@ def parse_subset(value: object) -> tuple[str, ...] | None:
         return None
     names = cast("list[object]", value) if isinstance(value, list) else [None]
     if len(names) > SUBSET_MAX or not all(isinstance(name, str) for name in names):
-        raise Invalid(
-            "these are no skills of a session",
-            because=f"they are a list of at most {SUBSET_MAX} names",
-            try_this='for example ["weather"], [] for none, or null for all',
-            code="skill.subset-invalid",
-        )
+        raise SkillSubsetInvalid(names_max=SUBSET_MAX)
     return tuple(map(str, names))
 
 
-def section(choice: Choice) -> str:
+def render_skills_section(selection: SkillSelection) -> str:
     """Return the text about skills for the system prompt, or an empty string. Deterministic."""
     parts: list[str] = []
-    if choice.listed:
-        parts.append("Before a task that one of these is about, read its file and follow it.")
-        parts += ["<available_skills>", *map(_listed, choice.listed), "</available_skills>"]
-    parts += [words for _, words in _inlined(choice)]
+    if selection.listed:
+        parts.append("Before you start a task that one of these skills is for, read its file and follow it.")
+        parts += ["<available_skills>", *map(_render_listed, selection.listed), "</available_skills>"]
+    parts += [words for _, words in _render_inline(selection)]
     return "\n".join(parts)
 
 
-def told_of_each(choice: Choice) -> list[tuple[str, str]]:
+def render_each_skill(selection: SkillSelection) -> list[tuple[str, str]]:
     """Return the text about each skill by its name."""
-    return [*((skill.name, _listed(skill)) for skill in choice.listed), *_inlined(choice)]
+    return [*((skill.name, _render_listed(skill)) for skill in selection.listed), *_render_inline(selection)]
 
 
-def _inlined(choice: Choice) -> list[tuple[str, str]]:
+def _render_inline(selection: SkillSelection) -> list[tuple[str, str]]:
     told: list[tuple[str, str]] = []
     left = INLINE_CHARS_TOTAL_MAX
-    for skill in choice.inline:
-        body = skill.front.body
+    for skill in selection.inline:
+        body = skill.front_matter.body
         bound = min(INLINE_CHARS_MAX, left)
         if len(body) > bound:
-            body = f"{body[:bound]}\n[cut: {len(body) - bound} more characters in {skill.file}]"
-        left -= min(len(skill.front.body), bound)
-        name, path = f'"{escaped(skill.name)}"', f'"{escaped(str(skill.file))}"'
+            body = f"{body[:bound]}\n[truncated: {len(body) - bound} more characters in {skill.file}]"
+        left -= min(len(skill.front_matter.body), bound)
+        name, path = f'"{escape_markup(skill.name)}"', f'"{escape_markup(str(skill.file))}"'
         words = f"<skill name={name} location={path}>\n{body.replace('</skill>', '&lt;/skill>')}\n</skill>"
         told.append((skill.name, words))
     return told
 
 
-def _listed(skill: Skill) -> str:
+def _render_listed(skill: Skill) -> str:
     return (
-        f"<skill><name>{escaped(skill.name)}</name><description>{escaped(skill.front.description)}</description>"
-        f"<location>{escaped(str(skill.file))}</location></skill>"
+        f"<skill><name>{escape_markup(skill.name)}</name><description>{escape_markup(skill.front_matter.description)}</description>"
+        f"<location>{escape_markup(str(skill.file))}</location></skill>"
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scoped:
+class SkillEnvironment:
     """Environment variables for the commands of one run, and the missing ones with the reason."""
 
     variables: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     missing: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-def environment_of(choice: Choice, settings: SkillSettings, environment: Mapping[str, str]) -> Scoped:
+def build_environment(
+    selection: SkillSelection, settings: SkillSettings, environment: Mapping[str, str]
+) -> SkillEnvironment:
     """Return the variables for the commands of a run with these skills. They are passed to its
     child processes only.
 
     Secrets are read now, and only those of the run's skills. If two skills set the same variable,
     the one whose name sorts first wins.
     """
-    if not choice.skills:
-        return Scoped()
+    if not selection.skills:
+        return SkillEnvironment()
     found = {"PYTHONDONTWRITEBYTECODE": "1"}  # running a script must not change the approved folder
     missing: dict[str, str] = {}
-    for skill in sorted(choice.skills, key=lambda each: each.name):
+    for skill in sorted(selection.skills, key=lambda each: each.name):
         for name, value in settings.entries.get(skill.name, SkillEntry()).env.items():
             try:
                 found.setdefault(name, value.read(environment))
             except Invalid as error:
                 missing.setdefault(name, f"{skill.name}: {error.sentence}")
-    return Scoped(variables=found, missing=missing)
+    return SkillEnvironment(variables=found, missing=missing)

@@ -15,22 +15,23 @@ from urllib.parse import quote
 import sqlalchemy as sa
 from msgspec import Struct
 
-from retinue.api.responses import GUARDS, Headers
+from retinue.api.errors import AttachmentLocationMissing
+from retinue.api.responses import SECURITY_HEADERS, Headers
 from retinue.domain.attachment import Attachment
-from retinue.domain.errors import Invalid, NotFound
 from retinue.domain.principal import Principal
 from retinue.domain.record import Note, UserTurn
+from retinue.domain.shared_errors import AttachmentNotFound
 from retinue.domain.tool import ToolResult
 from retinue.store.envelopes import envelopes
-from retinue.store.envelopes.attachment_files import Files
+from retinue.store.envelopes.attachment_files import AttachmentFiles
 from retinue.store.sessions import records, sessions
 
-PREFIX = "/api/blob/"
+DOWNLOAD_PREFIX = "/api/blob/"
 CHUNK_BYTES = 256 * 1024
-HEAD_BYTES = 16
+SNIFFED_BYTES = 16
 SEQ_DIGITS_MAX = 18
 
-_IMAGES: tuple[tuple[bytes, int, str], ...] = (
+_IMAGE_SIGNATURES: tuple[tuple[bytes, int, str], ...] = (
     (b"\x89PNG\r\n\x1a\n", 0, "image/png"),
     (b"\xff\xd8\xff", 0, "image/jpeg"),
     (b"GIF87a", 0, "image/gif"),
@@ -40,25 +41,25 @@ _IMAGES: tuple[tuple[bytes, int, str], ...] = (
 _TEXT, _PDF, _UNKNOWN = "text/plain", "application/pdf", "application/octet-stream"
 
 
-class Blob(Struct, frozen=True):
+class AttachmentDownload(Struct, frozen=True):
     """An open attachment file and its response headers."""
 
     attachment: Attachment
     file: BinaryIO
     size_bytes: int
     media_type: str
-    inline: bool
+    is_inline: bool
 
     @property
     def headers(self) -> Headers:
         kind = f"{self.media_type}; charset=utf-8" if self.media_type == _TEXT else self.media_type
-        shown = "inline" if self.inline else "attachment"
+        shown = "inline" if self.is_inline else "attachment"
         return [
-            *GUARDS,
+            *SECURITY_HEADERS,
             (b"content-type", kind.encode()),
             (b"content-disposition", f"{shown}; filename*=UTF-8''{quote(self.attachment.name, safe='')}".encode()),
             (b"content-security-policy", b"sandbox; default-src 'none'; frame-ancestors 'none'"),
-            (b"etag", etag(self.attachment.hash)),
+            (b"etag", format_etag(self.attachment.hash)),
             # Revalidate each time, so that a revoked permission takes effect. The ETag saves sending the bytes again.
             (b"cache-control", b"private, no-cache"),
         ]
@@ -68,67 +69,59 @@ class Blob(Struct, frozen=True):
             yield chunk
 
 
-def etag(hash_: str) -> bytes:
+def format_etag(hash_: str) -> bytes:
     return f'"{hash_}"'.encode()
 
 
-def named(
+def find_attachment(
     conn: sa.Connection, hash_: str, *, envelope: str, session: str, record: str, seen_by: Principal
 ) -> Attachment:
     """Return the attachment with this hash from an envelope or a record that the caller sees."""
     if envelope:
-        found = envelopes.get(conn, envelopes.resolve(conn, envelope, seen_by=seen_by))
-        there = found.attachments if found is not None else ()
+        found = envelopes.get(conn, envelopes.resolve_id(conn, envelope, seen_by=seen_by))
+        attachments = found.attachments if found is not None else ()
     elif session and record.isascii() and record.isdigit() and len(record) <= SEQ_DIGITS_MAX:
-        there = _of_record(conn, sessions.resolve(conn, session, seen_by=seen_by).id, int(record))
-    else:
-        raise Invalid(
-            "say where you see this attachment",
-            because="a file is given to who sees the envelope or the record that brought it",
-            try_this="add ?envelope=ID, or ?session=ID&record=SEQ",
-            code="attachment.where",
+        attachments = _list_record_attachments(
+            conn, sessions.get_by_short_id(conn, session, seen_by=seen_by).id, int(record)
         )
-    for attachment in there:
+    else:
+        raise AttachmentLocationMissing
+    for attachment in attachments:
         if attachment.hash == hash_:
             return attachment
-    raise NotFound(
-        f"there is no attachment {hash_[:8]} there",
-        because="no file of this hash came with it",
-        try_this="copy the hash from the envelope or the record that names it",
-        code="attachment.not-found",
-    )
+    raise AttachmentNotFound(hash_, because="the envelope or record has no attachment with this hash")
 
 
-def _of_record(conn: sa.Connection, session: str, seq: int) -> tuple[Attachment, ...]:
+def _list_record_attachments(conn: sa.Connection, session: str, seq: int) -> tuple[Attachment, ...]:
     found = records.get(conn, session, seq)
     match found.body if found is not None else None:
         case UserTurn(attachments=attachments):
             return attachments
         case ToolResult(attachments=attachments, tool=tool, whole=whole):
-            return (*attachments, *_whole(whole, tool))
+            return (*attachments, *_list_full_output(whole, tool))
         case Note(whole=whole):
-            return _whole(whole, "result")
+            return _list_full_output(whole, "result")
         case _:
             return ()
 
 
-def _whole(hash_: str, tool: str) -> tuple[Attachment, ...]:
+def _list_full_output(hash_: str, tool: str) -> tuple[Attachment, ...]:
     """Return the full output of a tool whose result was truncated."""
     return (Attachment(hash=hash_, name=f"{tool}.txt", media_type=_TEXT, size_bytes=0),) if hash_ else ()
 
 
-def opened(files: Files, attachment: Attachment) -> Blob:
+def open_attachment(files: AttachmentFiles, attachment: Attachment) -> AttachmentDownload:
     """Open an attachment. Blocks, so call it in a thread. The caller closes the file."""
     file = files.open(attachment.hash)
-    head = file.read(HEAD_BYTES)
+    head = file.read(SNIFFED_BYTES)
     size_bytes = file.seek(0, 2)
     file.seek(0)
-    image = next((kind for magic, at, kind in _IMAGES if head[at : at + len(magic)] == magic), "")
+    image = next((kind for magic, at, kind in _IMAGE_SIGNATURES if head[at : at + len(magic)] == magic), "")
     if image:
-        return Blob(attachment, file, size_bytes, image, inline=True)
+        return AttachmentDownload(attachment, file, size_bytes, image, is_inline=True)
     media_type = attachment.media_type if attachment.media_type in (_TEXT, _PDF) else _UNKNOWN
-    return Blob(attachment, file, size_bytes, media_type, inline=media_type == _TEXT)
+    return AttachmentDownload(attachment, file, size_bytes, media_type, is_inline=media_type == _TEXT)
 
 
-async def open_blob(files: Files, attachment: Attachment) -> Blob:
-    return await asyncio.to_thread(partial(opened, files, attachment))
+async def open_attachment_in_thread(files: AttachmentFiles, attachment: Attachment) -> AttachmentDownload:
+    return await asyncio.to_thread(partial(open_attachment, files, attachment))

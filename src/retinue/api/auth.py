@@ -15,33 +15,34 @@ import msgspec
 import sqlalchemy as sa
 from msgspec import Struct
 
-from retinue.api.host_check import Door, Visit
+from retinue.api.errors import AddressLockedOut, CookieHeaderMissing, SignInCodeInvalid
+from retinue.api.host_check import HttpSettings, RequestSource
 from retinue.api.request_limits import Lockout
-from retinue.api.responses import NotSignedIn
 from retinue.domain.errors import Invalid, NotAllowed, NotFound
 from retinue.domain.ids import TokenId
 from retinue.domain.principal import Principal
+from retinue.domain.shared_errors import NotSignedIn
 from retinue.domain.times import to_ms
-from retinue.domain.token import Token, TokenKind, hash_of
-from retinue.operations.base import Desk, parse
+from retinue.domain.token import Token, TokenKind, hash_token
+from retinue.operations.base import Services, parse_request
 from retinue.operations.person.people import accept_invitation
 from retinue.store.people import principals, tokens
 
-COOKIE = "retinue"
-WEB_EXPIRES_AFTER_S = 30 * 24 * 3600
+COOKIE_NAME = "retinue"
+COOKIE_TTL_S = 30 * 24 * 3600
 SECRET_LENGTH_MAX = 256
-REMEMBERED_S = 1.0
-REMEMBERED_MAX = 1024
+CACHE_TTL_S = 1.0
+CACHE_ENTRIES_MAX = 1024
 SAFE_METHODS = frozenset({"GET", "HEAD"})
 
-Headers = Mapping[bytes, bytes]
+RequestHeaders = Mapping[bytes, bytes]
 
 
-class Code(msgspec.Struct, forbid_unknown_fields=True):
+class SignInRequest(msgspec.Struct, forbid_unknown_fields=True):
     code: str
 
 
-class Joining(msgspec.Struct, forbid_unknown_fields=True):
+class JoinRequest(msgspec.Struct, forbid_unknown_fields=True):
     invitation: str
 
 
@@ -50,25 +51,27 @@ class Caller(Struct, frozen=True):
 
     principal: Principal
     token_hash: str
-    by_cookie: bool
+    is_by_cookie: bool
 
 
-class SignIn:
+class Authenticator:
     """Authenticates requests, and signs browsers in and out."""
 
-    def __init__(self, desk: Desk, door: Door, now: Callable[[], float], refused: Callable[[str], None]) -> None:
-        self._desk = desk
-        self._lockout = Lockout(now, attempts_max=door.sign_in_attempts_max, lockout_s=door.lockout_s)
-        self._refused = refused
+    def __init__(
+        self, services: Services, settings: HttpSettings, now: Callable[[], float], count_refusal: Callable[[str], None]
+    ) -> None:
+        self._services = services
+        self._lockout = Lockout(now, attempts_max=settings.sign_in_attempts_max, lockout_s=settings.lockout_s)
+        self._count_refusal = count_refusal
         self._now = now
-        self._known: dict[str, tuple[float, Principal, TokenKind]] = {}
-        self._commits = 0
-        desk.store.on_commit(self._forget, *principals.READ)
+        self._principal_cache: dict[str, tuple[float, Principal, TokenKind]] = {}
+        self._commit_count = 0
+        services.store.on_commit(self._clear_cache, *principals.SOURCE_TABLES)
 
-    def refit(self, door: Door) -> None:
-        self._lockout.attempts_max, self._lockout.lockout_s = door.sign_in_attempts_max, door.lockout_s
+    def apply_settings(self, settings: HttpSettings) -> None:
+        self._lockout.attempts_max, self._lockout.lockout_s = settings.sign_in_attempts_max, settings.lockout_s
 
-    async def caller(self, visit: Visit, headers: Headers, *, method: str) -> Caller:
+    async def authenticate(self, source: RequestSource, headers: RequestHeaders, *, method: str) -> Caller:
         """Return the caller of a request.
 
         Browsers send cookies with requests of other sites, so a changing request by cookie also
@@ -78,77 +81,74 @@ class SignIn:
         if scheme:
             kind, secret = TokenKind.TOKEN, bearer.strip() if scheme.lower() == b"bearer" else b""
         else:
-            kind, secret = TokenKind.WEB, _cookie(headers)
+            kind, secret = TokenKind.WEB, _read_cookie(headers)
         if not secret:
-            raise _who_are_you()
-        token_hash = hash_of(secret[: SECRET_LENGTH_MAX + 1])
-        if not visit.local:
-            self._lockout.check(visit.remote, token_hash)
-        principal = await self._look_up(token_hash, kind)
+            raise NotSignedIn
+        token_hash = hash_token(secret[: SECRET_LENGTH_MAX + 1])
+        if not source.is_local:
+            self._lockout.check(source.remote_address, token_hash)
+        principal = await self._find_principal(token_hash, kind)
         if principal is None:
-            await self._failed(visit, token_hash)
-            raise _who_are_you()
-        if not visit.local:
-            self._lockout.succeeded(visit.remote, token_hash)
+            await self._record_failure(source, token_hash)
+            raise NotSignedIn
+        if not source.is_local:
+            self._lockout.record_success(source.remote_address, token_hash)
         if kind is TokenKind.WEB and method not in SAFE_METHODS and headers.get(b"x-retinue") != b"1":
-            raise NotAllowed(
-                "this request could come from any page",
-                because="it carries a cookie, but not the header `x-retinue: 1`",
-                try_this="send the header with everything but GET",
-                code="auth.header-missing",
-            )
-        return Caller(principal, token_hash, by_cookie=kind is TokenKind.WEB)
+            raise CookieHeaderMissing
+        return Caller(principal, token_hash, is_by_cookie=kind is TokenKind.WEB)
 
-    def again(self, caller: Caller) -> Callable[[], Awaitable[Principal | None]]:
+    def build_recheck(self, caller: Caller) -> Callable[[], Awaitable[Principal | None]]:
         """Return a function that checks the caller's token again, for long-lived connections."""
-        return partial(self._look_up, caller.token_hash, TokenKind.WEB if caller.by_cookie else TokenKind.TOKEN)
+        return partial(
+            self._find_principal, caller.token_hash, TokenKind.WEB if caller.is_by_cookie else TokenKind.TOKEN
+        )
 
-    async def _look_up(self, token_hash: str, kind: TokenKind) -> Principal | None:
+    async def _find_principal(self, token_hash: str, kind: TokenKind) -> Principal | None:
         """Find the principal of a token, cached until a relevant commit and for at most a second.
 
         The time limit is needed because other processes commit too, and tokens expire.
         """
-        remembered = self._known.get(token_hash)
-        if remembered is not None and self._now() - remembered[0] < REMEMBERED_S:
+        remembered = self._principal_cache.get(token_hash)
+        if remembered is not None and self._now() - remembered[0] < CACHE_TTL_S:
             return remembered[1] if remembered[2] is kind else None
-        commits, at = self._commits, self._now()
-        look = partial(principals.by_secret, token_hash=token_hash, now_ms=to_ms(self._desk.clock.now()))
-        known = await self._desk.store.read(look)
+        commits, at = self._commit_count, self._now()
+        look = partial(principals.find_principal, token_hash=token_hash, now_ms=to_ms(self._services.clock.now()))
+        known = await self._services.store.read(look)
         if known is None:
             return None
-        if commits == self._commits:  # a commit during the lookup may have revoked it
-            if len(self._known) >= REMEMBERED_MAX:
-                self._known.clear()
-            self._known[token_hash] = (at, *known)
+        if commits == self._commit_count:  # a commit during the lookup may have revoked it
+            if len(self._principal_cache) >= CACHE_ENTRIES_MAX:
+                self._principal_cache.clear()
+            self._principal_cache[token_hash] = (at, *known)
         return known[0] if known[1] is kind else None
 
-    def _forget(self) -> None:
-        self._commits += 1
-        if self._known:
-            self._known.clear()
+    def _clear_cache(self) -> None:
+        self._commit_count += 1
+        if self._principal_cache:
+            self._principal_cache.clear()
 
-    async def _failed(self, visit: Visit, token_hash: str) -> None:
+    async def _record_failure(self, source: RequestSource, token_hash: str) -> None:
         """Count a failed attempt, unless the token was valid once.
 
         A browser with an old cookie must not lock itself out.
         """
-        if visit.local or await self._desk.store.read(partial(tokens.is_known, token_hash=token_hash)):
+        if source.is_local or await self._services.store.read(partial(tokens.is_known, token_hash=token_hash)):
             return
-        if self._lockout.failed(visit.remote):
-            self._refused("auth.locked-out")
+        if self._lockout.record_failure(source.remote_address):
+            self._count_refusal(AddressLockedOut.code)
 
-    async def sign_in(self, visit: Visit, body: bytes) -> tuple[Principal, bytes]:
+    async def sign_in(self, source: RequestSource, body: bytes) -> tuple[Principal, bytes]:
         """Exchange a code for a cookie in one commit, which also revokes the code."""
-        asked: Code = parse(body, Code)
-        code_hash = hash_of(asked.code[: SECRET_LENGTH_MAX + 1].encode(errors="replace"))
-        if not visit.local:
-            self._lockout.check(visit.remote, code_hash)
-        now = self._desk.clock.now()
-        expires_at = now + timedelta(seconds=WEB_EXPIRES_AFTER_S)
-        secret, id_ = self._desk.secrets(), TokenId(self._desk.ids.new())
+        request: SignInRequest = parse_request(body, SignInRequest)
+        code_hash = hash_token(request.code[: SECRET_LENGTH_MAX + 1].encode(errors="replace"))
+        if not source.is_local:
+            self._lockout.check(source.remote_address, code_hash)
+        now = self._services.clock.now()
+        expires_at = now + timedelta(seconds=COOKIE_TTL_S)
+        secret, id_ = self._services.new_secret(), TokenId(self._services.ids.new())
 
         def exchange(conn: sa.Connection) -> Principal | None:
-            code = tokens.by_hash(conn, code_hash, now_ms=to_ms(now))
+            code = tokens.find_by_hash(conn, code_hash, now_ms=to_ms(now))
             if code is None or code.kind is not TokenKind.CODE:
                 return None
             if not tokens.revoke(conn, code.id, at_ms=to_ms(now)):
@@ -161,58 +161,45 @@ class SignIn:
                 created_at=now,
                 expires_at=expires_at,
             )
-            tokens.add(conn, web, hash_of(secret))
-            known = principals.by_secret(conn, hash_of(secret), now_ms=to_ms(now))
+            tokens.add(conn, web, hash_token(secret))
+            known = principals.find_principal(conn, hash_token(secret), now_ms=to_ms(now))
             return known[0] if known else None
 
-        principal = await self._desk.store.write(exchange, point="sign-in")
+        principal = await self._services.store.write(exchange, point="sign-in")
         if principal is None:
-            await self._failed(visit, code_hash)
-            raise NotSignedIn(
-                "this code does not sign you in",
-                because="it was used before, has expired, or was never made here: a code works once, for minutes",
-                try_this="make a new one with `retinue token code`",
-                code="auth.code-refused",
-            )
-        return principal, self._set_cookie(visit, secret, WEB_EXPIRES_AFTER_S)
+            await self._record_failure(source, code_hash)
+            raise SignInCodeInvalid
+        return principal, self._build_cookie(source, secret, COOKIE_TTL_S)
 
-    async def join(self, visit: Visit, body: bytes) -> dict[str, Any]:
+    async def accept_invitation(self, source: RequestSource, body: bytes) -> dict[str, Any]:
         """Accept an invitation. A wrong one counts as a failed attempt, like a wrong token."""
-        asked: Joining = parse(body, Joining)
-        secret = asked.invitation[: SECRET_LENGTH_MAX + 1].encode(errors="replace").decode()
-        if not visit.local:
-            self._lockout.check(visit.remote, hash_of(secret))
+        request: JoinRequest = parse_request(body, JoinRequest)
+        secret = request.invitation[: SECRET_LENGTH_MAX + 1].encode(errors="replace").decode()
+        if not source.is_local:
+            self._lockout.check(source.remote_address, hash_token(secret))
         try:
-            return await accept_invitation(self._desk, secret)
+            return await accept_invitation(self._services, secret)
         except (NotAllowed, NotFound, NotSignedIn, Invalid):
-            await self._failed(visit, hash_of(secret))
+            await self._record_failure(source, hash_token(secret))
             raise
 
-    async def sign_out(self, visit: Visit, caller: Caller) -> bytes:
+    async def sign_out(self, source: RequestSource, caller: Caller) -> bytes:
         """Revoke the cookie's token, so that copies of it stop working too."""
-        now_ms = to_ms(self._desk.clock.now())
-        if caller.by_cookie:
-            revoke = partial(tokens.revoke_hash, token_hash=caller.token_hash, at_ms=now_ms)
-            await self._desk.store.write(revoke, point="sign-out")
-        return self._set_cookie(visit, "", 0)
+        now_ms = to_ms(self._services.clock.now())
+        if caller.is_by_cookie:
+            revoke = partial(tokens.revoke_by_hash, token_hash=caller.token_hash, at_ms=now_ms)
+            await self._services.store.write(revoke, point="sign-out")
+        return self._build_cookie(source, "", 0)
 
-    def _set_cookie(self, visit: Visit, secret: str, max_age_s: int) -> bytes:
+    def _build_cookie(self, source: RequestSource, secret: str, max_age_s: int) -> bytes:
         # An https origin was checked against public_url: the browser uses TLS, at least up to our proxy.
-        secure = "; Secure" if visit.secure or visit.origin.startswith("https:") else ""
-        return f"{COOKIE}={secret}; Path=/; Max-Age={max_age_s}; HttpOnly; SameSite=Strict{secure}".encode()
+        secure = "; Secure" if source.is_secure or source.origin.startswith("https:") else ""
+        return f"{COOKIE_NAME}={secret}; Path=/; Max-Age={max_age_s}; HttpOnly; SameSite=Strict{secure}".encode()
 
 
-def _cookie(headers: Headers) -> bytes:
+def _read_cookie(headers: RequestHeaders) -> bytes:
     for pair in headers.get(b"cookie", b"").split(b";"):
         name, _, value = pair.strip().partition(b"=")
-        if name == COOKIE.encode():
+        if name == COOKIE_NAME.encode():
             return value
     return b""
-
-
-def _who_are_you() -> NotSignedIn:
-    return NotSignedIn(
-        "who are you?",
-        because="the request carries no token that this house knows",
-        try_this="use the token in RETINUE_HOME/owner-token",
-    )

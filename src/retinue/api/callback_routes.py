@@ -6,40 +6,41 @@ from collections.abc import Mapping
 
 import msgspec
 
-from retinue.domain.errors import NotFound
-from retinue.intake.external_callbacks import Callbacks, Came
-from retinue.net.signatures import ABOUT, LETTER, SIGNATURE, TIMESTAMP
+from retinue.api.errors import RouteNotFound
+from retinue.intake.external_callbacks import CallbackIntake, RawCallback
+from retinue.net.signatures import MESSAGE_ID_HEADER, REQUEST_ID_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER
 
-PREFIX = "/external/"
-_SESSIONS, _MESSAGES = f"{PREFIX}sessions/", "/messages"
+CALLBACK_PREFIX = "/external/"
+_SESSIONS_PREFIX, _MESSAGES_SUFFIX = f"{CALLBACK_PREFIX}sessions/", "/messages"
 
 _encode = msgspec.json.Encoder().encode
 
 
-def session_of(path: str) -> str:
-    """Return the session of a callback path. Raises `NotFound` for any other path."""
-    session = path.removeprefix(_SESSIONS).removesuffix(_MESSAGES)
-    if not session or path != f"{_SESSIONS}{session}{_MESSAGES}" or "/" in session:
-        raise NotFound(
-            f"nothing is served at {path[:200]}",
-            because=f"agents that run elsewhere answer to {_SESSIONS}ID{_MESSAGES}",
-            try_this="answer to the `callbackUrl` that came with the letter",
-            code="route.not-found",
+def parse_callback_session(path: str) -> str:
+    """Return the session of a callback path. Raises `RouteNotFound` for any other path."""
+    session = path.removeprefix(_SESSIONS_PREFIX).removesuffix(_MESSAGES_SUFFIX)
+    if not session or path != f"{_SESSIONS_PREFIX}{session}{_MESSAGES_SUFFIX}" or "/" in session:
+        raise RouteNotFound(
+            path,
+            form=f"{_SESSIONS_PREFIX}ID{_MESSAGES_SUFFIX} for answers of external agents",
+            use="the `callbackUrl` that came with the message",
         )
     return session
 
 
-async def take(callbacks: Callbacks, session: str, headers: Mapping[bytes, bytes], body: bytes) -> bytes:
-    def said(name: str) -> str:
+async def receive_callback(
+    callbacks: CallbackIntake, session: str, headers: Mapping[bytes, bytes], body: bytes
+) -> bytes:
+    def header(name: str) -> str:
         return headers.get(name.lower().encode(), b"").decode("latin-1").strip()
 
-    came = Came(
+    callback = RawCallback(
         session=session,
-        at=said(TIMESTAMP),
-        signature=said(SIGNATURE),
-        message=said(LETTER),
-        request=said(ABOUT),
+        at=header(TIMESTAMP_HEADER),
+        signature=header(SIGNATURE_HEADER),
+        message=header(MESSAGE_ID_HEADER),
+        request=header(REQUEST_ID_HEADER),
         body=body,
     )
-    heard = await callbacks.take(came)
-    return _encode({"sessionId": session, "envelope": heard.envelope, "answers": heard.answers})
+    accepted = await callbacks.accept(callback)
+    return _encode({"sessionId": session, "envelope": accepted.envelope, "answers": accepted.answered_envelope})

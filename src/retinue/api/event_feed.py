@@ -17,493 +17,500 @@ import msgspec
 import sqlalchemy as sa
 from msgspec import Struct, field
 
-from retinue.domain.errors import Invalid
-from retinue.domain.event import Delta, DeltaKind, Nested, News, NewsKind
+from retinue.api.errors import TooManyFollowedSessions
+from retinue.domain.event import Delta, DeltaKind, EventKind, NestedActivity, StoredEvent
 from retinue.domain.ids import SessionId
 from retinue.domain.principal import Principal
 from retinue.domain.record import RecordKind
-from retinue.engine.event_broadcast import Within
-from retinue.operations.base import Desk
-from retinue.operations.session.sessions import PartialShown, partial_form
+from retinue.engine.event_broadcast import NestedRun
+from retinue.operations.base import Services
+from retinue.operations.session.sessions import PartialReplyDetails, to_partial_reply_details
 from retinue.store.core import events as store_events
-from retinue.store.core.events import Stretch
-from retinue.store.core.row_visibility import sees_session
+from retinue.store.core.events import EventRange
+from retinue.store.core.row_visibility import can_see_session
 
-NEWS_AT_ONCE_MAX = 200
-KEEP_ALIVE_S = 15.0
-TOGETHER_S = 0.002
-SESSIONS_REMEMBERED_MAX = 1_000
+EVENTS_PER_BATCH = 200
+KEEP_ALIVE_INTERVAL_S = 15.0
+BATCH_DELAY_S = 0.002
+CACHED_SESSIONS_MAX = 1_000
 SUBSCRIPTIONS_MAX = 200
-LOOK_AGAIN_S = 5.0
-REPLIES_WAITING_MAX = 50
+RECHECK_INTERVAL_S = 5.0
+QUEUED_REPLIES_MAX = 50
 OWN_ENVELOPES_MAX = 512
-OWN_WAIT_S = 2.0
+OWN_SEND_TIMEOUT_S = 2.0
 
 _encode = msgspec.json.Encoder().encode
 
 
-class Event(Struct, frozen=True):
+class FeedMessage(Struct, frozen=True):
     """One message of a feed. `cursor` is the position to resume from after it."""
 
     name: str
     data: Any
-    id_: int | None = None
+    cursor: int | None = None
 
 
-class Mask(Struct, frozen=True, kw_only=True):
+class EventFilter(Struct, frozen=True, kw_only=True):
     """Filter of a subscription.
 
     Each list applies only to messages that have that property; all lists must match.
     """
 
     events: frozenset[str] | None = None
-    news: frozenset[str] | None = None
+    event_kinds: frozenset[str] | None = None
     tools: frozenset[str] | None = None
     phases: frozenset[str] | None = None
 
-    def takes_delta(self, delta: Delta) -> bool:
-        return _fits(self.events, "delta") and _fits(self.phases, delta.kind.value)
+    def matches_delta(self, delta: Delta) -> bool:
+        return _allows(self.events, "delta") and _allows(self.phases, delta.kind.value)
 
-    def takes_nested(self) -> bool:
-        return _fits(self.events, "nested")
+    def matches_nested(self) -> bool:
+        return _allows(self.events, "nested")
 
-    def takes_news(self, piece: News) -> bool:
-        if not (_fits(self.events, "news") and _fits(self.news, piece.kind.value)):
+    def matches_event(self, event: StoredEvent) -> bool:
+        if not (_allows(self.events, "news") and _allows(self.event_kinds, event.kind.value)):
             return False
         if self.tools is None and self.phases is None:
             return True
-        tool, phase = _tool_and_phase(piece)
-        return _fits(self.tools, tool) and _fits(self.phases, phase)
+        tool, phase = _get_tool_and_phase(event)
+        return _allows(self.tools, tool) and _allows(self.phases, phase)
 
 
-EVERYTHING = Mask()
-EVENTS = frozenset({"news", "delta", "nested"})
+NO_FILTER = EventFilter()
+MESSAGE_NAMES = frozenset({"news", "delta", "nested"})
 PHASES = frozenset({"thinking", "text", "call", "result", "interim", "final"})
 
 
-def _fits(wanted: frozenset[str] | None, found: str | None) -> bool:
-    return wanted is None or found is None or found in wanted
+def _allows(allowed: frozenset[str] | None, value: str | None) -> bool:
+    return allowed is None or value is None or value in allowed
 
 
-class _Told(msgspec.Struct):
+class _RecordBody(msgspec.Struct):
     """The fields of a record's body that a filter needs."""
 
     tool: str | None = None
     envelopes: list[str] = []
 
 
-_told = msgspec.json.Decoder(_Told).decode
+_decode_record_body = msgspec.json.Decoder(_RecordBody).decode
 
 
-def _tool_and_phase(piece: News) -> tuple[str | None, str | None]:
+def _get_tool_and_phase(event: StoredEvent) -> tuple[str | None, str | None]:
     """Return the tool and the phase of an event.
 
     A call and its result have a tool. A reply is interim while it requests calls, and final when
     its run ends.
     """
-    record = piece.body.get("record")
-    match piece.kind:
-        case NewsKind.STEP_OPENED:
-            return piece.body.get("tool"), "call"
-        case NewsKind.STEP_CLOSED if record is not None and record["kind"] == RecordKind.TOOL:
-            return _told(record["body"]).tool, "result"
-        case NewsKind.STEP_CLOSED if record is not None:
+    record = event.body.get("record")
+    match event.kind:
+        case EventKind.STEP_OPENED:
+            return event.body.get("tool"), "call"
+        case EventKind.STEP_CLOSED if record is not None and record["kind"] == RecordKind.TOOL:
+            return _decode_record_body(record["body"]).tool, "result"
+        case EventKind.STEP_CLOSED if record is not None:
             return None, "interim"
-        case NewsKind.RUN_ENDED:
+        case EventKind.RUN_ENDED:
             return None, "final"
         case _:
             return None, None
 
 
-class Sent(Struct):
+class OwnEnvelopes(Struct):
     """Envelopes that one client sent while following. They are not echoed to it."""
 
     envelopes: OrderedDict[str, None] = field(default_factory=OrderedDict[str, None])
-    sending: int = 0
-    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    sends_in_progress: int = 0
+    sends_finished: asyncio.Event = field(default_factory=asyncio.Event)
     followers: int = 0
 
-    def begin(self) -> None:
-        self.sending += 1
-        self.settled.clear()
+    def begin_send(self) -> None:
+        self.sends_in_progress += 1
+        self.sends_finished.clear()
 
-    def end(self, envelope: str | None) -> None:
+    def end_send(self, envelope: str | None) -> None:
         if envelope is not None:
             self.envelopes[envelope] = None
             if len(self.envelopes) > OWN_ENVELOPES_MAX:
                 self.envelopes.popitem(last=False)
-        self.sending -= 1
-        if not self.sending:
-            self.settled.set()
+        self.sends_in_progress -= 1
+        if not self.sends_in_progress:
+            self.sends_finished.set()
 
 
-class Senders:
+class OwnEnvelopeRegistry:
     """Clients that do not want their own envelopes echoed, by principal and client name."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str], Sent] = {}
+        self._clients: dict[tuple[str, str], OwnEnvelopes] = {}
 
-    def find(self, principal: Principal, client: str) -> Sent | None:
-        return self._known.get((str(principal.address), client)) if self._known else None
+    def find(self, principal: Principal, client: str) -> OwnEnvelopes | None:
+        return self._clients.get((str(principal.address), client)) if self._clients else None
 
-    def join(self, principal: Principal, client: str) -> Sent:
-        sent = self._known.setdefault((str(principal.address), client), Sent())
+    def join(self, principal: Principal, client: str) -> OwnEnvelopes:
+        sent = self._clients.setdefault((str(principal.address), client), OwnEnvelopes())
         sent.followers += 1
         return sent
 
     def leave(self, principal: Principal, client: str) -> None:
         key = (str(principal.address), client)
-        self._known[key].followers -= 1
-        if not self._known[key].followers:
-            del self._known[key]
+        self._clients[key].followers -= 1
+        if not self._clients[key].followers:
+            del self._clients[key]
 
 
 class _Subscription(Struct):
-    mask: Mask
-    since: int = 0  # events up to this one are skipped
-    behind: int | None = None  # catch up from here to the feed's cursor; None: up to date
+    event_filter: EventFilter
+    skip_until: int = 0  # events up to this one are skipped
+    catch_up_from: int | None = None  # catch up from here to the feed's cursor; None: up to date
 
 
 class SignedOut(Exception):
     """The follower's token is no longer valid."""
 
 
-class Feed:
+class EventFeed:
     """What one client follows: its sessions, their filters, and its cursor."""
 
     def __init__(
         self,
-        desk: Desk,
+        services: Services,
         caller: Principal,
         *,
-        again: Callable[[], Awaitable[Principal | None]] | None = None,
-        sent: Sent | None = None,
+        recheck: Callable[[], Awaitable[Principal | None]] | None = None,
+        own_envelopes: OwnEnvelopes | None = None,
     ) -> None:
-        self._desk = desk
+        self._services = services
         self._caller = caller
-        self._again = again
-        self._sent = sent
-        self._watcher = desk.live.watch(None)
-        self._seen = _Seen(desk, caller)
-        self._all: Mask | None = None
-        self._sessions: dict[SessionId, _Subscription] = {}
+        self._recheck = recheck
+        self._own_envelopes = own_envelopes
+        self._subscriber = services.event_broadcast.subscribe(None)
+        self._visibility = _SessionVisibility(services, caller)
+        self._filter_for_all: EventFilter | None = None
+        self._subscriptions: dict[SessionId, _Subscription] = {}
         self._cursor = 0
-        self._replies: list[Event] = []
-        self._room = asyncio.Event()
-        self._room.set()
-        self._looked_at = asyncio.get_running_loop().time()
+        self._replies: list[FeedMessage] = []
+        self._has_reply_space = asyncio.Event()
+        self._has_reply_space.set()
+        self._rechecked_at = asyncio.get_running_loop().time()
 
     def close(self) -> None:
-        self._desk.live.unwatch(self._watcher)
+        self._services.event_broadcast.unsubscribe(self._subscriber)
 
     @property
-    def closed(self) -> bool:
-        return self._watcher.closed
+    def is_closed(self) -> bool:
+        return self._subscriber.is_closed
 
     @property
     def cursor(self) -> int:
         return self._cursor
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Stop the feed: the client disconnected."""
-        self._watcher.closed = True
-        self._watcher.changed.set()
+        self._subscriber.is_closed = True
+        self._subscriber.changed.set()
 
     # --- subscriptions ---
 
-    async def open(self, after: int | None) -> list[Event]:
+    async def open(self, after: int | None) -> list[FeedMessage]:
         """Return the first messages, ending with `hello`.
 
         A `reset` before it means that the cursor is unknown, and the client must fetch the state
         again.
         """
-        oldest, newest = await self._desk.store.read(_bounds)
+        oldest, newest = await self._services.store.read(_read_cursor_range)
         self._cursor = newest if after is None else after
-        events: list[Event] = []
+        events: list[FeedMessage] = []
         if not oldest - 1 <= self._cursor <= newest:
             self._cursor = newest
-            events.append(Event("reset", {"cursor": newest, "because": "this cursor is unknown here"}))
-        said, nested = await self._partials(), await self._nested()
-        return [*events, Event("hello", {"cursor": self._cursor, "partials": said, "nested": nested})]
+            events.append(FeedMessage("reset", {"cursor": newest, "because": "unknown cursor"}))
+        partials, nested = await self._list_partial_replies(), await self._list_nested_runs()
+        return [*events, FeedMessage("hello", {"cursor": self._cursor, "partials": partials, "nested": nested})]
 
-    def follow_all(self, mask: Mask = EVERYTHING) -> None:
-        self._all = mask
-        self._narrow()
+    def follow_all(self, event_filter: EventFilter = NO_FILTER) -> None:
+        self._filter_for_all = event_filter
+        self._update_subscriber()
 
     def unfollow_all(self) -> None:
-        self._all = None
-        self._narrow()
+        self._filter_for_all = None
+        self._update_subscriber()
 
-    def follow(self, session: SessionId, mask: Mask = EVERYTHING) -> None:
+    def follow(self, session: SessionId, event_filter: EventFilter = NO_FILTER) -> None:
         """Follow a session from the feed's cursor.
 
         The caller has checked that the session is visible.
         """
-        self._add(session, _Subscription(mask))
+        self._add_subscription(session, _Subscription(event_filter))
 
-    async def join(self, session: SessionId, mask: Mask, after: int | None) -> None:
+    async def subscribe(self, session: SessionId, event_filter: EventFilter, after: int | None) -> None:
         """Follow a session from now on, or from its own cursor.
 
         Missed events are then sent first.
         """
-        oldest, newest = await self._desk.store.read(_bounds)
+        oldest, newest = await self._services.store.read(_read_cursor_range)
         if after is None:
-            self._add(session, _Subscription(mask, since=newest))
-            self.reply(Event("subscribed", {"session": session, "cursor": newest}))
+            self._add_subscription(session, _Subscription(event_filter, skip_until=newest))
+            self.queue_reply(FeedMessage("subscribed", {"session": session, "cursor": newest}))
         elif oldest - 1 <= after <= newest:
-            self._add(session, _Subscription(mask, behind=after))
+            self._add_subscription(session, _Subscription(event_filter, catch_up_from=after))
         else:
-            self._add(session, _Subscription(mask, since=newest))
-            because = "this cursor is unknown here"
-            self.reply(Event("reset", {"session": session, "cursor": newest, "because": because}))
-            self.reply(Event("subscribed", {"session": session, "cursor": newest}))
-        said, nested = await self._partials({session}), await self._nested({session})
-        self.reply(Event("partials", {"session": session, "partials": said, "nested": nested}))
+            self._add_subscription(session, _Subscription(event_filter, skip_until=newest))
+            because = "unknown cursor"
+            self.queue_reply(FeedMessage("reset", {"session": session, "cursor": newest, "because": because}))
+            self.queue_reply(FeedMessage("subscribed", {"session": session, "cursor": newest}))
+        partials, nested = await self._list_partial_replies({session}), await self._list_nested_runs({session})
+        self.queue_reply(FeedMessage("partials", {"session": session, "partials": partials, "nested": nested}))
 
-    def leave(self, session: SessionId) -> None:
-        self._sessions.pop(session, None)
-        self._narrow()
+    def unsubscribe(self, session: SessionId) -> None:
+        self._subscriptions.pop(session, None)
+        self._update_subscriber()
 
-    def _add(self, session: SessionId, subscription: _Subscription) -> None:
-        if session not in self._sessions and len(self._sessions) >= SUBSCRIPTIONS_MAX:
-            raise Invalid(
-                f"you follow {SUBSCRIPTIONS_MAX} sessions already",
-                because="that is the most for one connection",
-                try_this="follow all of them at once, or leave some",
-                code="live.too-many-sessions",
-            )
-        self._sessions[session] = subscription
-        self._narrow()
+    def _add_subscription(self, session: SessionId, subscription: _Subscription) -> None:
+        if session not in self._subscriptions and len(self._subscriptions) >= SUBSCRIPTIONS_MAX:
+            raise TooManyFollowedSessions(sessions_max=SUBSCRIPTIONS_MAX)
+        self._subscriptions[session] = subscription
+        self._update_subscriber()
 
-    def _narrow(self) -> None:
+    def _update_subscriber(self) -> None:
         """With a single followed session, read and wake up for that session only."""
-        alone = next(iter(self._sessions)) if len(self._sessions) == 1 and self._all is None else None
-        self._watcher.session = alone
-        self._watcher.news = True
-        self._watcher.changed.set()
+        alone = (
+            next(iter(self._subscriptions)) if len(self._subscriptions) == 1 and self._filter_for_all is None else None
+        )
+        self._subscriber.session = alone
+        self._subscriber.has_new_events = True
+        self._subscriber.changed.set()
 
-    def reply(self, event: Event) -> None:
+    def queue_reply(self, message: FeedMessage) -> None:
         """Queue a message, to be sent between events."""
-        self._replies.append(event)
-        self._watcher.changed.set()
-        if len(self._replies) >= REPLIES_WAITING_MAX:
-            self._room.clear()
+        self._replies.append(message)
+        self._subscriber.changed.set()
+        if len(self._replies) >= QUEUED_REPLIES_MAX:
+            self._has_reply_space.clear()
 
-    async def room(self) -> None:
+    async def wait_for_reply_space(self) -> None:
         """Wait while too many replies are queued."""
-        await self._room.wait()
+        await self._has_reply_space.wait()
 
-    def _mask(self, session: SessionId | None, seq: int | None = None) -> Mask | None:
-        subscription = self._sessions.get(session) if session is not None else None
+    def _filter_for(self, session: SessionId | None, seq: int | None = None) -> EventFilter | None:
+        subscription = self._subscriptions.get(session) if session is not None else None
         if subscription is None:
-            return self._all
-        if seq is not None and (subscription.behind is not None or seq <= subscription.since):
+            return self._filter_for_all
+        if seq is not None and (subscription.catch_up_from is not None or seq <= subscription.skip_until):
             return None
-        return subscription.mask
+        return subscription.event_filter
 
     # --- messages ---
 
-    async def next(self) -> list[Event] | None:
+    async def next_messages(self) -> list[FeedMessage] | None:
         """Wait for messages and return them.
 
         Returns None after a long pause, to send a keep-alive.
         """
-        quiet = not self._watcher.changed.is_set() and await _quiet(self._watcher.changed)
-        await self._look_again()
-        self._watcher.changed.clear()
-        if self._watcher.closed:
+        quiet = not self._subscriber.changed.is_set() and await _wait_for_change(self._subscriber.changed)
+        await self._recheck_if_due()
+        self._subscriber.changed.clear()
+        if self._subscriber.is_closed:
             return []
-        events = await self._deltas()
-        events += await self._missed_news()
-        events += await self._news()
+        events = await self._take_deltas()
+        events += await self._read_missed_events()
+        events += await self._read_new_events()
         replies, self._replies = self._replies, []
-        self._room.set()
+        self._has_reply_space.set()
         return (events + replies) or (None if quiet else [])
 
-    async def _look_again(self) -> None:
+    async def _recheck_if_due(self) -> None:
         """Check the token and visibility again: tokens are revoked and shares removed while a client follows."""
         now = asyncio.get_running_loop().time()
-        if self._again is None or now - self._looked_at < LOOK_AGAIN_S:
+        if self._recheck is None or now - self._rechecked_at < RECHECK_INTERVAL_S:
             return
-        self._looked_at = now
-        caller = await self._again()
+        self._rechecked_at = now
+        caller = await self._recheck()
         if caller is None:
             raise SignedOut
-        self._caller, self._seen = caller, _Seen(self._desk, caller)
+        self._caller, self._visibility = caller, _SessionVisibility(self._services, caller)
 
-    async def _deltas(self) -> list[Event]:
-        watcher = self._watcher
-        if watcher.missed:
-            watcher.missed = False
+    async def _take_deltas(self) -> list[FeedMessage]:
+        watcher = self._subscriber
+        if watcher.has_missed_deltas:
+            watcher.has_missed_deltas = False
             watcher.deltas.clear()
-            return [Event("partials", {"partials": await self._partials(), "nested": await self._nested()})]
+            return [
+                FeedMessage(
+                    "partials",
+                    {"partials": await self._list_partial_replies(), "nested": await self._list_nested_runs()},
+                )
+            ]
         deltas, watcher.deltas = watcher.deltas, []
-        told: list[Event] = []
+        messages: list[FeedMessage] = []
         for delta in deltas:
-            mask = self._mask(delta.session)
-            if isinstance(delta, Nested):
-                if mask is not None and mask.takes_nested() and await self._seen.session(delta.session):
-                    told.append(Event("nested", delta))
-            elif mask is not None and mask.takes_delta(delta) and await self._seen.session(delta.session):
-                told.append(Event("delta", delta))
-        return told
+            mask = self._filter_for(delta.session)
+            if isinstance(delta, NestedActivity):
+                if mask is not None and mask.matches_nested() and await self._visibility.can_see(delta.session):
+                    messages.append(FeedMessage("nested", delta))
+            elif mask is not None and mask.matches_delta(delta) and await self._visibility.can_see(delta.session):
+                messages.append(FeedMessage("delta", delta))
+        return messages
 
-    async def _partials(self, sessions: Collection[SessionId] | None = None) -> list[PartialShown]:
-        forms: list[PartialShown] = []
-        for said in self._desk.live.partials():
-            mask = self._mask(said.session)
-            if mask is None or (sessions is not None and said.session not in sessions):
+    async def _list_partial_replies(self, sessions: Collection[SessionId] | None = None) -> list[PartialReplyDetails]:
+        forms: list[PartialReplyDetails] = []
+        for reply in self._services.event_broadcast.partial_replies():
+            mask = self._filter_for(reply.session)
+            if mask is None or (sessions is not None and reply.session not in sessions):
                 continue
-            if _fits(mask.events, "delta") and await self._seen.session(said.session):
-                silenced = {kind.value: "" for kind in DeltaKind if not _fits(mask.phases, kind.value)}
-                forms.append(msgspec.structs.replace(partial_form(said), **silenced))
+            if _allows(mask.events, "delta") and await self._visibility.can_see(reply.session):
+                silenced = {kind.value: "" for kind in DeltaKind if not _allows(mask.phases, kind.value)}
+                forms.append(msgspec.structs.replace(to_partial_reply_details(reply), **silenced))
         return forms
 
-    async def _nested(self, sessions: Collection[SessionId] | None = None) -> list[Within]:
+    async def _list_nested_runs(self, sessions: Collection[SessionId] | None = None) -> list[NestedRun]:
         """Return the progress of work that waiting calls delegated, if the caller sees the call's session."""
-        found: list[Within] = []
-        for within in self._desk.live.nested():
-            mask = self._mask(within.session)
-            if mask is None or not mask.takes_nested() or (sessions is not None and within.session not in sessions):
+        found: list[NestedRun] = []
+        for within in self._services.event_broadcast.nested_runs():
+            mask = self._filter_for(within.session)
+            if mask is None or not mask.matches_nested() or (sessions is not None and within.session not in sessions):
                 continue
-            if await self._seen.session(within.session):
+            if await self._visibility.can_see(within.session):
                 found.append(within)
         return found
 
-    async def _news(self) -> list[Event]:
+    async def _read_new_events(self) -> list[FeedMessage]:
         """Return the events committed since the cursor.
 
         If there are more than one batch, read again at once.
         """
-        watcher = self._watcher
-        if not watcher.news or (self._all is None and not self._sessions):
+        watcher = self._subscriber
+        if not watcher.has_new_events or (self._filter_for_all is None and not self._subscriptions):
             return []
-        watcher.news = False
-        read = await self._read(self._cursor, watcher.session)
-        if read.more:
-            watcher.news = True
+        watcher.has_new_events = False
+        read = await self._read_events(self._cursor, watcher.session)
+        if read.has_more:
+            watcher.has_new_events = True
             watcher.changed.set()
-        self._cursor = read.upto
+        self._cursor = read.cursor
         return [
-            event for piece in read.found for event in await self._told(piece, self._mask(piece.session, piece.seq))
+            event
+            for piece in read.events
+            for event in await self._to_messages(piece, self._filter_for(piece.session, piece.seq))
         ]
 
-    async def _missed_news(self) -> list[Event]:
+    async def _read_missed_events(self) -> list[FeedMessage]:
         """Send missed events to subscriptions with their own cursor, one batch at a time."""
-        events: list[Event] = []
-        for session, subscription in list(self._sessions.items()):
-            if subscription.behind is None:
+        events: list[FeedMessage] = []
+        for session, subscription in list(self._subscriptions.items()):
+            if subscription.catch_up_from is None:
                 continue
-            read = await self._read(subscription.behind, session)
-            for piece in read.found:
+            read = await self._read_events(subscription.catch_up_from, session)
+            for piece in read.events:
                 if piece.seq <= self._cursor:
-                    events += await self._told(piece, subscription.mask)
-            if read.more and read.upto < self._cursor:
-                subscription.behind = read.upto
-                self._watcher.changed.set()
+                    events += await self._to_messages(piece, subscription.event_filter)
+            if read.has_more and read.cursor < self._cursor:
+                subscription.catch_up_from = read.cursor
+                self._subscriber.changed.set()
             else:
-                subscription.behind, subscription.since = None, max(self._cursor, subscription.behind)
-                events.append(Event("subscribed", {"session": session, "cursor": subscription.since}))
+                subscription.catch_up_from, subscription.skip_until = (
+                    None,
+                    max(self._cursor, subscription.catch_up_from),
+                )
+                events.append(FeedMessage("subscribed", {"session": session, "cursor": subscription.skip_until}))
             break  # one subscription per round, so that memory holds one batch
-        if any(s.behind is not None for s in self._sessions.values()):
-            self._watcher.changed.set()
+        if any(s.catch_up_from is not None for s in self._subscriptions.values()):
+            self._subscriber.changed.set()
         return events
 
-    async def _read(self, cursor: int, session: SessionId | None) -> Stretch:
-        return await self._desk.store.read(
-            lambda conn: store_events.next_of(conn, session, cursor, limit=NEWS_AT_ONCE_MAX, seen_by=self._caller)
+    async def _read_events(self, cursor: int, session: SessionId | None) -> EventRange:
+        return await self._services.store.read(
+            lambda conn: store_events.list_next(conn, session, cursor, limit=EVENTS_PER_BATCH, seen_by=self._caller)
         )
 
-    async def _told(self, piece: News, mask: Mask | None) -> list[Event]:
-        if mask is None or not mask.takes_news(piece):
+    async def _to_messages(self, event: StoredEvent, event_filter: EventFilter | None) -> list[FeedMessage]:
+        if event_filter is None or not event_filter.matches_event(event):
             return []
-        body = piece.body
-        if self._sent is not None:
-            if await self._is_own(piece):
+        body = event.body
+        if self._own_envelopes is not None:
+            if await self._is_own(event):
                 return []
-            body = self._without_own_words(body)
-        form = {**body, "seq": piece.seq, "news": piece.kind, "session": piece.session, "at": piece.at}
-        return [Event("news", form, id_=piece.seq)]
+            body = self._without_own_record(body)
+        form = {**body, "seq": event.seq, "news": event.kind, "session": event.session, "at": event.at}
+        return [FeedMessage("news", form, cursor=event.seq)]
 
-    async def _is_own(self, piece: News) -> bool:
+    async def _is_own(self, event: StoredEvent) -> bool:
         """Whether this client sent the envelope.
 
         If a send is in progress, wait briefly for its id.
         """
-        sent = self._sent
-        if sent is None or piece.kind is not NewsKind.ENVELOPE_ACCEPTED:
+        sent = self._own_envelopes
+        if sent is None or event.kind is not EventKind.ENVELOPE_ACCEPTED:
             return False
-        if sent.sending and piece.body.get("from") == str(self._caller.address):
+        if sent.sends_in_progress and event.body.get("from") == str(self._caller.address):
             try:
-                await asyncio.wait_for(sent.settled.wait(), OWN_WAIT_S)
+                await asyncio.wait_for(sent.sends_finished.wait(), OWN_SEND_TIMEOUT_S)
             except TimeoutError:
                 pass
-        return piece.body.get("envelope") in sent.envelopes
+        return event.body.get("envelope") in sent.envelopes
 
-    def _without_own_words(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _without_own_record(self, body: dict[str, Any]) -> dict[str, Any]:
         """Remove the record from a run's event if this client wrote all of its envelopes."""
         record = body.get("record")
-        if self._sent is None or record is None or record["kind"] != RecordKind.USER:
+        if self._own_envelopes is None or record is None or record["kind"] != RecordKind.USER:
             return body
-        envelopes = _told(record["body"]).envelopes
-        if not envelopes or not all(envelope in self._sent.envelopes for envelope in envelopes):
+        envelopes = _decode_record_body(record["body"]).envelopes
+        if not envelopes or not all(envelope in self._own_envelopes.envelopes for envelope in envelopes):
             return body
         return {name: value for name, value in body.items() if name != "record"}
 
 
-async def _quiet(changed: asyncio.Event) -> bool:
+async def _wait_for_change(changed: asyncio.Event) -> bool:
     """Wait for a change. Returns whether the wait was long enough for a keep-alive."""
     loop = asyncio.get_running_loop()
     began = loop.time()
-    timer = loop.call_later(KEEP_ALIVE_S, changed.set)
+    timer = loop.call_later(KEEP_ALIVE_INTERVAL_S, changed.set)
     try:
         await changed.wait()
     finally:
         timer.cancel()
-    return loop.time() - began >= KEEP_ALIVE_S
+    return loop.time() - began >= KEEP_ALIVE_INTERVAL_S
 
 
-def _bounds(conn: sa.Connection) -> tuple[int, int]:
-    return store_events.oldest(conn) or 1, store_events.newest(conn)
+def _read_cursor_range(conn: sa.Connection) -> tuple[int, int]:
+    return store_events.oldest_seq(conn) or 1, store_events.newest_seq(conn)
 
 
-async def server_sent(feed: Feed, *, after: int | None) -> AsyncGenerator[bytes]:
+async def stream_server_sent_events(feed: EventFeed, *, after: int | None) -> AsyncGenerator[bytes]:
     """Yield a feed as server-sent events."""
     try:
-        yield b"".join(_lines(event) for event in await feed.open(after))
-        while not feed.closed:
-            events = await feed.next()
+        yield b"".join(_format_server_sent_event(event) for event in await feed.open(after))
+        while not feed.is_closed:
+            events = await feed.next_messages()
             if events is None:
-                yield b": still here\n\n"
+                yield b": keep-alive\n\n"
             elif events:
-                yield b"".join(_lines(event) for event in events)
+                yield b"".join(_format_server_sent_event(event) for event in events)
                 # Send events that follow within a moment together: a turn emits several.
-                await asyncio.sleep(TOGETHER_S)
+                await asyncio.sleep(BATCH_DELAY_S)
     except SignedOut:
         return
     finally:
         feed.close()
 
 
-def _lines(event: Event) -> bytes:
-    head = f"event: {event.name}\n" + (f"id: {event.id_}\n" if event.id_ is not None else "")
-    return head.encode() + b"data: " + _encode(event.data) + b"\n\n"
+def _format_server_sent_event(message: FeedMessage) -> bytes:
+    head = f"event: {message.name}\n" + (f"id: {message.cursor}\n" if message.cursor is not None else "")
+    return head.encode() + b"data: " + _encode(message.data) + b"\n\n"
 
 
-class _Seen:
+class _SessionVisibility:
     """Cache of which sessions a caller sees, because one reply has many deltas."""
 
-    def __init__(self, desk: Desk, caller: Principal) -> None:
-        self._desk = desk
+    def __init__(self, services: Services, caller: Principal) -> None:
+        self._services = services
         self._caller = caller
-        self._known: dict[SessionId, bool] = {}
+        self._cache: dict[SessionId, bool] = {}
 
-    async def session(self, id_: SessionId) -> bool:
-        if self._caller.sees_all:
+    async def can_see(self, id_: SessionId) -> bool:
+        if self._caller.sees_everything:
             return True
-        if id_ not in self._known:
-            if len(self._known) >= SESSIONS_REMEMBERED_MAX:
-                self._known.clear()
-            look = partial(sees_session, principal=self._caller, id_=id_)
-            self._known[id_] = await self._desk.store.read(look)
-        return self._known[id_]
+        if id_ not in self._cache:
+            if len(self._cache) >= CACHED_SESSIONS_MAX:
+                self._cache.clear()
+            look = partial(can_see_session, principal=self._caller, id_=id_)
+            self._cache[id_] = await self._services.store.read(look)
+        return self._cache[id_]

@@ -17,24 +17,25 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from retinue.domain.errors import Invalid, NotAllowed, RetinueError
+from retinue.api.errors import (
+    ForeignOrigin,
+    HostHeaderInvalid,
+    ListenAddressExposed,
+    MisdirectedRequest,
+    PeerAddressMissing,
+    ProxyBypassed,
+)
 
 MIB = 1024 * 1024
-LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
-HOOKS = "/hooks/"  # path prefix of inbound webhooks
-FORWARDED_MAX = 32  # addresses read from one header
+LOCAL_HOST_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
+WEBHOOK_PREFIX = "/hooks/"  # path prefix of inbound webhooks
+FORWARDED_ADDRESSES_MAX = 32  # addresses read from one header
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
-class Misdirected(RetinueError):
-    """The request's Host is not one of our host names."""
-
-    code = "request.foreign-host"
-
-
 @dataclass(frozen=True, kw_only=True)
-class Door:
+class HttpSettings:
     """HTTP settings. The Unix socket is always open; these are for TCP, and the limits."""
 
     enabled: bool = True
@@ -53,7 +54,7 @@ class Door:
     request_wait_s: float = 15.0
 
     @cached_property
-    def public(self) -> tuple[str, str] | None:
+    def public_origin(self) -> tuple[str, str] | None:
         """Scheme and authority of `public_url`, if set."""
         if self.public_url is None:
             return None
@@ -61,13 +62,13 @@ class Door:
         return parts.scheme, parts.netloc
 
     @cached_property
-    def names(self) -> frozenset[str]:
+    def host_names(self) -> frozenset[str]:
         """Our host names, without port."""
-        known = LOCAL_NAMES | {_bracketed(name.lower()) for name in self.allowed_hosts}
-        return known | {_without_port(self.public[1])} if self.public else known
+        known = LOCAL_HOST_NAMES | {_bracketed(name.lower()) for name in self.allowed_hosts}
+        return known | {_without_port(self.public_origin[1])} if self.public_origin else known
 
     @cached_property
-    def proxies(self) -> tuple[Network, ...]:
+    def proxy_networks(self) -> tuple[Network, ...]:
         return tuple(ipaddress.ip_network(text) for text in self.trusted_proxies)
 
     @cached_property
@@ -75,62 +76,52 @@ class Door:
         """Whether other machines can reach the listen address."""
         return not is_loopback(self.host)
 
-    def check(self) -> None:
+    def check_exposure(self) -> None:
         """Raise an error if the address is exposed without a TLS proxy and its address."""
-        if self.enabled and self.is_exposed and not (self.public and self.public[0] == "https" and self.proxies):
-            raise Invalid(
-                f"the house does not listen on {self.host}",
-                because="whoever can reach this address could read along: there is no TLS in front of it",
-                try_this="put a TLS proxy in front, set public_url (https) and trusted_proxies; or listen on 127.0.0.1",
-                code="listen.exposed",
-            )
+        if (
+            self.enabled
+            and self.is_exposed
+            and not (self.public_origin and self.public_origin[0] == "https" and self.proxy_networks)
+        ):
+            raise ListenAddressExposed(self.host)
 
 
-class Visit(Struct, frozen=True):
+class RequestSource(Struct, frozen=True):
     """How a request arrived.
 
     `remote_address` is the most reliable client address; empty on the Unix socket.
     """
 
-    local: bool
-    remote: str = ""
-    secure: bool = False
+    is_local: bool
+    remote_address: str = ""
+    is_secure: bool = False
     origin: str = ""
 
 
-ON_THE_SOCKET = Visit(local=True)
+UNIX_SOCKET_SOURCE = RequestSource(is_local=True)
 
 
-def visit(door: Door, scope: Mapping[str, Any], headers: Mapping[bytes, bytes]) -> Visit:
+def check_source(settings: HttpSettings, scope: Mapping[str, Any], headers: Mapping[bytes, bytes]) -> RequestSource:
     """Check Host, Origin and proxy headers, and return how the request arrived."""
     server = scope.get("server")
     local = server is not None and server[1] is None
     if local and b"origin" not in headers:
-        return ON_THE_SOCKET
-    peer = "" if local else _peer(scope)
-    trusted = bool(peer) and _is_proxy(door, peer)
-    if door.is_exposed and not local and not trusted and not is_loopback(peer):
-        raise NotAllowed(
-            "this is not the way in",
-            because="the house speaks to other machines only through its proxy",
-            try_this=f"use {door.public_url}",
-            code="request.past-the-proxy",
-        )
-    remote = _forwarded_for(door, headers, peer) if trusted else peer
+        return UNIX_SOCKET_SOURCE
+    peer = "" if local else _peer_address(scope)
+    trusted = bool(peer) and _is_proxy(settings, peer)
+    if settings.is_exposed and not local and not trusted and not is_loopback(peer):
+        raise ProxyBypassed(settings.public_url)
+    remote = _client_address(settings, headers, peer) if trusted else peer
     secure = trusted and headers.get(b"x-forwarded-proto", b"").strip().lower() == b"https"
-    host = _host(scope, headers, trusted=trusted)
-    if _without_port(host) not in door.names:
-        raise Misdirected(
-            "no house of that name is served here",
-            because="the request's Host is neither this machine, nor public_url, nor one of allowed_hosts",
-            try_this="add the name to allowed_hosts if it is yours",
-        )
+    host = _read_host(scope, headers, is_trusted=trusted)
+    if _without_port(host) not in settings.host_names:
+        raise MisdirectedRequest
     origin = headers.get(b"origin", b"").decode("latin-1").lower()
-    if origin and not _is_own(door, origin, host, secure=secure):
-        raise _foreign_origin()
+    if origin and not _is_own_origin(settings, origin, host, is_secure=secure):
+        raise ForeignOrigin
     if headers.get(b"sec-fetch-site", b"") in (b"cross-site", b"same-site") and scope["path"].startswith("/api/"):
-        raise _foreign_origin()
-    return Visit(local=local, remote=remote, secure=secure, origin=origin)
+        raise ForeignOrigin
+    return RequestSource(is_local=local, remote_address=remote, is_secure=secure, origin=origin)
 
 
 def is_loopback(text: str) -> bool:
@@ -140,45 +131,26 @@ def is_loopback(text: str) -> bool:
         return text.lower() == "localhost"
 
 
-def _foreign_origin() -> NotAllowed:
-    return NotAllowed(
-        "pages of other sites may not ask anything here",
-        because="the request comes from a page that is not ours",
-        try_this="open the house's own page; behind a proxy, set public_url to the address that people use",
-        code="request.foreign-origin",
-    )
-
-
-def _peer(scope: Mapping[str, Any]) -> str:
+def _peer_address(scope: Mapping[str, Any]) -> str:
     client = scope.get("client")
     if client is None:
-        raise Invalid(
-            "who knocks?",
-            because="the connection has no other end",
-            try_this="connect by TCP or by the unix socket",
-            code="request.no-peer",
-        )
-    return _plain(str(client[0]))
+        raise PeerAddressMissing
+    return _unmap_ipv4(str(client[0]))
 
 
-def _host(scope: Mapping[str, Any], headers: Mapping[bytes, bytes], *, trusted: bool) -> str:
+def _read_host(scope: Mapping[str, Any], headers: Mapping[bytes, bytes], *, is_trusted: bool) -> str:
     """Return the Host of a request. A request with several Host headers is an attack."""
     if sum(1 for name, _ in scope["headers"] if name == b"host") != 1:
-        raise Invalid(
-            "this request must name one Host",
-            because="it names none, or several",
-            try_this="send one Host header",
-            code="request.host-count",
-        )
-    forwarded = headers.get(b"x-forwarded-host", b"") if trusted else b""
+        raise HostHeaderInvalid
+    forwarded = headers.get(b"x-forwarded-host", b"") if is_trusted else b""
     return (forwarded or headers[b"host"]).decode("latin-1").strip().lower()
 
 
-def _is_own(door: Door, origin: str, host: str, *, secure: bool) -> bool:
+def _is_own_origin(settings: HttpSettings, origin: str, host: str, *, is_secure: bool) -> bool:
     scheme, _, authority = origin.partition("://")
-    if door.public and (scheme, authority) == door.public:
+    if settings.public_origin and (scheme, authority) == settings.public_origin:
         return True
-    return scheme == ("https" if secure else "http") and _same_authority(authority, host, scheme)
+    return scheme == ("https" if is_secure else "http") and _same_authority(authority, host, scheme)
 
 
 def _same_authority(one: str, other: str, scheme: str) -> bool:
@@ -186,31 +158,31 @@ def _same_authority(one: str, other: str, scheme: str) -> bool:
     return one.removesuffix(default) == other.removesuffix(default)
 
 
-def _is_proxy(door: Door, text: str) -> bool:
+def _is_proxy(settings: HttpSettings, text: str) -> bool:
     try:
         found = ipaddress.ip_address(text)
     except ValueError:
         return False
-    return any(found.version == network.version and found in network for network in door.proxies)
+    return any(found.version == network.version and found in network for network in settings.proxy_networks)
 
 
-def _forwarded_for(door: Door, headers: Mapping[bytes, bytes], peer: str) -> str:
+def _client_address(settings: HttpSettings, headers: Mapping[bytes, bytes], peer: str) -> str:
     """Return the last forwarded address that is not one of our proxies.
 
     Clients can forge the earlier ones.
     """
     chain = headers.get(b"x-forwarded-for", b"").decode("latin-1").split(",")
-    for text in reversed(chain[-FORWARDED_MAX:]):
+    for text in reversed(chain[-FORWARDED_ADDRESSES_MAX:]):
         try:
-            known = _plain(str(ipaddress.ip_address(text.strip())))
+            known = _unmap_ipv4(str(ipaddress.ip_address(text.strip())))
         except ValueError:
             return peer
-        if not _is_proxy(door, known):
+        if not _is_proxy(settings, known):
             return known
     return peer
 
 
-def _plain(text: str) -> str:
+def _unmap_ipv4(text: str) -> str:
     """Return the IPv4 address of a connection that arrived on an IPv6 socket."""
     return text.removeprefix("::ffff:") if text.startswith("::ffff:") and "." in text else text
 

@@ -12,24 +12,25 @@ from typing import Any, cast
 
 import msgspec
 
-from retinue.api.responses import NotSignedIn, broke
-from retinue.domain.errors import NotAllowed, RetinueError
+from retinue.api.errors import ForeignOrigin, InternalError
+from retinue.domain.errors import RetinueError
+from retinue.domain.shared_errors import NotSignedIn
 from retinue.domain.storable_text import is_storable
-from retinue.operations.mcp.mcp_endpoint import Offered, Visitor
+from retinue.operations.mcp.mcp_endpoint import McpEndpoint, McpEndpointTool
 
 log = logging.getLogger(__name__)
 
-VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
-INSTRUCTIONS = "Operations of a retinue house, and tools of its agents. Each says what it does; errors say what to try."
-KEY = "retinue/key"
-"""In the `_meta` of a call with an effect: asked again with the same key, nothing is done twice."""
+PROTOCOL_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
+INSTRUCTIONS = "Operations of a retinue server, and tools of its agents. An error names its reason and a next step."
+IDEMPOTENCY_KEY_META = "retinue/key"
+"""Key in the `_meta` of a call with an effect: a repeated call with the same idempotency key is performed once."""
 
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS = -32700, -32600, -32601, -32602
 
 _encode = msgspec.json.Encoder().encode
 
 
-class Wrong(Exception):
+class RpcError(Exception):
     """A JSON-RPC request that cannot be processed."""
 
     def __init__(self, code: int, message: str) -> None:
@@ -37,7 +38,7 @@ class Wrong(Exception):
         self.code = code
 
 
-class Message(msgspec.Struct):
+class RpcMessage(msgspec.Struct):
     """One JSON-RPC message.
 
     A notification has no id. A response has no method; we never send requests.
@@ -49,126 +50,122 @@ class Message(msgspec.Struct):
     params: dict[str, Any] | None = None
 
 
-class Calling(msgspec.Struct):
+class ToolCallParams(msgspec.Struct):
     name: str
     arguments: dict[str, Any] | None = None
     meta: dict[str, Any] | None = msgspec.field(default=None, name="_meta")
 
 
-class Beginning(msgspec.Struct):
+class InitializeParams(msgspec.Struct):
     version: str = msgspec.field(default="", name="protocolVersion")
 
 
-def check(headers: Mapping[bytes, bytes]) -> None:
+def check_headers(headers: Mapping[bytes, bytes]) -> None:
     """Require a token.
 
     Cookies are not accepted, because pages of any site could send them along.
     """
     if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
-        raise NotAllowed(
-            "pages of other sites may not ask anything here",
-            because="the request comes from a page that is not ours",
-            try_this="use an MCP client that is no page",
-            code="request.foreign-origin",
-        )
+        raise ForeignOrigin(is_mcp=True)
     if b"authorization" not in headers:
         raise NotSignedIn(
-            "who are you?",
-            because="the request carries no token",
-            try_this="send `Authorization: Bearer TOKEN`; make one with `retinue token create`",
+            because="the request has no token",
+            try_this="send `Authorization: Bearer TOKEN`; create a token: retinue token create NAME",
         )
 
 
-async def answer(visitor: Visitor, body: bytes) -> bytes | None:
+async def answer_message(endpoint: McpEndpoint, body: bytes) -> bytes | None:
     """Return the response to one message; None for a notification."""
     id_: str | int | None = None
     try:
-        message = _read(body)
+        message = _parse_message(body)
         if message.id is msgspec.UNSET or message.method is None:
             return None
         id_ = message.id
-        result = await _result(visitor, message.method, message.params or {})
-    except Wrong as wrong:
-        return _said(id_, error={"code": wrong.code, "message": str(wrong)})
+        result = await _handle_method(endpoint, message.method, message.params or {})
+    except RpcError as wrong:
+        return _encode_response(id_, error={"code": wrong.code, "message": str(wrong)})
     except RetinueError as error:
-        return _said(id_, error={"code": INVALID_REQUEST, "message": str(error), "data": {"code": error.code}})
-    return _said(id_, result=result)
+        return _encode_response(
+            id_, error={"code": INVALID_REQUEST, "message": str(error), "data": {"code": error.code}}
+        )
+    return _encode_response(id_, result=result)
 
 
-def _said(id_: str | int | None, **what: Any) -> bytes:
-    return _encode({"jsonrpc": "2.0", "id": id_, **what})
+def _encode_response(id_: str | int | None, **content: Any) -> bytes:
+    return _encode({"jsonrpc": "2.0", "id": id_, **content})
 
 
-def _read(body: bytes) -> Message:
+def _parse_message(body: bytes) -> RpcMessage:
     try:
-        message = msgspec.json.decode(body, type=Message)
+        message = msgspec.json.decode(body, type=RpcMessage)
     except (msgspec.ValidationError, RecursionError):
-        raise Wrong(INVALID_REQUEST, "a request is one JSON-RPC message") from None
+        raise RpcError(INVALID_REQUEST, "the request is not one JSON-RPC message") from None
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise Wrong(PARSE_ERROR, "this is not JSON") from None
+        raise RpcError(PARSE_ERROR, "the request is not JSON") from None
     if message.jsonrpc != "2.0":
-        raise Wrong(INVALID_REQUEST, "only JSON-RPC 2.0 is spoken here")
+        raise RpcError(INVALID_REQUEST, "`jsonrpc` must be 2.0")
     return message
 
 
-async def _result(visitor: Visitor, method: str, params: dict[str, Any]) -> dict[str, Any]:
+async def _handle_method(endpoint: McpEndpoint, method: str, params: dict[str, Any]) -> dict[str, Any]:
     match method:
         case "initialize":
-            asked = _params(params, Beginning).version
+            version = _parse_params(params, InitializeParams).version
             return {
-                "protocolVersion": asked if asked in VERSIONS else VERSIONS[-1],
+                "protocolVersion": version if version in PROTOCOL_VERSIONS else PROTOCOL_VERSIONS[-1],
                 "capabilities": {"tools": {"listChanged": False}},
-                "serverInfo": {"name": "retinue", "version": visitor.desk.version},
+                "serverInfo": {"name": "retinue", "version": endpoint.services.version},
                 "instructions": INSTRUCTIONS,
             }
         case "ping":
             return {}
         case "tools/list":
-            return {"tools": [_listed(each) for each in await visitor.offered()]}
+            return {"tools": [_to_tool_entry(each) for each in await endpoint.list_tools()]}
         case "tools/call":
-            return await _called(visitor, _params(params, Calling))
+            return await _call_tool(endpoint, _parse_params(params, ToolCallParams))
         case _:
-            raise Wrong(METHOD_NOT_FOUND, f"there is no method '{method[:64]}' here")
+            raise RpcError(METHOD_NOT_FOUND, f"no method named '{method[:64]}'")
 
 
-async def _called(visitor: Visitor, asked: Calling) -> dict[str, Any]:
+async def _call_tool(endpoint: McpEndpoint, params: ToolCallParams) -> dict[str, Any]:
     """Call a tool.
 
     An error is returned as the result, so that the calling model reads the reason.
     """
-    key = (asked.meta or {}).get(KEY, "")
+    key = (params.meta or {}).get(IDEMPOTENCY_KEY_META, "")
     if not isinstance(key, str) or not is_storable(key):
-        raise Wrong(INVALID_PARAMS, f"`{KEY}` is a text")
+        raise RpcError(INVALID_PARAMS, f"`{IDEMPOTENCY_KEY_META}` must be a string")
     try:
-        done = await visitor.call(asked.name, asked.arguments or {}, key=key)
+        done = await endpoint.call_tool(params.name, params.arguments or {}, key=key)
     except RetinueError as error:
-        return _told(str(error), failed=True)
+        return _to_text_result(str(error), has_failed=True)
     except Exception:
-        log.exception("mcp call broke", extra={"operation": asked.name[:64]})
-        return _told(str(broke(asked.name[:64])), failed=True)
-    result = _told(done.text, failed=done.failed)
-    if done.structured:
-        told: object = msgspec.json.decode(done.text)
-        if isinstance(told, dict):
-            result["structuredContent"] = cast("dict[str, Any]", told)
+        log.exception("mcp call failed", extra={"operation": params.name[:64]})
+        return _to_text_result(str(InternalError(params.name[:64])), has_failed=True)
+    result = _to_text_result(done.text, has_failed=done.is_error)
+    if done.is_json:
+        content: object = msgspec.json.decode(done.text)
+        if isinstance(content, dict):
+            result["structuredContent"] = cast("dict[str, Any]", content)
     return result
 
 
-def _told(text: str, *, failed: bool) -> dict[str, Any]:
-    return {"content": [{"type": "text", "text": text}], "isError": failed}
+def _to_text_result(text: str, *, has_failed: bool) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": text}], "isError": has_failed}
 
 
-def _listed(offered: Offered) -> dict[str, Any]:
+def _to_tool_entry(tool: McpEndpointTool) -> dict[str, Any]:
     return {
-        "name": offered.name,
-        "description": offered.description,
-        "inputSchema": offered.parameters,
-        "annotations": {"readOnlyHint": not offered.effect, "openWorldHint": offered.outside},
+        "name": tool.name,
+        "description": tool.description,
+        "inputSchema": tool.parameters,
+        "annotations": {"readOnlyHint": not tool.has_effect, "openWorldHint": tool.reaches_outside},
     }
 
 
-def _params(params: dict[str, Any], kind: type[Any]) -> Any:
+def _parse_params(params: dict[str, Any], kind: type[Any]) -> Any:
     try:
         return msgspec.convert(params, kind)
     except msgspec.ValidationError as error:
-        raise Wrong(INVALID_PARAMS, str(error)) from None
+        raise RpcError(INVALID_PARAMS, str(error)) from None

@@ -7,88 +7,100 @@ from collections.abc import Mapping
 import sqlalchemy as sa
 from msgspec import Struct, field
 
-from retinue.api.connection_limits import Gate
-from retinue.connectors.supervisor.connector_health import LineState
-from retinue.domain.envelope import Status
+from retinue.api.connection_limits import ConnectionLimiter
+from retinue.connectors.supervisor.connector_health import ConnectionStatus
+from retinue.domain.envelope import EnvelopeStatus
 from retinue.domain.run import RunStatus
 from retinue.domain.times import to_ms
-from retinue.operations.base import Desk
+from retinue.operations.base import Services
 from retinue.store.channels import poison_messages
 from retinue.store.core import tables as t
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
-_envelopes = sa.select(t.envelopes.c.status, sa.func.count()).group_by(t.envelopes.c.status)
-_runs = sa.select(t.runs.c.status, sa.func.count()).group_by(t.runs.c.status)
-_due = sa.select(sa.func.count()).where(
+_select_envelope_counts = sa.select(t.envelopes.c.status, sa.func.count()).group_by(t.envelopes.c.status)
+_select_run_counts = sa.select(t.runs.c.status, sa.func.count()).group_by(t.runs.c.status)
+_select_due_count = sa.select(sa.func.count()).where(
     t.envelopes.c.status == t.PENDING, sa.func.coalesce(t.envelopes.c.deliver_ms, 0) <= sa.bindparam("now")
 )
 
 
-class Counts(Struct):
+class HttpCounters(Struct):
     """Counters of the HTTP server since it started."""
 
-    answers: dict[int, int] = field(default_factory=dict[int, int])
+    responses: dict[int, int] = field(default_factory=dict[int, int])
     commits: int = 0
-    sockets: int = 0
+    websockets: int = 0
     streams: int = 0
 
-    def answered(self, status: int) -> None:
-        self.answers[status] = self.answers.get(status, 0) + 1
+    def count_response(self, status: int) -> None:
+        self.responses[status] = self.responses.get(status, 0) + 1
 
-    def committed(self) -> None:
+    def count_commit(self) -> None:
         self.commits += 1
 
 
-async def page(desk: Desk, counts: Counts, gate: Gate) -> bytes:
-    now_ms = to_ms(desk.clock.now())
+async def render_metrics(services: Services, counters: HttpCounters, limiter: ConnectionLimiter) -> bytes:
+    now_ms = to_ms(services.clock.now())
 
     def look(conn: sa.Connection) -> tuple[dict[str, int], dict[str, int], int, int]:
-        envelopes = {str(status): int(count) for status, count in conn.execute(_envelopes)}
-        runs = {str(status): int(count) for status, count in conn.execute(_runs)}
-        due = int(conn.execute(_due, {"now": now_ms}).scalar_one())
+        envelopes = {str(status): int(count) for status, count in conn.execute(_select_envelope_counts)}
+        runs = {str(status): int(count) for status, count in conn.execute(_select_run_counts)}
+        due = int(conn.execute(_select_due_count, {"now": now_ms}).scalar_one())
         return envelopes, runs, due, poison_messages.count_waiting(conn)
 
-    envelopes, runs, due, aside = await desk.store.scan(look)
-    active = int(getattr(desk.engine, "active", 0))
+    envelopes, runs, due, poisoned = await services.store.scan(look)
+    active = int(getattr(services.engine, "active_lanes", 0))
     lines = [
-        *_labelled("retinue_envelopes", "Envelopes in the store.", "status", _filled(envelopes, Status)),
-        *_labelled("retinue_runs", "Runs in the store.", "status", _filled(runs, RunStatus)),
-        *_plain("retinue_queue", "Envelopes that are due and wait for a run.", due),
-        *_plain("retinue_lanes_active", "Sessions that are being worked for right now.", active),
-        *_plain("retinue_commits_total", "Commits since the house opened.", counts.commits, kind="counter"),
-        *_labelled(
-            "retinue_http_answers_total", "Answers by HTTP status.", "status", _texts(counts.answers), kind="counter"
+        *_format_labeled_metric(
+            "retinue_envelopes", "Envelopes in the store.", "status", _with_zeros(envelopes, EnvelopeStatus)
         ),
-        *_labelled("retinue_turned_away_total", "Refused at the door.", "code", gate.refusals.counts, kind="counter"),
-        *_labelled("retinue_connectors", "Connectors by how they fare.", "state", _lines(desk)),
-        *_plain("retinue_set_aside", "Messages that could not be taken in, and wait for somebody.", aside),
-        *_plain("retinue_connections", "Open TCP connections.", len(gate.open)),
-        *_plain("retinue_websockets", "Open WebSockets.", counts.sockets),
-        *_plain("retinue_streams", "Open streams of server-sent events.", counts.streams),
+        *_format_labeled_metric("retinue_runs", "Runs in the store.", "status", _with_zeros(runs, RunStatus)),
+        *_format_metric("retinue_queue", "Envelopes that are due and waiting for a run.", due),
+        *_format_metric("retinue_lanes_active", "Sessions with a run in progress.", active),
+        *_format_metric("retinue_commits_total", "Commits since the server started.", counters.commits, kind="counter"),
+        *_format_labeled_metric(
+            "retinue_http_answers_total",
+            "HTTP responses by status.",
+            "status",
+            _with_text_keys(counters.responses),
+            kind="counter",
+        ),
+        *_format_labeled_metric(
+            "retinue_turned_away_total", "Refused requests.", "code", limiter.refusals.counts, kind="counter"
+        ),
+        *_format_labeled_metric("retinue_connectors", "Connectors by state.", "state", _count_connectors(services)),
+        *_format_metric(
+            "retinue_set_aside", "Unprocessed messages (poison messages) that wait for a person.", poisoned
+        ),
+        *_format_metric("retinue_connections", "Open TCP connections.", len(limiter.open_connections)),
+        *_format_metric("retinue_websockets", "Open WebSockets.", counters.websockets),
+        *_format_metric("retinue_streams", "Open streams of server-sent events.", counters.streams),
     ]
     return ("\n".join(lines) + "\n").encode()
 
 
-def _lines(desk: Desk) -> dict[str, int]:
-    counts = {state.value: 0 for state in LineState}
-    for line in desk.switchboard.health() if desk.switchboard is not None else ():
-        counts[line.state.value] += 1
+def _count_connectors(services: Services) -> dict[str, int]:
+    counts = {state.value: 0 for state in ConnectionStatus}
+    for health in services.connector_supervisor.health() if services.connector_supervisor is not None else ():
+        counts[health.status.value] += 1
     return counts
 
 
-def _filled(found: Mapping[str, int], every: type[Status] | type[RunStatus]) -> dict[str, int]:
-    return {**{each.value: 0 for each in every}, **found}
+def _with_zeros(counts: Mapping[str, int], states: type[EnvelopeStatus] | type[RunStatus]) -> dict[str, int]:
+    return {**{each.value: 0 for each in states}, **counts}
 
 
-def _texts(counts: Mapping[int, int]) -> dict[str, int]:
+def _with_text_keys(counts: Mapping[int, int]) -> dict[str, int]:
     return {str(status): count for status, count in sorted(counts.items())}
 
 
-def _plain(name: str, says: str, value: int, *, kind: str = "gauge") -> list[str]:
-    return [f"# HELP {name} {says}", f"# TYPE {name} {kind}", f"{name} {value}"]
+def _format_metric(name: str, help_text: str, value: int, *, kind: str = "gauge") -> list[str]:
+    return [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}", f"{name} {value}"]
 
 
-def _labelled(name: str, says: str, label: str, values: Mapping[str, int], *, kind: str = "gauge") -> list[str]:
-    head = [f"# HELP {name} {says}", f"# TYPE {name} {kind}"]
+def _format_labeled_metric(
+    name: str, help_text: str, label: str, values: Mapping[str, int], *, kind: str = "gauge"
+) -> list[str]:
+    head = [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
     return head + [f'{name}{{{label}="{text}"}} {value}' for text, value in values.items()]

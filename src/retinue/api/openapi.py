@@ -12,21 +12,21 @@ import msgspec
 
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.principal import Principal
-from retinue.operations.base import Desk, Operation
-from retinue.operations.parameter_schema import command
+from retinue.operations.base import Operation, Services
+from retinue.operations.parameter_schema import command_row
 from retinue.policy.access import permissions
 
-REF = "#/components/schemas/{name}"
-STATUSES = {
-    "400": "Not understood; nothing was changed.",
+REF_TEMPLATE = "#/components/schemas/{name}"
+ERROR_DESCRIPTIONS = {
+    "400": "Invalid request; nothing was changed.",
     "401": "Not signed in.",
-    "403": "Understood, and not allowed.",
-    "404": "There is no such thing, or none that you see.",
-    "409": "It contradicts something that is already so.",
+    "403": "Not allowed.",
+    "404": "Not found, or not visible to you.",
+    "409": "Conflicts with the current state.",
     "413": "Too large.",
-    "429": "Too often. `Retry-After` says when to ask again.",
-    "500": "A fault in the house, which is in its log.",
-    "503": "The store does not answer; nothing was changed.",
+    "429": "Too many requests. `Retry-After` says when to try again.",
+    "500": "Internal error; details are in the log.",
+    "503": "The store is not available; nothing was changed.",
 }
 
 
@@ -40,36 +40,44 @@ class ErrorForm(msgspec.Struct, rename={"try_this": "try", "retry_after_s": "ret
     retry_after_s: int | msgspec.UnsetType = msgspec.UNSET
 
 
-class Refusal(msgspec.Struct):
+class ErrorResponse(msgspec.Struct):
     error: ErrorForm
 
 
-def allowed(desk: Desk, caller: Principal, operations: Iterable[Operation]) -> list[Operation]:
-    return [each for each in operations if permissions.decide(each.name, caller.level, desk.policy).allowed]
+def list_allowed_operations(services: Services, caller: Principal, operations: Iterable[Operation]) -> list[Operation]:
+    return [
+        each
+        for each in operations
+        if permissions.decide_operation(each.name, caller.level, services.permission_policy).is_allowed
+    ]
 
 
-def openapi(desk: Desk, caller: Principal, operations: Iterable[Operation]) -> dict[str, Any]:
+def build_openapi_for(services: Services, caller: Principal, operations: Iterable[Operation]) -> dict[str, Any]:
     """Return the document with the operations that this principal may call."""
-    return document(allowed(desk, caller, operations), desk.policy, version=desk.version)
+    return build_openapi(
+        list_allowed_operations(services, caller, operations), services.permission_policy, version=services.version
+    )
 
 
-def document(operations: Iterable[Operation], policy: Mapping[str, PermissionLevel], *, version: str) -> dict[str, Any]:
+def build_openapi(
+    operations: Iterable[Operation], policy: Mapping[str, PermissionLevel], *, version: str
+) -> dict[str, Any]:
     offered = list(operations)
-    types: list[Any] = [Refusal]
+    types: list[Any] = [ErrorResponse]
     for operation in offered:
         types += [operation.parameters, operation.result]
-    schemas, components = msgspec.json.schema_components(types, ref_template=REF)
+    schemas, components = msgspec.json.schema_components(types, ref_template=REF_TEMPLATE)
     refused = {
         f"refused-{status}": {"description": says, "content": {"application/json": {"schema": schemas[0]}}}
-        for status, says in STATUSES.items()
+        for status, says in ERROR_DESCRIPTIONS.items()
     }
     paths = {
-        operation.route: {"post": _path(policy, operation, schemas[1 + 2 * index], schemas[2 + 2 * index])}
+        operation.route: {"post": _build_path(policy, operation, schemas[1 + 2 * index], schemas[2 + 2 * index])}
         for index, operation in enumerate(offered)
     }
     return {
         "openapi": "3.1.0",
-        "info": {"title": "retinue", "version": version, "description": "What can be asked of this house."},
+        "info": {"title": "retinue", "version": version, "description": "Operations of this server."},
         "paths": paths,
         "components": {
             "schemas": components,
@@ -80,7 +88,7 @@ def document(operations: Iterable[Operation], policy: Mapping[str, PermissionLev
                     "type": "apiKey",
                     "in": "cookie",
                     "name": "retinue",
-                    "description": "From POST /api/sign-in. Everything but GET needs the header `x-retinue: 1` too.",
+                    "description": "From POST /api/sign-in. All but GET requests need the header `x-retinue: 1` too.",
                 },
             },
         },
@@ -88,25 +96,27 @@ def document(operations: Iterable[Operation], policy: Mapping[str, PermissionLev
     }
 
 
-def _path(policy: Mapping[str, PermissionLevel], operation: Operation, parameters: Any, result: Any) -> dict[str, Any]:
+def _build_path(
+    policy: Mapping[str, PermissionLevel], operation: Operation, parameters: Any, result: Any
+) -> dict[str, Any]:
     path: dict[str, Any] = {
         "operationId": operation.name,
         "summary": operation.summary,
         "tags": [operation.name.partition(".")[0]],
-        "x-permission": permissions.needed_for(operation.name, policy),
-        "x-effect": operation.effect,
+        "x-permission": permissions.required_level(operation.name, policy),
+        "x-effect": operation.has_effect,
         "requestBody": {"required": _needs_body(operation), "content": {"application/json": {"schema": parameters}}},
         "responses": {
             "200": {"description": "Done.", "content": {"application/json": {"schema": result}}},
-            **{status: {"$ref": f"#/components/responses/refused-{status}"} for status in STATUSES},
+            **{status: {"$ref": f"#/components/responses/refused-{status}"} for status in ERROR_DESCRIPTIONS},
         },
     }
-    if operation.effect:
+    if operation.has_effect:
         path["parameters"] = [
             {
                 "name": "idempotency-key",
                 "in": "header",
-                "description": "Asked again with the same key, the same answer is given and nothing is done.",
+                "description": "A repeated request with the same key gets the same response and changes nothing.",
                 "schema": {"type": "string", "maxLength": 256},
             }
         ]
@@ -117,18 +127,20 @@ def _needs_body(operation: Operation) -> bool:
     return any(field.required for field in msgspec.structs.fields(operation.parameters))
 
 
-def listing(desk: Desk, caller: Principal, operations: Iterable[Operation]) -> dict[str, Any]:
-    offered = allowed(desk, caller, operations)
-    schemas, components = msgspec.json.schema_components([each.parameters for each in offered], ref_template=REF)
+def build_operation_list(services: Services, caller: Principal, operations: Iterable[Operation]) -> dict[str, Any]:
+    offered = list_allowed_operations(services, caller, operations)
+    schemas, components = msgspec.json.schema_components(
+        [each.parameters for each in offered], ref_template=REF_TEMPLATE
+    )
     return {
-        "version": desk.version,
+        "version": services.version,
         "operations": [
             {
                 "name": each.name,
                 "route": each.route,
                 "summary": each.summary,
-                "effect": each.effect,
-                "permission": permissions.needed_for(each.name, desk.policy),
+                "effect": each.has_effect,
+                "permission": permissions.required_level(each.name, services.permission_policy),
                 "parameters": schema,
             }
             for each, schema in zip(offered, schemas, strict=True)
@@ -137,6 +149,9 @@ def listing(desk: Desk, caller: Principal, operations: Iterable[Operation]) -> d
     }
 
 
-def commands(desk: Desk, caller: Principal, operations: Iterable[Operation]) -> dict[str, Any]:
+def build_command_table(services: Services, caller: Principal, operations: Iterable[Operation]) -> dict[str, Any]:
     """Return plugin operations in the form of the CLI's built-in table, which cannot contain them."""
-    return {"version": desk.version, "commands": [command(each) for each in allowed(desk, caller, operations)]}
+    return {
+        "version": services.version,
+        "commands": [command_row(each) for each in list_allowed_operations(services, caller, operations)],
+    }

@@ -12,12 +12,12 @@ from msgspec import Struct
 
 from retinue.api.responses import PAGE_HEADERS, Headers
 
-BUILT = Path(__file__).parent.parent / "_web"
-INDEX = "index.html"
-FOREVER = "assets/"  # file names contain a hash of the content
-COMPRESSED_FROM_BYTES = 1_000
+BUILD_FOLDER = Path(__file__).parent.parent / "_web"
+INDEX_FILE = "index.html"
+IMMUTABLE_PREFIX = "assets/"  # file names contain a hash of the content
+COMPRESSED_BYTES_MIN = 1_000
 
-_TYPES = {
+_MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -30,79 +30,81 @@ _NOT_BUILT = b"""<!doctype html>
 <head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>retinue</title></head>
 <body>
 <h1>retinue</h1>
-<p>The house is open, and its page has not been built: that takes Node 20 or newer, once.</p>
-<p>In the folder of the code: <code>make web</code>, then load this page again.</p>
-<p>Until then a terminal does all that it does: <code>retinue chat</code>, <code>retinue --help</code>.</p>
+<p>The server is running, but the web app has not been built. Building it needs Node 20 or newer.</p>
+<p>Run <code>make web</code> in the source directory, then reload this page.</p>
+<p>The command line works without it: <code>retinue chat</code>, <code>retinue --help</code>.</p>
 </body>
 </html>
 """
 
 
-class File(Struct, frozen=True):
+class StaticFile(Struct, frozen=True):
     body: bytes
-    small: bytes | None  # gzip, if that is smaller
+    gzipped: bytes | None  # gzip, if that is smaller
     headers: Headers
-    tag: bytes
+    etag: bytes
 
 
-class Pages:
+class StaticFiles:
     """The web app's files. Only files found in the folder are served, each under its own name."""
 
-    def __init__(self, folder: Path = BUILT) -> None:
+    def __init__(self, folder: Path = BUILD_FOLDER) -> None:
         self._folder = folder
-        self._names = _names_in(folder)
-        self._files: dict[str, File] = {}
+        self._names = _list_file_names(folder)
+        self._files: dict[str, StaticFile] = {}
 
-    def find(self, path: str) -> File | None:
+    def find(self, path: str) -> StaticFile | None:
         """Return the file of this name.
 
         A path without a file extension is an address inside the web app.
         """
         name = path.lstrip("/")
         if name not in self._names:
-            if "." in name.rsplit("/", 1)[-1] or name.startswith(FOREVER):
+            if "." in name.rsplit("/", 1)[-1] or name.startswith(IMMUTABLE_PREFIX):
                 return None
-            name = INDEX
+            name = INDEX_FILE
         if name not in self._names:
-            self._names = _names_in(self._folder)  # it may have been built since
+            self._names = _list_file_names(self._folder)  # it may have been built since
             if name not in self._names:
-                return _not_built
+                return _not_built_file
         file = self._files.get(name)
         if file is None:
             try:
                 file = self._files[name] = self._read(name)
             except FileNotFoundError:  # rebuilt while the server runs
-                self._names, self._files = _names_in(self._folder), {}
+                self._names, self._files = _list_file_names(self._folder), {}
         return file
 
-    def _read(self, name: str) -> File:
-        kept = "public, max-age=31536000, immutable" if name.startswith(FOREVER) else "no-cache"
-        return _file((self._folder / name).read_bytes(), _TYPES[Path(name).suffix], kept)
+    def _read(self, name: str) -> StaticFile:
+        kept = "public, max-age=31536000, immutable" if name.startswith(IMMUTABLE_PREFIX) else "no-cache"
+        return _build_file((self._folder / name).read_bytes(), _MEDIA_TYPES[Path(name).suffix], kept)
 
 
-def _names_in(folder: Path) -> frozenset[str]:
+def _list_file_names(folder: Path) -> frozenset[str]:
     return frozenset(
-        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.suffix in _TYPES and path.is_file()
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.suffix in _MEDIA_TYPES and path.is_file()
     )
 
 
-def _file(body: bytes, media_type: str, kept: str) -> File:
+def _build_file(body: bytes, media_type: str, cache_control: str) -> StaticFile:
     tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'.encode()
     headers = [
         *PAGE_HEADERS,
         (b"content-type", media_type.encode()),
-        (b"cache-control", kept.encode()),
+        (b"cache-control", cache_control.encode()),
         (b"vary", b"accept-encoding"),
         (b"etag", tag),
     ]
-    small = _compressed(body) if len(body) >= COMPRESSED_FROM_BYTES else None
-    return File(body, small if small is not None and len(small) < len(body) else None, headers, tag)
+    small = _gzip(body) if len(body) >= COMPRESSED_BYTES_MIN else None
+    return StaticFile(body, small if small is not None and len(small) < len(body) else None, headers, tag)
 
 
-def _compressed(body: bytes) -> bytes:
+def _gzip(body: bytes) -> bytes:
     import gzip  # imported on first use
 
     return gzip.compress(body, 9, mtime=0)
 
 
-_not_built = _file(_NOT_BUILT, _TYPES[".html"], "no-store")
+_not_built_file = _build_file(_NOT_BUILT, _MEDIA_TYPES[".html"], "no-store")

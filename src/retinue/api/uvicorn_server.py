@@ -6,7 +6,7 @@ import sys
 from types import ModuleType
 
 
-def _import_bare() -> None:
+def _import_uvicorn() -> None:
     """Import uvicorn with a stub for `uvicorn.main`, which `import uvicorn` loads only for its
     names.
 
@@ -26,7 +26,7 @@ def _import_bare() -> None:
         delattr(uvicorn, name)
 
 
-_import_bare()
+_import_uvicorn()
 
 from uvicorn.config import Config  # noqa: E402 - only now
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol  # noqa: E402

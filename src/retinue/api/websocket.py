@@ -12,64 +12,73 @@ from typing import Any, ClassVar
 import msgspec
 from starlette.types import Receive, Send
 
-from retinue.api.event_feed import EVENTS, PHASES, TOGETHER_S, Event, Feed, Mask, Senders, SignedOut
-from retinue.api.responses import form_of
+from retinue.api.errors import EventFilterInvalid, EventFilterTooLong, WindowOwnerInvalid
+from retinue.api.event_feed import (
+    BATCH_DELAY_S,
+    MESSAGE_NAMES,
+    PHASES,
+    EventFeed,
+    EventFilter,
+    FeedMessage,
+    OwnEnvelopeRegistry,
+    SignedOut,
+)
+from retinue.api.responses import to_error_form
 from retinue.domain.address import AddressKind
-from retinue.domain.errors import Invalid, RetinueError
-from retinue.domain.event import NewsKind
+from retinue.domain.errors import RetinueError
+from retinue.domain.event import EventKind
 from retinue.domain.ids import SessionId
 from retinue.domain.principal import Principal
-from retinue.operations.base import Desk
+from retinue.operations.base import Services
 from retinue.store.sessions import sessions
-from retinue.tools.ui_windows import Inventory, Panel, Window
+from retinue.tools.ui_windows import Panel, Window, WindowInventory
 
-PROTOCOL = 1
-HELLO_WITHIN_S = 10.0
+PROTOCOL_VERSION = 1
+HELLO_TIMEOUT_S = 10.0
 FRAMES_MAX = 120  # within FRAMES_WINDOW_S
-FRAMES_WITHIN_S = 10.0
-CLIENT_LENGTH_MAX = 64
-MASK_LENGTH_MAX = 200
+FRAMES_WINDOW_S = 10.0
+CLIENT_NAME_CHARS_MAX = 64
+FILTER_ITEMS_MAX = 200
 REASON_BYTES_MAX = 120  # a close frame has 125 bytes, of which 2 are the code
 
-CANNOT_GO_ON = 1011
-CLOSING = 1012
-BAD_FRAME = 4400
-SIGNED_OUT = 4401
-WRONG_PROTOCOL = 4406
-NO_HELLO = 4408
-TOO_MANY_FRAMES = 4429
+CLOSE_SERVER_ERROR = 1011
+CLOSE_SERVER_STOPPING = 1012
+CLOSE_BAD_FRAME = 4400
+CLOSE_SIGNED_OUT = 4401
+CLOSE_WRONG_PROTOCOL = 4406
+CLOSE_NO_HELLO = 4408
+CLOSE_TOO_MANY_FRAMES = 4429
 
 _encode = msgspec.json.Encoder().encode
 
 
-class MaskForm(msgspec.Struct, forbid_unknown_fields=True):
+class EventFilterForm(msgspec.Struct, forbid_unknown_fields=True):
     """Filter of a subscription. A list that is omitted allows everything."""
 
     events: list[str] | None = None
-    news: list[NewsKind] | None = None
+    news: list[EventKind] | None = None
     tools: list[str] | None = None
     phases: list[str] | None = None
 
-    def mask(self) -> Mask:
-        if unknown := {*(self.phases or ())} - PHASES | {*(self.events or ())} - EVENTS:
-            raise Invalid(
-                f"a mask knows no {', '.join(sorted(unknown))[:80]}",
-                because=f"events are {', '.join(sorted(EVENTS))}; phases are {', '.join(sorted(PHASES))}",
-                try_this="leave out what the mask should not judge by",
-                code="live.mask-invalid",
+    def to_filter(self) -> EventFilter:
+        if unknown := {*(self.phases or ())} - PHASES | {*(self.events or ())} - MESSAGE_NAMES:
+            raise EventFilterInvalid(
+                ", ".join(sorted(unknown))[:80],
+                events=", ".join(sorted(MESSAGE_NAMES)),
+                phases=", ".join(sorted(PHASES)),
             )
         lists = (self.events, self.news, self.tools, self.phases)
-        if any(len(each) > MASK_LENGTH_MAX for each in lists if each):
-            raise Invalid(
-                "this mask is too long",
-                because=f"a list in it has {MASK_LENGTH_MAX} entries at most",
-                try_this="leave that list out, and pass over what you do not want",
-                code="live.mask-invalid",
-            )
-        return Mask(events=_set(self.events), news=_set(self.news), tools=_set(self.tools), phases=_set(self.phases))
+        if any(len(each) > FILTER_ITEMS_MAX for each in lists if each):
+            raise EventFilterTooLong(items_max=FILTER_ITEMS_MAX)
+        return EventFilter(
+            events=_to_set(self.events),
+            event_kinds=_to_set(self.news),
+            tools=_to_set(self.tools),
+            phases=_to_set(self.phases),
+        )
 
 
-def _set(texts: Any) -> frozenset[str] | None:
+def _to_set(texts: Any) -> frozenset[str] | None:
     return None if texts is None else frozenset(str(text) for text in texts)
 
 
@@ -77,14 +86,14 @@ class _Frame(msgspec.Struct, forbid_unknown_fields=True, tag_field="type"):
     pass
 
 
-class Follow(msgspec.Struct, forbid_unknown_fields=True):
+class FollowForm(msgspec.Struct, forbid_unknown_fields=True):
     """A session to follow, or `*` for all visible sessions."""
 
     session: str
-    mask: MaskForm = msgspec.field(default_factory=MaskForm)
+    mask: EventFilterForm = msgspec.field(default_factory=EventFilterForm)
 
 
-class Hello(_Frame, tag="hello"):
+class HelloFrame(_Frame, tag="hello"):
     """First frame.
 
     Envelopes sent with the same name in the header `x-retinue-client` are not echoed to this
@@ -94,20 +103,20 @@ class Hello(_Frame, tag="hello"):
     protocol: int
     client: str = ""
     after: int | None = None
-    follow: list[Follow] = []
+    follow: list[FollowForm] = []
 
 
-class Subscribe(_Frame, tag="subscribe"):
+class SubscribeFrame(_Frame, tag="subscribe"):
     session: str
-    mask: MaskForm = msgspec.field(default_factory=MaskForm)
+    mask: EventFilterForm = msgspec.field(default_factory=EventFilterForm)
     after: int | None = None
 
 
-class Unsubscribe(_Frame, tag="unsubscribe"):
+class UnsubscribeFrame(_Frame, tag="unsubscribe"):
     session: str
 
 
-class Ping(_Frame, tag="ping"):
+class PingFrame(_Frame, tag="ping"):
     nonce: str = ""
 
 
@@ -121,7 +130,7 @@ class PanelForm(msgspec.Struct, forbid_unknown_fields=True):
     binding: str | None = None
     context: dict[str, Any] = {}
 
-    def panel(self) -> Panel:
+    def to_panel(self) -> Panel:
         return Panel(
             id=self.id,
             type=self.type,
@@ -141,7 +150,7 @@ class PanelsFrame(_Frame, tag="panels"):
     layout: Any = None
 
 
-class PanelDone(_Frame, tag="panel-done"):
+class PanelDoneFrame(_Frame, tag="panel-done"):
     """Result of a `panel-command`. `panel` is the id of an opened panel."""
 
     command: str
@@ -150,12 +159,12 @@ class PanelDone(_Frame, tag="panel-done"):
     panel: str | None = None
 
 
-Frame = Hello | Subscribe | Unsubscribe | Ping | PanelsFrame | PanelDone
+ClientFrame = HelloFrame | SubscribeFrame | UnsubscribeFrame | PingFrame | PanelsFrame | PanelDoneFrame
 
-_decode = msgspec.json.Decoder(Frame).decode
+_decode = msgspec.json.Decoder(ClientFrame).decode
 
 
-class Closed(Exception):
+class WebSocketClosed(Exception):
     """The connection ends, with a code and a reason for the client, or has ended already."""
 
     def __init__(self, code: int = 0, reason: str = "") -> None:
@@ -164,193 +173,197 @@ class Closed(Exception):
         self.reason = reason
 
 
-class LiveSocket:
+class LiveWebSocket:
     """One WebSocket connection: hello, then frames from the client and messages to it."""
 
-    ALL: ClassVar[str] = "*"
+    ALL_SESSIONS: ClassVar[str] = "*"
 
     def __init__(
         self,
-        desk: Desk,
+        services: Services,
         caller: Principal,
-        senders: Senders,
-        again: Callable[[], Awaitable[Principal | None]],
+        own_envelopes: OwnEnvelopeRegistry,
+        recheck: Callable[[], Awaitable[Principal | None]],
         receive: Receive,
         send: Send,
     ) -> None:
-        self._desk = desk
+        self._services = services
         self._caller = caller
-        self._senders = senders
-        self._again = again
+        self._own_envelopes = own_envelopes
+        self._recheck = recheck
         self._receive = receive
         self._send = send
-        self._frames: list[float] = []
+        self._frame_times: list[float] = []
         self._window: Window | None = None
 
     async def serve(self) -> None:
         await self._send({"type": "websocket.accept"})
         try:
-            hello = await self._hello()
-            await self._follow(hello)
-        except Closed as closed:
+            hello = await self._receive_hello()
+            await self._serve_feed(hello)
+        except WebSocketClosed as closed:
             if closed.code:
                 await self._close(closed)
         except RetinueError as error:  # the store does not answer; the client reconnects with its cursor
-            await self._close(Closed(CANNOT_GO_ON, error.sentence))
+            await self._close(WebSocketClosed(CLOSE_SERVER_ERROR, error.sentence))
 
-    async def _hello(self) -> Hello:
+    async def _receive_hello(self) -> HelloFrame:
         try:
-            frame = await asyncio.wait_for(self._frame(), HELLO_WITHIN_S)
+            frame = await asyncio.wait_for(self._receive_frame(), HELLO_TIMEOUT_S)
         except TimeoutError:
-            raise Closed(NO_HELLO, "say hello first") from None
-        if not isinstance(frame, Hello):
-            raise Closed(BAD_FRAME, "say hello first")
-        if frame.protocol != PROTOCOL:
-            raise Closed(WRONG_PROTOCOL, f"this house speaks protocol {PROTOCOL}, not {frame.protocol}")
-        if len(frame.client) > CLIENT_LENGTH_MAX:
-            raise Closed(BAD_FRAME, f"the name of a client has {CLIENT_LENGTH_MAX} characters at most")
+            raise WebSocketClosed(CLOSE_NO_HELLO, "no hello frame received") from None
+        if not isinstance(frame, HelloFrame):
+            raise WebSocketClosed(CLOSE_BAD_FRAME, "the first frame must be hello")
+        if frame.protocol != PROTOCOL_VERSION:
+            raise WebSocketClosed(
+                CLOSE_WRONG_PROTOCOL,
+                f"unsupported protocol {frame.protocol}; this server has protocol {PROTOCOL_VERSION}",
+            )
+        if len(frame.client) > CLIENT_NAME_CHARS_MAX:
+            raise WebSocketClosed(CLOSE_BAD_FRAME, f"the client name is longer than {CLIENT_NAME_CHARS_MAX} characters")
         return frame
 
-    async def _follow(self, hello: Hello) -> None:
-        sent = self._senders.join(self._caller, hello.client) if hello.client else None
-        feed = Feed(self._desk, self._caller, again=self._again, sent=sent)
+    async def _serve_feed(self, hello: HelloFrame) -> None:
+        sent = self._own_envelopes.join(self._caller, hello.client) if hello.client else None
+        feed = EventFeed(self._services, self._caller, recheck=self._recheck, own_envelopes=sent)
         try:
-            refused = [event for each in hello.follow if (event := await self._take_up(feed, each)) is not None]
+            refused = [event for each in hello.follow if (event := await self._follow_session(feed, each)) is not None]
             first = [
-                Event(e.name, {"protocol": PROTOCOL, **e.data}) if e.name == "hello" else e
+                FeedMessage(e.name, {"protocol": PROTOCOL_VERSION, **e.data}) if e.name == "hello" else e
                 for e in await feed.open(hello.after)
             ]
-            await self._tell([*first, *refused])
-            await self._both_ways(feed)
+            await self._send_messages([*first, *refused])
+            await self._receive_and_send(feed)
         finally:
-            if self._window is not None and self._desk.windows is not None:
-                self._desk.windows.leave(self._window)
+            if self._window is not None and self._services.ui_windows is not None:
+                self._services.ui_windows.remove_window(self._window)
             feed.close()
             if hello.client:
-                self._senders.leave(self._caller, hello.client)
+                self._own_envelopes.leave(self._caller, hello.client)
 
-    async def _both_ways(self, feed: Feed) -> None:
+    async def _receive_and_send(self, feed: EventFeed) -> None:
         """Receive and send until either ends, then end the other."""
-        listening = asyncio.create_task(self._listen(feed))
-        telling = asyncio.create_task(self._pump(feed))
+        listening = asyncio.create_task(self._receive_frames(feed))
+        sending = asyncio.create_task(self._send_feed(feed))
         try:
-            await asyncio.wait({listening, telling}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({listening, sending}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             listening.cancel()
-            telling.cancel()
-            ends = await asyncio.gather(listening, telling, return_exceptions=True)
+            sending.cancel()
+            ends = await asyncio.gather(listening, sending, return_exceptions=True)
         for end in ends:
             if isinstance(end, Exception):
                 raise end
 
-    async def _take_up(self, feed: Feed, asked: Follow) -> Event | None:
+    async def _follow_session(self, feed: EventFeed, request: FollowForm) -> FeedMessage | None:
         """Follow a session from the cursor in hello.
 
         Returns an error message if that fails; the others go on.
         """
         try:
-            mask = asked.mask.mask()
-            if asked.session == self.ALL:
+            mask = request.mask.to_filter()
+            if request.session == self.ALL_SESSIONS:
                 feed.follow_all(mask)
             else:
-                feed.follow(await self._session(asked.session), mask)
+                feed.follow(await self._resolve_session(request.session), mask)
         except RetinueError as error:
-            return _error(error, asked.session)
+            return _to_error_message(error, request.session)
         return None
 
-    async def _session(self, text: str) -> SessionId:
-        return (await self._desk.store.read(lambda conn: sessions.resolve(conn, text, seen_by=self._caller))).id
+    async def _resolve_session(self, text: str) -> SessionId:
+        return (
+            await self._services.store.read(lambda conn: sessions.get_by_short_id(conn, text, seen_by=self._caller))
+        ).id
 
     # --- frames from the client ---
 
-    async def _listen(self, feed: Feed) -> None:
+    async def _receive_frames(self, feed: EventFeed) -> None:
         while True:
-            frame = await self._frame()
-            await feed.room()  # stop reading from a client that does not read its replies
+            frame = await self._receive_frame()
+            await feed.wait_for_reply_space()  # stop reading from a client that does not read its replies
             try:
-                await self._obey(feed, frame)
+                await self._handle_frame(feed, frame)
             except RetinueError as error:
-                feed.reply(_error(error, getattr(frame, "session", None)))
+                feed.queue_reply(_to_error_message(error, getattr(frame, "session", None)))
 
-    async def _obey(self, feed: Feed, frame: Frame) -> None:
+    async def _handle_frame(self, feed: EventFeed, frame: ClientFrame) -> None:
         match frame:
-            case Hello():
-                raise Closed(BAD_FRAME, "hello was said already")
-            case Ping(nonce=nonce):
-                feed.reply(Event("pong", {"nonce": nonce[:CLIENT_LENGTH_MAX], "cursor": feed.cursor}))
-            case Subscribe(session=self.ALL):
-                feed.follow_all(frame.mask.mask())
-                feed.reply(Event("subscribed", {"session": self.ALL, "cursor": feed.cursor}))
-            case Subscribe():
-                await feed.join(await self._session(frame.session), frame.mask.mask(), frame.after)
-            case Unsubscribe(session=self.ALL):
+            case HelloFrame():
+                raise WebSocketClosed(CLOSE_BAD_FRAME, "hello was received before")
+            case PingFrame(nonce=nonce):
+                feed.queue_reply(FeedMessage("pong", {"nonce": nonce[:CLIENT_NAME_CHARS_MAX], "cursor": feed.cursor}))
+            case SubscribeFrame(session=self.ALL_SESSIONS):
+                feed.follow_all(frame.mask.to_filter())
+                feed.queue_reply(FeedMessage("subscribed", {"session": self.ALL_SESSIONS, "cursor": feed.cursor}))
+            case SubscribeFrame():
+                await feed.subscribe(await self._resolve_session(frame.session), frame.mask.to_filter(), frame.after)
+            case UnsubscribeFrame(session=self.ALL_SESSIONS):
                 feed.unfollow_all()
-                feed.reply(Event("unsubscribed", {"session": self.ALL}))
-            case Unsubscribe():
-                session = await self._session(frame.session)
-                feed.leave(session)
-                feed.reply(Event("unsubscribed", {"session": session}))
+                feed.queue_reply(FeedMessage("unsubscribed", {"session": self.ALL_SESSIONS}))
+            case UnsubscribeFrame():
+                session = await self._resolve_session(frame.session)
+                feed.unsubscribe(session)
+                feed.queue_reply(FeedMessage("unsubscribed", {"session": session}))
             case PanelsFrame():
-                self._show(feed, frame)
-            case PanelDone():
-                if self._window is not None and self._desk.windows is not None:
+                self._update_window(feed, frame)
+            case PanelDoneFrame():
+                if self._window is not None and self._services.ui_windows is not None:
                     error, panel = frame.error or "", frame.panel or ""
-                    self._desk.windows.done(self._window, frame.command, ok=frame.ok, error=error, panel=panel)
+                    self._services.ui_windows.finish_command(
+                        self._window, frame.command, ok=frame.ok, error=error, panel=panel
+                    )
 
-    def _show(self, feed: Feed, frame: PanelsFrame) -> None:
+    def _update_window(self, feed: EventFeed, frame: PanelsFrame) -> None:
         """Store what this window shows, for agents that work on behalf of its user."""
-        if self._desk.windows is None or self._caller.address.kind is not AddressKind.PERSON:
-            raise Invalid(
-                "no windows are kept for you",
-                because="only people have windows",
-                try_this="leave out what is on your screen",
-                code="window.not-a-person",
-            )
-        self._window = self._desk.windows.show(
+        if self._services.ui_windows is None or self._caller.address.kind is not AddressKind.PERSON:
+            raise WindowOwnerInvalid
+        self._window = self._services.ui_windows.update_window(
             self._caller.address.name,
             frame.window,
-            Inventory(
-                panels=tuple(each.panel() for each in frame.panels), selected=frame.selected, layout=frame.layout
+            WindowInventory(
+                panels=tuple(each.to_panel() for each in frame.panels), selected=frame.selected, layout=frame.layout
             ),
-            say=lambda command: feed.reply(Event("panel-command", command)),
+            send=lambda command: feed.queue_reply(FeedMessage("panel-command", command)),
             window=self._window,
         )
 
-    async def _frame(self) -> Frame:
+    async def _receive_frame(self) -> ClientFrame:
         message = await self._receive()
         while message["type"] == "websocket.connect":
             message = await self._receive()
         if message["type"] == "websocket.disconnect":
-            raise Closed
-        self._count()
+            raise WebSocketClosed
+        self._check_frame_rate()
         try:
             return _decode(message.get("text") or message.get("bytes") or b"")
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            raise Closed(BAD_FRAME, f"this frame is not understood: {error}") from None
+            raise WebSocketClosed(CLOSE_BAD_FRAME, f"invalid frame: {error}") from None
 
-    def _count(self) -> None:
+    def _check_frame_rate(self) -> None:
         """Close the connection if the client sends too many frames."""
         now = asyncio.get_running_loop().time()
-        self._frames = [at for at in self._frames if now - at < FRAMES_WITHIN_S]
-        self._frames.append(now)
-        if len(self._frames) > FRAMES_MAX:
-            raise Closed(TOO_MANY_FRAMES, f"more than {FRAMES_MAX} frames in {FRAMES_WITHIN_S:.0f} seconds")
+        self._frame_times = [at for at in self._frame_times if now - at < FRAMES_WINDOW_S]
+        self._frame_times.append(now)
+        if len(self._frame_times) > FRAMES_MAX:
+            raise WebSocketClosed(
+                CLOSE_TOO_MANY_FRAMES, f"more than {FRAMES_MAX} frames in {FRAMES_WINDOW_S:.0f} seconds"
+            )
 
     # --- messages to the client ---
 
-    async def _pump(self, feed: Feed) -> None:
+    async def _send_feed(self, feed: EventFeed) -> None:
         try:
-            while not feed.closed:
-                if events := await feed.next():
-                    await self._tell(events)
-                    await asyncio.sleep(TOGETHER_S)
+            while not feed.is_closed:
+                if events := await feed.next_messages():
+                    await self._send_messages(events)
+                    await asyncio.sleep(BATCH_DELAY_S)
         except SignedOut:
-            raise Closed(SIGNED_OUT, "your token is no longer good") from None
-        raise Closed(CLOSING, "the house closes")
+            raise WebSocketClosed(CLOSE_SIGNED_OUT, "your token is no longer valid") from None
+        raise WebSocketClosed(CLOSE_SERVER_STOPPING, "the server is stopping")
 
-    async def _tell(self, events: list[Event]) -> None:
+    async def _send_messages(self, messages: list[FeedMessage]) -> None:
         """Send each message after the previous one has left, so that unread messages do not accumulate."""
-        for event in events:
+        for event in messages:
             body = (
                 msgspec.to_builtins(event.data, builtin_types=(msgspec.Raw,))
                 if event.name in ("delta", "nested")
@@ -359,9 +372,9 @@ class LiveSocket:
             try:
                 await self._send({"type": "websocket.send", "text": _encode({"type": event.name, **body}).decode()})
             except OSError:
-                raise Closed from None
+                raise WebSocketClosed from None
 
-    async def _close(self, closed: Closed) -> None:
+    async def _close(self, closed: WebSocketClosed) -> None:
         reason = closed.reason.encode()[:REASON_BYTES_MAX].decode(errors="ignore")
         try:
             await self._send({"type": "websocket.close", "code": closed.code, "reason": reason})
@@ -369,5 +382,5 @@ class LiveSocket:
             pass  # already disconnected
 
 
-def _error(error: RetinueError, session: str | None) -> Event:
-    return Event("error", {"error": form_of(error), "session": session})
+def _to_error_message(error: RetinueError, session: str | None) -> FeedMessage:
+    return FeedMessage("error", {"error": to_error_form(error), "session": session})

@@ -7,38 +7,38 @@ from typing import Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from retinue.api.connection_limits import Gate
+from retinue.api.connection_limits import ConnectionLimiter
 
 FRAGMENTS_MAX = 64
-UNREAD_PONGS_BYTES_MAX = 64 * 1024
+UNSENT_PONGS_BYTES_MAX = 64 * 1024
 
 
-class Socket(WebSocketsSansIOProtocol):
+class LimitedWebSocketProtocol(WebSocketsSansIOProtocol):
     """One WebSocket connection."""
 
-    def __init__(self, gate: Gate, **served: Any) -> None:
-        super().__init__(**served)
-        self.gate = gate
+    def __init__(self, limiter: ConnectionLimiter, **uvicorn_arguments: Any) -> None:
+        super().__init__(**uvicorn_arguments)
+        self.limiter = limiter
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        if transport in self.gate.open:
-            self.gate.open[transport] = self
+        if transport in self.limiter.open_connections:
+            self.limiter.open_connections[transport] = self
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.gate.forget(self)
+        self.limiter.remove(self)
         super().connection_lost(exc)
 
     def handle_ping(self) -> None:
         super().handle_ping()
         # A client that pings and never reads the pongs would fill the write buffer.
-        if self.transport.get_write_buffer_size() > UNREAD_PONGS_BYTES_MAX:
-            self.gate.refusals.add("live.unread-pongs")
+        if self.transport.get_write_buffer_size() > UNSENT_PONGS_BYTES_MAX:
+            self.limiter.refusals.add("live.unread_pongs")
             self.transport.abort()
 
     def handle_cont(self, event: Any) -> None:
         super().handle_cont(event)
         # Empty fragments never reach the limit on the message size.
         if len(self.frames) > FRAGMENTS_MAX:
-            self.gate.refusals.add("live.fragments")
+            self.limiter.refusals.add("live.too_many_fragments")
             self.transport.abort()

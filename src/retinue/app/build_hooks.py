@@ -12,46 +12,46 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from retinue.agents.hook_runner import Happened, Hooks
+from retinue.agents.hook_runner import HookEvent, HookRunner
 from retinue.agents.hooks import Hook
-from retinue.agents.skill_loader import surroundings
+from retinue.agents.skill_loader import gather_host_facts
 from retinue.config import Settings
 from retinue.config.speech import SpeechMode
 from retinue.domain.attachment import Attachment
-from retinue.policy.speech import read_tags
+from retinue.policy.speech import parse_speech_tags
 from retinue.sandbox.base import Sandbox
 from retinue.store.core.connection import Store
-from retinue.store.envelopes.attachment_files import Files
+from retinue.store.envelopes.attachment_files import AttachmentFiles
 
 if TYPE_CHECKING:
-    from retinue.intake.speech import Speech
-    from retinue.sandbox.owner_sandbox import OwnersSandbox
+    from retinue.intake.speech import SpeechPrograms
+    from retinue.sandbox.owner_sandbox import OwnerSandbox
 
 
-class Programs:
+class OwnerPrograms:
     """The owner's programs. `settings` returns the current settings; `send_message` delivers a hook's message."""
 
     def __init__(
         self,
         settings: Callable[[], Settings],
         store: Store,
-        files: Files,
+        files: AttachmentFiles,
         *,
-        home: Path,
+        data_dir: Path,
         environment: Mapping[str, str],
-        say: Callable[[Happened, Hook, str], Awaitable[None]],
+        send_message: Callable[[HookEvent, Hook, str], Awaitable[None]],
     ) -> None:
         self._settings = settings
         self._files = files
-        self._home = home
+        self._data_dir = data_dir
         self._environment = environment
-        self.hooks = Hooks(
-            home,
+        self.hooks = HookRunner(
+            data_dir,
             store,
             settings=lambda: settings().hooks,
-            here=lambda: surroundings(settings(), environment),
-            sandbox=self._sandbox,
-            say=say,
+            host_facts=lambda: gather_host_facts(settings(), environment),
+            get_sandbox=self._get_sandbox,
+            send_message=send_message,
         )
 
     async def start(self) -> None:
@@ -59,9 +59,9 @@ class Programs:
         if self._settings().hooks.enabled:
             await self.hooks.start()
 
-    def opened(self, at: datetime) -> None:
+    def notify_started(self, at: datetime) -> None:
         if self._settings().hooks.enabled:
-            self.hooks.opened(at)
+            self.hooks.notify_started(at)
 
     async def stop(self) -> None:
         await self.hooks.stop()
@@ -71,31 +71,31 @@ class Programs:
     async def speak(self, text: str, answers_voice: bool) -> tuple[str, Attachment | None]:
         """Return an answer without its speech tags, and the spoken answer if the settings ask for it."""
         if self._settings().speech.mode is SpeechMode.OFF:
-            return read_tags(text).shown, None
-        return await self._speech.answered(text, answers_voice)
+            return parse_speech_tags(text).visible_text, None
+        return await self._speech.prepare_answer(text, answers_voice)
 
-    async def hear(self, attachment: Attachment) -> str:
+    async def transcribe(self, attachment: Attachment) -> str:
         """Return the transcript of a voice message; an empty string if no transcriber is configured."""
-        return await self._speech.heard(attachment) if self._settings().speech.listeners else ""
+        return await self._speech.transcribe(attachment) if self._settings().speech.listeners else ""
 
     @cached_property
-    def _speech(self) -> Speech:
-        from retinue.intake.speech import Speech
+    def _speech(self) -> SpeechPrograms:
+        from retinue.intake.speech import SpeechPrograms
 
-        return Speech(
+        return SpeechPrograms(
             lambda: self._settings().speech,
             self._files,
-            home=self._home,
-            sandbox=self._sandbox,
+            data_dir=self._data_dir,
+            sandbox=self._get_sandbox,
             environment=self._environment,
         )
 
-    async def _sandbox(self) -> Sandbox:
-        return await self._walls()
+    async def _get_sandbox(self) -> Sandbox:
+        return await self._owner_sandbox()
 
     @cached_property
-    def _walls(self) -> OwnersSandbox:
-        from retinue.sandbox.owner_sandbox import OwnersSandbox
+    def _owner_sandbox(self) -> OwnerSandbox:
+        from retinue.sandbox.owner_sandbox import OwnerSandbox
 
         person = Path(os.path.realpath(Path.home()))
-        return OwnersSandbox(lambda: self._settings().sandbox, home=self._home, user_home=person)
+        return OwnerSandbox(lambda: self._settings().sandbox, data_directory=self._data_dir, user_home=person)

@@ -12,129 +12,130 @@ from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import Struct, structs
 
-from retinue.agents.agent_directory import ensure_home
-from retinue.agents.instructions import Mode, mode_of
-from retinue.agents.skill_commands import skill_commands
-from retinue.agents.skill_discovery import FOLDER as SKILLS
-from retinue.agents.skill_loader import Kit
-from retinue.agents.skill_loader import Shelf as Skills
-from retinue.agents.skill_selection import parse_subset, told_of_each
+from retinue.agents.agent_directory import ensure_agent_directory
+from retinue.agents.instructions import Mode, instruction_mode_of
+from retinue.agents.skill_commands import build_skill_commands
+from retinue.agents.skill_discovery import SKILLS_FOLDER as SKILLS
+from retinue.agents.skill_loader import RunSkills
+from retinue.agents.skill_loader import SkillLoader as Skills
+from retinue.agents.skill_selection import parse_subset, render_each_skill
 from retinue.config import Settings
 from retinue.config.agent_defaults import TimeFormat
-from retinue.config.provenance import OriginSettings
+from retinue.config.provenance import ProvenanceSettings
 from retinue.config.sandbox import DockerSettings, WorkspaceAccess
 from retinue.config.skills import SkillSettings
 from retinue.config.tools import ExecSettings
 from retinue.config.web import WebSettings
 from retinue.connectors.base import Connector
 from retinue.domain.agent import Agent
-from retinue.domain.agent_message import Heard, PassOn, Word
+from retinue.domain.agent_message import AgentMessage, AgentMessageReceipt, DeliverAgentMessage
 from retinue.domain.approval import Approval
-from retinue.domain.delegation_request import Handed, Handing, HandOver
+from retinue.domain.delegation_request import DelegateWork, DelegationRequest, DelegationStatus
 from retinue.domain.display_options import Elevation
-from retinue.domain.envelope import Draft, Receipt
+from retinue.domain.envelope import EnvelopeDraft, Receipt
 from retinue.domain.errors import Invalid
 from retinue.domain.ids import RunId, SessionId
-from retinue.domain.permission import Permission, Withheld
-from retinue.domain.ports import Clock, Ids, Post
-from retinue.domain.prompt_breakdown import Part, PartKind
+from retinue.domain.permission import Permission, ProtectedPaths
+from retinue.domain.ports import Clock, EnvelopeAcceptor, IdSource
+from retinue.domain.prompt_breakdown import PromptPart, PromptPartKind
 from retinue.domain.session import OriginKind, Session
 from retinue.domain.slash_command import SkillCommand
 from retinue.domain.structs import replace
 from retinue.intake.routing import OWNER
-from retinue.models.model_selection import Catalog
+from retinue.models.model_selection import ModelSelector
 from retinue.operations.catalog import OPERATIONS
-from retinue.operations.skill.skills import bundles_by_tool
-from retinue.plugins.base import Scene as PluginScene
-from retinue.plugins.lifecycle import Plugins
-from retinue.policy.access.agent_visibility import Sight, sessions_seen
-from retinue.policy.provenance.provenance_rules import OriginPolicy, house_policy
+from retinue.operations.skill.skills import map_tools_to_bundles
+from retinue.plugins.base import SectionContext as PluginScene
+from retinue.plugins.lifecycle import PluginLoader
+from retinue.policy.access.agent_visibility import SessionVisibility, decide_session_visibility
+from retinue.policy.provenance.provenance_rules import ProvenancePolicy, build_policy_with_defaults
 from retinue.policy.tools import exec_allowlist
-from retinue.policy.tools.exec_allowlist import Rule
-from retinue.policy.tools.exec_placement import ExecPolicy
-from retinue.policy.tools.exec_placement import Gates as Doors
-from retinue.policy.tools.sandbox_settings import is_confined, is_main, sandbox_of
-from retinue.runners.base import NO_EQUIPMENT, Assignment, Equipment
+from retinue.policy.tools.exec_allowlist import CommandRule
+from retinue.policy.tools.exec_placement import ElevationGates, ExecPolicy
+from retinue.policy.tools.sandbox_settings import is_confined, is_main_session, merge_sandbox_settings
+from retinue.runners.base import NO_RUN_RESOURCES, RunAssignment, RunResources
 from retinue.runners.token_estimate import tokens_of_text
 from retinue.sandbox.base import Sandbox
-from retinue.sandbox.bubblewrap import Bubblewrap
-from retinue.sandbox.host import Host
-from retinue.schedules.gates import Gates
+from retinue.sandbox.bubblewrap import BubblewrapSandbox
+from retinue.sandbox.host import HostSandbox
+from retinue.schedules.gates import GateRunner
 from retinue.store.agents import file_trust
 from retinue.store.core.connection import Store
-from retinue.store.envelopes.attachment_files import Files
-from retinue.tools.base import Scene, Tool
-from retinue.tools.channel_tools import React, Rooms, SendFile
-from retinue.tools.delegate.agent_message_tools import AgentsSwitch, SendAgentMessage
-from retinue.tools.delegate.agent_tools import AgentsList, AgentsMessage
-from retinue.tools.delegate.session_tools import SessionsHistory, SessionsList, SessionsSend
-from retinue.tools.delegate.spawn_tools import Sending, SessionsSpawn, StartBackgroundAgent
-from retinue.tools.files import Ground, file_tools
-from retinue.tools.grants import Grants
-from retinue.tools.mcp.server_pool import Servers
-from retinue.tools.mcp.server_sandbox import placed_by
-from retinue.tools.message_tool import Message
-from retinue.tools.notify import Notify
-from retinue.tools.panels import screen_tools
-from retinue.tools.permissions import Asks, GrantPermission, RequestPermission
-from retinue.tools.questions import AskQuestions
-from retinue.tools.result_truncation import Wholes
-from retinue.tools.session_status import SessionStatus
-from retinue.tools.shell.exec_tool import Exec, Rules
-from retinue.tools.shell.job_store import Book
-from retinue.tools.shell.jobs import Jobs
-from retinue.tools.shell.process_tool import Process
-from retinue.tools.shell.sandbox_choice import Confining, settle
-from retinue.tools.ui_windows import Windows
-from retinue.tools.web.browser_tool import Browser, BrowserAct, Browsers
-from retinue.tools.web.fetch_tool import WebFetch
-from retinue.tools.web.search_tool import WebSearch
+from retinue.store.envelopes.attachment_files import AttachmentFiles
+from retinue.tools.base import Tool, ToolContext
+from retinue.tools.channel_tools import FindConnector, ReactTool, SendFileTool
+from retinue.tools.delegate.agent_message_tools import AgentsSwitchTool, SendAgentMessageTool
+from retinue.tools.delegate.agent_tools import AgentsListTool, AgentsMessageTool
+from retinue.tools.delegate.session_tools import SessionsHistoryTool, SessionsListTool, SessionsSendTool
+from retinue.tools.delegate.spawn_tools import SessionsSpawnTool, StartBackgroundAgentTool, SubagentSpawner
+from retinue.tools.files import FileServices, build_file_tools
+from retinue.tools.grants import GrantCache
+from retinue.tools.mcp.server_pool import McpServerPool
+from retinue.tools.mcp.server_sandbox import build_server_sandbox
+from retinue.tools.message_tool import MessageTool
+from retinue.tools.notify import NotifyTool
+from retinue.tools.panels import build_panel_tools
+from retinue.tools.permissions import GrantPermissionTool, PermissionRequester, RequestPermissionTool
+from retinue.tools.questions import AskQuestionsTool
+from retinue.tools.result_truncation import FullResultStore
+from retinue.tools.session_status import SessionStatusTool
+from retinue.tools.shell.exec_tool import ExecRules, ExecTool
+from retinue.tools.shell.job_store import JobStore
+from retinue.tools.shell.jobs import JobRunner
+from retinue.tools.shell.process_tool import ProcessTool
+from retinue.tools.shell.sandbox_choice import SandboxChooser, settle_changes
+from retinue.tools.ui_windows import WindowRegistry
+from retinue.tools.web.browser_tool import BrowserActTool, BrowserPool, BrowserTool
+from retinue.tools.web.fetch_tool import WebFetchTool
+from retinue.tools.web.search_tool import WebSearchTool
 
 if TYPE_CHECKING:
-    from retinue.sandbox.container import Containers
+    from retinue.sandbox.container import ContainerPool
 
 log = logging.getLogger(__name__)
 
-NO_SKILLS = SkillSettings()
+DEFAULT_SKILL_SETTINGS = SkillSettings()
 
 
-class Ways(Struct):
+class ToolServices(Struct):
     """Functions that tools call. The engine and the intake set them later, because tools are built first."""
 
-    mask: Callable[[str], str]
-    inbox: Post | None = None
-    asks: Asks | None = None
-    hands: HandOver | None = None
-    models: Callable[[], Catalog] | None = None
-    words: PassOn | None = None
-    rooms: Rooms | None = None
+    redact: Callable[[str], str]
+    intake: EnvelopeAcceptor | None = None
+    request_approval: PermissionRequester | None = None
+    delegate_work: DelegateWork | None = None
+    get_catalog: Callable[[], ModelSelector] | None = None
+    deliver_agent_message: DeliverAgentMessage | None = None
+    get_connector: FindConnector | None = None
 
-    def connector(self, instance: str) -> Connector | None:
-        return self.rooms(instance) if self.rooms is not None else None
+    def connector(self, name: str) -> Connector | None:
+        return self.get_connector(name) if self.get_connector is not None else None
 
-    async def post(self, draft: Draft) -> Receipt:
+    async def accept(self, draft: EnvelopeDraft) -> Receipt:
         """Accept an envelope from a tool. Its text is redacted like a tool result."""
-        assert self.inbox is not None  # no tool is called before the server has started
-        return await self.inbox.post(structs.replace(draft, text=self.mask(draft.text)))
+        assert self.intake is not None  # no tool is called before the server has started
+        return await self.intake.accept(structs.replace(draft, text=self.redact(draft.text)))
 
-    async def ask(self, run: RunId, *, call: str, agent: str, permission: Permission, reason: str) -> Approval:
-        assert self.asks is not None
-        return await self.asks(run, call=call, agent=agent, permission=permission, reason=reason)
+    async def request_permission(
+        self, run: RunId, *, call: str, agent: str, permission: Permission, reason: str
+    ) -> Approval:
+        assert self.request_approval is not None
+        return await self.request_approval(run, call=call, agent=agent, permission=permission, reason=reason)
 
-    def catalog(self) -> Catalog:
-        assert self.models is not None
-        return self.models()
+    def catalog(self) -> ModelSelector:
+        assert self.get_catalog is not None
+        return self.get_catalog()
 
-    async def hand_over(self, handing: Handing) -> Handed:
-        assert self.hands is not None
-        return await self.hands(structs.replace(handing, text=self.mask(handing.text)))
+    async def delegate(self, request: DelegationRequest) -> DelegationStatus:
+        assert self.delegate_work is not None
+        return await self.delegate_work(structs.replace(request, text=self.redact(request.text)))
 
-    async def pass_on(self, word: Word) -> Heard:
-        assert self.words is not None
-        return await self.words(structs.replace(word, text=self.mask(word.text)))
+    async def send_agent_message(self, message: AgentMessage) -> AgentMessageReceipt:
+        assert self.deliver_agent_message is not None
+        return await self.deliver_agent_message(structs.replace(message, text=self.redact(message.text)))
 
 
-class Hands:
+class BuiltInTools:
     """The built-in tools, and the parts that they share."""
 
     def __init__(
@@ -143,69 +144,78 @@ class Hands:
         *,
         store: Store,
         clock: Clock,
-        ids: Ids,
-        files: Files,
+        ids: IdSource,
+        files: AttachmentFiles,
         environment: Mapping[str, str],
-        mask: Callable[[str], str],
-        chance: Random,
+        redact: Callable[[str], str],
+        random: Random,
     ) -> None:
         self._settings = settings
         self._store = store
-        self._read: tuple[OriginSettings, OriginPolicy] | None = None
+        self._cached_policy: tuple[ProvenanceSettings, ProvenancePolicy] | None = None
         now = settings()
         home = Path(os.path.realpath(now.home))
         person = Path(os.path.realpath(Path.home()))
-        withheld = Withheld(house=home, person=person)
-        self.ways = Ways(mask)
-        self.windows = Windows(clock, ids)
-        self.grants = Grants(store, clock)
-        self.wholes = Wholes(files, store)
-        self.ground = ground = Ground(store=store, clock=clock, files=files, withheld=withheld, mask=mask)
-        self._jobs = Jobs(Book(store, clock, self.ways, home / "processes", mask=mask), clock, ids)
-        self._browsers = Browsers(
-            lambda: settings().web, clock, search=environment.get("PATH", os.defpath), root=os.getuid() == 0
+        withheld = ProtectedPaths(data_directory=home, user_home=person)
+        self.services = ToolServices(redact)
+        self.windows = WindowRegistry(clock, ids)
+        self.grants = GrantCache(store, clock)
+        self.full_results = FullResultStore(files, store)
+        self.file_access = ground = FileServices(
+            store=store, clock=clock, files=files, withheld=withheld, redact=redact
+        )
+        self._jobs = JobRunner(JobStore(store, clock, self.services, home / "processes", redact=redact), clock, ids)
+        self._browsers = BrowserPool(
+            lambda: settings().web, clock, search_path=environment.get("PATH", os.defpath), is_root=os.getuid() == 0
         )
         hidden, folder = (home, *now.sandbox.hidden), home / "sandbox"
         homes = (home / "agents", home / "mcp")
-        self._containers: Containers | None = None
+        self._containers: ContainerPool | None = None
 
         def container(key: str, docker: DockerSettings | None) -> Sandbox:
-            from retinue.sandbox.container import Containers  # imported only if a container engine is configured
+            from retinue.sandbox.container import ContainerPool  # imported only if a container engine is configured
 
             if self._containers is None:
-                self._containers = Containers(
-                    now.sandbox.docker, folder=folder, clock=clock, state=hidden, homes=homes, user_home=person
+                self._containers = ContainerPool(
+                    now.sandbox.docker,
+                    folder=folder,
+                    clock=clock,
+                    private_paths=hidden,
+                    shareable_parents=homes,
+                    user_home=person,
                 )
             return self._containers.for_scope(key, docker)
 
-        self.confining = Confining(
+        self.sandbox_choice = SandboxChooser(
             settings=lambda: settings().sandbox,
-            host=Host(),
-            bubblewrap=Bubblewrap(folder=folder, state=hidden, homes=homes, user_home=person),
+            host=HostSandbox(),
+            bubblewrap=BubblewrapSandbox(
+                folder=folder, private_paths=hidden, shareable_parents=homes, user_home=person
+            ),
             container=container,
-            homes=home / "agents",
+            agents_directory=home / "agents",
             is_owner=_is_owner,
             environment=environment,
         )
-        self.gates = Gates(
+        self.gates = GateRunner(
             store=store,
             clock=clock,
             ids=ids,
             grants=self.grants,
-            confining=self.confining,
+            sandbox_choice=self.sandbox_choice,
             withheld=withheld,
-            home_of=partial(ensure_home, home),
-            mask=mask,
+            agent_directory_of=partial(ensure_agent_directory, home),
+            redact=redact,
         )
-        rules, confined = _rules(self.confining, settings), _only_spawned(settings)
-        self.servers = Servers(
+        rules, confined = _exec_rules(self.sandbox_choice, settings), _is_limited_to_spawned(settings)
+        self.mcp_servers = McpServerPool(
             lambda: settings().mcp,
-            home=home,
+            data_directory=home,
             store=store,
-            sandbox=placed_by(self.confining),
+            sandbox=build_server_sandbox(self.sandbox_choice),
             clock=clock,
             ids=ids,
-            chance=chance,
+            random=random,
             environment=environment,
             files=files,
         )
@@ -213,101 +223,112 @@ class Hands:
         def web() -> WebSettings:
             return settings().web
 
-        sending = Sending(self.ways.hand_over, store, self.ways.catalog, lambda: settings().defaults)
+        sending = SubagentSpawner(self.services.delegate, store, self.services.catalog, lambda: settings().defaults)
         self.tools: tuple[Tool, ...] = (
-            SessionStatus(store, clock, str(now.zone), lambda: settings().defaults.time_format is TimeFormat.TWELVE),
-            *file_tools(ground),
-            Exec(jobs=self._jobs, store=store, clock=clock, confine=self.confining, rules=rules, withheld=withheld),
-            Process(jobs=self._jobs),
-            WebFetch(web, clock, ids, files=files, mask=mask),
-            WebSearch(web, clock, ids, environment),
-            Browser(self._browsers, ids, files),
-            BrowserAct(self._browsers, ids),
-            Message(self.ways, ground, self.ways.hand_over),
-            SendFile(self.ways, ground, self.ways.connector),
-            React(ground, self.ways.connector),
-            RequestPermission(self.ways.ask, self.grants, store),
-            RequestPermission(self.ways.ask, self.grants, store, name="request_permission_via_parent"),
-            GrantPermission(store, clock),
-            Notify(store, clock, OWNER.name, mask),
-            AskQuestions(store, clock, mask, self.ways),
-            AgentsList(store),
-            AgentsMessage(self.ways.hand_over, store, clock, lambda: settings().external, confined),
-            SessionsSpawn(sending),
-            StartBackgroundAgent(sending),
-            SendAgentMessage(self.ways.pass_on, confined),
-            AgentsSwitch(self.ways.pass_on),
-            SessionsList(store, clock, confined),
-            SessionsHistory(store, confined),
-            SessionsSend(self.ways.hand_over, store, confined),
-            *screen_tools(self.windows),
+            SessionStatusTool(
+                store, clock, str(now.zone), lambda: settings().defaults.time_format is TimeFormat.TWELVE
+            ),
+            *build_file_tools(ground),
+            ExecTool(
+                jobs=self._jobs,
+                store=store,
+                clock=clock,
+                place_command=self.sandbox_choice,
+                rules=rules,
+                withheld=withheld,
+            ),
+            ProcessTool(jobs=self._jobs),
+            WebFetchTool(web, clock, ids, files=files, redact=redact),
+            WebSearchTool(web, clock, ids, environment),
+            BrowserTool(self._browsers, ids, files),
+            BrowserActTool(self._browsers, ids),
+            MessageTool(self.services, ground, self.services.delegate),
+            SendFileTool(self.services, ground, self.services.connector),
+            ReactTool(ground, self.services.connector),
+            RequestPermissionTool(self.services.request_permission, self.grants, store),
+            RequestPermissionTool(
+                self.services.request_permission, self.grants, store, name="request_permission_via_parent"
+            ),
+            GrantPermissionTool(store, clock),
+            NotifyTool(store, clock, OWNER.name, redact),
+            AskQuestionsTool(store, clock, redact, self.services),
+            AgentsListTool(store),
+            AgentsMessageTool(self.services.delegate, store, clock, lambda: settings().external, confined),
+            SessionsSpawnTool(sending),
+            StartBackgroundAgentTool(sending),
+            SendAgentMessageTool(self.services.send_agent_message, confined),
+            AgentsSwitchTool(self.services.send_agent_message),
+            SessionsListTool(store, clock, confined),
+            SessionsHistoryTool(store, confined),
+            SessionsSendTool(self.services.delegate, store, confined),
+            *build_panel_tools(self.windows),
         )
 
-    def origin(self) -> OriginPolicy:
+    def provenance_policy(self) -> ProvenancePolicy:
         """Return the provenance policy: the owner's rules before the built-in ones. Cached by settings object."""
         own = self._settings().origin
-        if self._read is None or self._read[0] is not own:
-            self._read = (own, house_policy(own))
-        return self._read[1]
+        if self._cached_policy is None or self._cached_policy[0] is not own:
+            self._cached_policy = (own, build_policy_with_defaults(own))
+        return self._cached_policy[1]
 
-    async def open(self) -> None:
+    async def start(self) -> None:
         """End commands that an earlier process left running, and report them.
 
         Called once the intake exists and before any lane runs.
         """
         await self._jobs.open()
-        if doubted := await self._store.scan(file_trust.doubted):
-            await settle(self._store, doubted)  # no running command can change these files any more
+        if doubted := await self._store.scan(file_trust.list_distrusted_changes):
+            await settle_changes(self._store, doubted)  # no running command can change these files any more
 
-    async def look_around(self) -> None:
+    async def probe_sandbox(self) -> None:
         """Probe the sandbox in the background. A call that needs it earlier probes it itself."""
-        probe = await self.confining.probe()
+        probe = await self.sandbox_choice.probe()
         if not probe.works:
-            log.warning("no sandbox", extra={"because": probe.because, "try": probe.try_this})
+            log.warning("sandbox not available", extra={"because": probe.because, "try": probe.try_this})
 
-    async def session_ended(self, session: SessionId, because: str) -> None:
-        await self._jobs.end_session(session, because)
+    async def end_session_work(self, session: SessionId, because: str) -> None:
+        await self._jobs.kill_session(session, because)
         await self._browsers.close_session(session)
 
     async def close(self) -> None:
-        await self.servers.close()
+        await self.mcp_servers.close()
         await self._jobs.close()
         await self._browsers.close()
         if self._containers is not None:
-            await self._containers.settle()
+            await self._containers.wait_for_kills()
 
 
-def _is_owner(scene: Scene) -> bool:
-    return scene.sender == OWNER
+def _is_owner(context: ToolContext) -> bool:
+    return context.sender == OWNER
 
 
-def _only_spawned(settings: Callable[[], Settings]) -> Callable[[Scene], bool]:
+def _is_limited_to_spawned(settings: Callable[[], Settings]) -> Callable[[ToolContext], bool]:
     """Return a predicate: whether a call may only see the sessions that its own session has spawned."""
 
-    def confined(scene: Scene) -> bool:
-        main = scene.origin in (OriginKind.TERMINAL, OriginKind.WEB) and _is_owner(scene)
-        sandbox = sandbox_of(settings().sandbox, scene.agent, *scene.senders)
-        return sessions_seen(scene.agent, sandbox, main=main) is Sight.SPAWNED
+    def confined(context: ToolContext) -> bool:
+        main = context.origin in (OriginKind.TERMINAL, OriginKind.WEB) and _is_owner(context)
+        sandbox = merge_sandbox_settings(settings().sandbox, context.agent, *context.parent_agents)
+        return decide_session_visibility(context.agent, sandbox, is_main=main) is SessionVisibility.SPAWNED
 
     return confined
 
 
-def _gates(scene: Scene) -> Doors:
-    return Doors(
-        owner=_is_owner(scene),
-        foreground=scene.origin.foreground,
-        agent=all(each.elevated is not Elevation.OFF for each in (scene.agent, *scene.senders)),
-        level=scene.elevated,
+def _exec_gates(context: ToolContext) -> ElevationGates:
+    return ElevationGates(
+        is_for_owner=_is_owner(context),
+        is_foreground=context.origin.is_foreground,
+        is_agent_permitted=all(each.elevated is not Elevation.OFF for each in (context.agent, *context.parent_agents)),
+        level=context.elevation,
     )
 
 
-def _rules(confining: Confining, settings: Callable[[], Settings]) -> Rules:
-    return Rules(
-        policy=lambda scene: confining.policy(scene, _exec_policy(settings().tools.exec)),
-        gates=_gates,
-        sandbox_works=confining.works,
-        ready=confining.ready,
-        under=lambda other: _rules(replace(confining, settings=lambda: other.sandbox), lambda: other),
+def _exec_rules(sandbox_choice: SandboxChooser, settings: Callable[[], Settings]) -> ExecRules:
+    return ExecRules(
+        policy=lambda scene: sandbox_choice.adapt_policy(scene, _exec_policy(settings().tools.exec)),
+        gates=_exec_gates,
+        sandbox_works=sandbox_choice.has_sandbox,
+        prepare_sandbox=sandbox_choice.ensure_probed,
+        with_settings=lambda other: _exec_rules(replace(sandbox_choice, settings=lambda: other.sandbox), lambda: other),
     )
 
 
@@ -324,96 +345,100 @@ def _exec_policy(settings: ExecSettings) -> ExecPolicy:
 
 
 @lru_cache(maxsize=8)
-def _command_rules(texts: tuple[str, ...]) -> tuple[Rule, ...]:
-    return tuple(map(exec_allowlist.rule, texts))
+def _command_rules(texts: tuple[str, ...]) -> tuple[CommandRule, ...]:
+    return tuple(map(exec_allowlist.parse_command_rule, texts))
 
 
 # --- resources of a run ---
 
 
-async def equip(
-    skills: Skills, plugins: Plugins, settings: Callable[[], Settings], assignment: Assignment
-) -> Equipment:
+async def load_run_resources(
+    skills: Skills, plugins: PluginLoader, settings: Callable[[], Settings], assignment: RunAssignment
+) -> RunResources:
     """Return the skills and plugin sections of a run. Usually there are none, and then little is looked up."""
-    agent, home = assignment.agent, assignment.reach  # a subagent has the skills of the agent that started it
+    agent, home = assignment.agent, assignment.tools_directory  # a subagent has the skills of the agent that started it
     now = settings()
-    sandbox = sandbox_of(now.sandbox, agent, *assignment.senders)
+    sandbox = merge_sandbox_settings(now.sandbox, agent, *assignment.delegating_agents)
     if (
-        now.skills == NO_SKILLS
+        now.skills == DEFAULT_SKILL_SETTINGS
         and not (plugins.registry.sections() or plugins.skill_folders() or assignment.workspace != home)
         and not os.path.exists(f"{home}/{SKILLS}")
         and not os.path.exists(f"{now.home}/{SKILLS}")
         and sandbox.workspace is WorkspaceAccess.WRITE
         and sandbox.browser
     ):
-        return NO_EQUIPMENT
-    kit = await skills.kit(
-        (assignment.acting or agent).name,
-        agent_home=home,
+        return NO_RUN_RESOURCES
+    kit = await skills.load(
+        (assignment.acting_agent or agent).name,
+        agent_directory=home,
         workspace=assignment.workspace,
-        subset=_subset(assignment.session),
-        tools=_bundles(),
-        called=assignment.request.skill,
+        subset=_session_skills(assignment.session),
+        bundle_by_tool=_bundle_by_tool(),
+        requested_skill=assignment.request.skill,
     )
     origin = assignment.session.origin.kind
-    scene = PluginScene(agent=agent, session=assignment.session.id, home=home, origin=origin)
-    sections = await plugins.sections(scene, minimal=mode_of(agent, origin) is not Mode.FULL)
-    confined = is_confined(sandbox, main=is_main(assignment.session.origin, str(OWNER)))
+    scene = PluginScene(agent=agent, session=assignment.session.id, agent_directory=home, origin=origin)
+    sections = await plugins.render_sections(scene, minimal=instruction_mode_of(agent, origin) is not Mode.FULL)
+    confined = is_confined(sandbox, is_main=is_main_session(assignment.session.origin, str(OWNER)))
     # A workspace that is read-only for commands is read-only for the built-in tools too.
     read_only = confined and sandbox.workspace is not WorkspaceAccess.WRITE
     browser = sandbox.browser or not confined
-    if kit == Kit() and not sections and not read_only and browser:
-        return NO_EQUIPMENT
-    return Equipment(
+    if kit == RunSkills() and not sections and not read_only and browser:
+        return NO_RUN_RESOURCES
+    return RunResources(
         skills=kit.section,
         plugins=tuple(sections),
-        readable=tuple(kit.choice.folders),
-        environment=kit.scoped.variables,
-        hidden=tuple(sorted(kit.exposed.hidden)),
-        read_only=read_only,
-        browser=browser,
+        readable_directories=tuple(kit.selection.folders),
+        environment=kit.environment.variables,
+        hidden_tools=tuple(sorted(kit.exposed.hidden)),
+        is_read_only=read_only,
+        has_browser=browser,
     )
 
 
-async def called_by_people(
+async def list_skill_commands(
     skills: Skills, settings: Callable[[], Settings], agent: Agent, session: Session | None
 ) -> Sequence[SkillCommand]:
     """Return the slash commands of an agent's skills."""
     now = settings()
-    home = ensure_home(now.home, agent.name)
-    _, stood = await skills.look(agent=agent.name, agent_home=home, workspace=now.defaults.workspace_of(agent, home))
-    return skill_commands(stood, subset=_subset(session) if session is not None else None)
+    home = ensure_agent_directory(now.home, agent.name)
+    _, stood = await skills.find_skills(
+        agent=agent.name, agent_directory=home, workspace=now.defaults.workspace_of(agent, home)
+    )
+    return build_skill_commands(stood, subset=_session_skills(session) if session is not None else None)
 
 
-async def skills_told(
+async def measure_skills(
     skills: Skills, settings: Callable[[], Settings], agent: Agent, session: Session | None
-) -> Sequence[Part]:
+) -> Sequence[PromptPart]:
     """Return the size of the prompt text about each skill of an agent."""
     now = settings()
-    home = ensure_home(now.home, agent.name)
-    kit = await skills.kit(
+    home = ensure_agent_directory(now.home, agent.name)
+    kit = await skills.load(
         agent.name,
-        agent_home=home,
+        agent_directory=home,
         workspace=now.defaults.workspace_of(agent, home),
-        subset=_subset(session) if session is not None else None,
-        tools=_bundles(),
+        subset=_session_skills(session) if session is not None else None,
+        bundle_by_tool=_bundle_by_tool(),
     )
     return [
-        Part(kind=PartKind.SKILL, name=name, chars=len(words), tokens=tokens_of_text(words), within="skills")
-        for name, words in told_of_each(kit.choice)
+        PromptPart(
+            kind=PromptPartKind.SKILL, name=name, chars=len(words), tokens=tokens_of_text(words), within="skills"
+        )
+        for name, words in render_each_skill(kit.selection)
     ]
 
 
-def _subset(session: Session) -> tuple[str, ...] | None:
+def _session_skills(session: Session) -> tuple[str, ...] | None:
     """Return the skills selected for a session. An invalid value is logged and ignored."""
     core = session.attributes.get("core")
     try:
         return parse_subset(cast("dict[str, Any]", core).get("skills")) if isinstance(core, dict) else None
     except Invalid as error:
-        log.warning("skills of a session not read", extra={"session": session.id, "because": error.because})
+        log.warning("invalid skill selection", extra={"session": session.id, "because": error.because})
         return None
 
 
 @cache
-def _bundles() -> dict[str, str]:
-    return bundles_by_tool(OPERATIONS)
+def _bundle_by_tool() -> dict[str, str]:
+    return map_tools_to_bundles(OPERATIONS)

@@ -11,12 +11,12 @@ import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from retinue.domain.errors import Invalid
-from retinue.domain.ports import Faults
+from retinue.app.errors import CrashPointInvalid, CrashPointOutsideTest
+from retinue.domain.ports import CrashPoints
 from retinue.store.core.connection import NO_FAULTS
 
 ID_BYTES = 16
-IDS_DRAWN = 256
+IDS_PER_BATCH = 256
 
 
 class RealClock:
@@ -28,7 +28,7 @@ class RealClock:
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
-    def later(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
+    def call_later(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
         return asyncio.get_running_loop().call_later(seconds, call).cancel
 
 
@@ -42,7 +42,7 @@ class RandomIds:
         try:
             return self._drawn.pop()  # atomic: no two threads get the same
         except IndexError:
-            chance = os.urandom(ID_BYTES * IDS_DRAWN)
+            chance = os.urandom(ID_BYTES * IDS_PER_BATCH)
             self._drawn += [chance[i : i + ID_BYTES].hex() for i in range(ID_BYTES, len(chance), ID_BYTES)]
             return chance[:ID_BYTES].hex()
 
@@ -52,12 +52,12 @@ def new_token() -> str:
     return secrets.token_urlsafe(32)
 
 
-def new_chance() -> random.Random:
+def new_random() -> random.Random:
     """Return a random generator for values that need not be secret, such as back-off delays."""
     return random.Random(secrets.randbits(64))
 
 
-class CrashPoint:
+class CrashAtPoint:
     """Kills the process, like `kill -9`, at the n-th time that a named point is reached."""
 
     def __init__(self, point: str, nth: int) -> None:
@@ -74,23 +74,14 @@ class CrashPoint:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def faults_from(environment: dict[str, str]) -> Faults:
+def crash_points_from(environment: dict[str, str]) -> CrashPoints:
     """Parse `RETINUE_TEST_CRASH=point:n`. It is refused unless `RETINUE_TEST=1` is set."""
     wanted = environment.get("RETINUE_TEST_CRASH")
     if not wanted:
         return NO_FAULTS
     if environment.get("RETINUE_TEST") != "1":
-        raise Invalid(
-            "RETINUE_TEST_CRASH is set, but this is not a test",
-            because="a crash point ends the house without warning",
-            try_this="unset RETINUE_TEST_CRASH",
-            code="config.test-only",
-        )
+        raise CrashPointOutsideTest
     point, _, nth = wanted.rpartition(":")
     if not point or not nth.isdigit():
-        raise Invalid(
-            f"'{wanted}' names no crash point",
-            because="the form is point:n",
-            try_this="for example finish.after-commit:3",
-        )
-    return CrashPoint(point, int(nth))
+        raise CrashPointInvalid(wanted)
+    return CrashAtPoint(point, int(nth))

@@ -14,22 +14,22 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from retinue.domain.errors import Busy, RetinueError
-from retinue.store.core.durable_files import put_private
+from retinue.app.errors import ListenFailed, ListenPortTaken, ServerAlreadyRunning, SocketFolderExposed
+from retinue.store.core.durable_files import replace_private_file
 
 SOCKET_PATH_LENGTH_MAX = 100  # Linux allows 107 bytes, other systems fewer
 BACKLOG = 1024
-LEFT_LOCKED_S_MAX = 5.0
-LOOK_S = 0.02
+LOCK_RETRY_S_MAX = 5.0
+LOCK_POLL_S = 0.02
 
 
 @contextmanager
-def instance_lock(home: Path) -> Generator[None]:
+def instance_lock(data_dir: Path) -> Generator[None]:
     """Lock a data directory: only one process serves it. The kernel releases the lock when the process ends."""
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    fd = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    fd = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        _take(fd, home)
+        _acquire(fd, data_dir)
         os.ftruncate(fd, 0)
         os.pwrite(fd, str(os.getpid()).encode(), 0)
         yield
@@ -37,13 +37,13 @@ def instance_lock(home: Path) -> Generator[None]:
         os.close(fd)
 
 
-def _take(fd: int, home: Path) -> None:
-    """Take the lock without waiting, or raise `Busy`.
+def _acquire(fd: int, data_dir: Path) -> None:
+    """Take the lock without waiting, or raise `ServerAlreadyRunning`.
 
     If the holder was killed, retry for a moment: its child processes may keep the lock slightly
     longer.
     """
-    deadline = time.monotonic() + LEFT_LOCKED_S_MAX
+    deadline = time.monotonic() + LOCK_RETRY_S_MAX
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -52,21 +52,17 @@ def _take(fd: int, home: Path) -> None:
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 raise
             holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
-            if not is_gone(holder) or time.monotonic() > deadline:
-                raise Busy(
-                    f"another process already serves {home}",
-                    because=f"process {holder or 'unknown'} holds its lock",
-                    try_this="talk to it with `retinue chat`, stop it, or use another RETINUE_HOME",
-                ) from error
-        time.sleep(LOOK_S)
+            if not is_process_gone(holder) or time.monotonic() > deadline:
+                raise ServerAlreadyRunning(data_dir, holder) from error
+        time.sleep(LOCK_POLL_S)
 
 
-def is_gone(process: str) -> bool:
+def is_process_gone(pid: str) -> bool:
     """Whether there is no such process any more."""
-    if not process.isdecimal():
+    if not pid.isdecimal():
         return False
     try:
-        os.kill(int(process), 0)
+        os.kill(int(pid), 0)
     except ProcessLookupError:
         return True
     except OSError:
@@ -74,34 +70,29 @@ def is_gone(process: str) -> bool:
     return False
 
 
-def socket_path(home: Path, environment: Mapping[str, str]) -> Path:
+def socket_path(data_dir: Path, environment: Mapping[str, str]) -> Path:
     """Return the path of the Unix socket.
 
     It is in `XDG_RUNTIME_DIR` if that is set, else in the data directory, or in the temporary
     folder if the path is too long.
     """
-    name = hashlib.sha256(str(home).encode()).hexdigest()[:12]
+    name = hashlib.sha256(str(data_dir).encode()).hexdigest()[:12]
     runtime = environment.get("XDG_RUNTIME_DIR")
     if runtime and os.path.isdir(runtime):
         return Path(runtime) / f"retinue-{name}.sock"
-    plain = home / "retinue.sock"
+    plain = data_dir / "retinue.sock"
     if len(str(plain).encode()) <= SOCKET_PATH_LENGTH_MAX:
         return plain
     folder = Path(tempfile.gettempdir()) / f"retinue-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise RetinueError(
-            f"{folder} is not ours alone",
-            because="the socket must be where nobody else can reach it",
-            try_this="remove that folder, or set XDG_RUNTIME_DIR or a shorter RETINUE_HOME",
-            code="house.socket-exposed",
-        )
+        raise SocketFolderExposed(folder)
     return folder / f"{name}.sock"
 
 
 @contextmanager
-def listening_socket(home: Path, path: Path) -> Generator[socket.socket]:
+def listening_socket(data_dir: Path, path: Path) -> Generator[socket.socket]:
     """Listen on a Unix socket with mode 0600, and record its path in the data directory.
 
     The caller holds the lock, so a socket that is already there is stale.
@@ -114,7 +105,7 @@ def listening_socket(home: Path, path: Path) -> Generator[socket.socket]:
     finally:
         os.umask(before)
     listener.listen(BACKLOG)
-    _write_down(home / "socket", str(path))
+    _write_atomically(data_dir / "socket", str(path))
     try:
         yield listener
     finally:
@@ -123,29 +114,29 @@ def listening_socket(home: Path, path: Path) -> Generator[socket.socket]:
 
 
 @contextmanager
-def listening_address(home: Path, host: str, port: int) -> Generator[tuple[socket.socket, str]]:
+def listening_address(data_dir: Path, host: str, port: int) -> Generator[tuple[socket.socket, str]]:
     """Listen on TCP, and record the address in the data directory. Port 0 takes any free port."""
-    place = home / "address"
+    path = data_dir / "address"
     listener = _bind(host, port)
     try:
         bound_host, bound_port = listener.getsockname()[:2]
         shown = f"[{bound_host}]" if ":" in bound_host else bound_host
         address = f"http://{shown}:{bound_port}"
-        _write_down(place, address)
+        _write_atomically(path, address)
         yield listener, address
     finally:
         listener.close()
-        place.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
 
 
 @contextmanager
-def no_address(home: Path) -> Generator[None]:
+def remove_address(data_dir: Path) -> Generator[None]:
     """Do not listen on TCP: remove an address that a crashed server left behind."""
-    (home / "address").unlink(missing_ok=True)
+    (data_dir / "address").unlink(missing_ok=True)
     yield
 
 
-def _write_down(path: Path, text: str) -> None:
+def _write_atomically(path: Path, text: str) -> None:
     """Write a file atomically: a command that reads it at the same time must not get half an address."""
     new = path.with_name(f".{path.name}-{os.getpid()}")
     new.write_text(text)
@@ -164,18 +155,14 @@ def _bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         if listener is not None:
             listener.close()
-        taken = error.errno == errno.EADDRINUSE
-        raise RetinueError(
-            f"the house cannot listen on {host}, port {port}",
-            because="another program has this port" if taken else str(error.strerror or error),
-            try_this="set another `port` under [house.listen] in retinue.toml, or `enabled = false` to do without TCP",
-            code="listen.port-taken" if taken else "listen.refused",
-        ) from error
+        if error.errno == errno.EADDRINUSE:
+            raise ListenPortTaken(host, port) from error
+        raise ListenFailed(host, port, because=str(error.strerror or error)) from error
 
 
-def owner_token(home: Path, make: Callable[[], str]) -> str:
+def owner_token(data_dir: Path, create_token: Callable[[], str]) -> str:
     """Return the owner's token. It is created at the first start, in a file that only our user can read."""
-    path = home / "owner-token"
+    path = data_dir / "owner-token"
     if not path.exists():
-        put_private(path, f"{make()}\n".encode())
+        replace_private_file(path, f"{create_token()}\n".encode())
     return path.read_text().strip()

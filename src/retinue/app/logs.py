@@ -17,17 +17,17 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TextIO
 
-from retinue.config.settings import Logs
-from retinue.text.redaction import Masks
+from retinue.config.settings import LogSettings
+from retinue.text.redaction import Redactor
 
-FOLDER = "logs"
-FILE = "retinue.log"
-MASK = "***"
+LOGS_FOLDER = "logs"
+LOG_FILE = "retinue.log"
+REDACTED = "***"
 TEXT_CHARS_MAX = 32 * 1024
 OWN_SECRET_CHARS = 43  # 256 bits, as `secrets.token_urlsafe` writes them
 
-_PLAIN = re.compile(r"[A-Za-z0-9._:@/+*-]+")
-_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_UNQUOTED = re.compile(r"[A-Za-z0-9._:@/+*-]+")
+_STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 # Names of secret values. Token counts are not secret, nor is a bare `key` unless its value looks like a secret.
@@ -50,11 +50,14 @@ _LIKE_A_KEY = (
 )
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     # A private key, on any number of lines, even without its end.
-    (re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)"), MASK),
+    (
+        re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)"),
+        REDACTED,
+    ),
     # The password in a URL.
     (
         re.compile(r"(\b[a-z][a-z0-9+.-]{0,20}://[^\s/@:'\"]{0,200}:)[^\s/@'\"]{1,200}(?=@)", re.I),
-        rf"\1{MASK}",
+        rf"\1{REDACTED}",
     ),
     # A whole header, up to the end of the line or of the quotes around it.
     (
@@ -63,44 +66,44 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
             rf"""(?:{_QUOTED}|[^\n"']+)""",
             re.I,
         ),
-        rf"\1{MASK}",
+        rf"\1{REDACTED}",
     ),
-    (re.compile(rf"\b((?:bearer|basic)\s{{1,3}}){_WORD}[\w.~+/=-]{{5,}}", re.I), rf"\1{MASK}"),
+    (re.compile(rf"\b((?:bearer|basic)\s{{1,3}}){_WORD}[\w.~+/=-]{{5,}}", re.I), rf"\1{REDACTED}"),
     # name=value, name: value, 'name': 'value', ('name', b'value'), and the output of f"{name=}".
     (
         re.compile(rf"((?<![\w-]){_NAME}\\?[\"']?\s{{0,3}}(?:=>|[=:]|(?<=[\"']),)\s{{0,3}}b?){_VALUE}", re.I),
-        rf"\1{MASK}",
+        rf"\1{REDACTED}",
     ),
     (
         re.compile(r"((?<![\w])[\w-]{0,40}key\\?[\"']?\s{0,3}[=:]\s{0,3}b?[\"']?)[\w+/=-]{20,}", re.I),
-        rf"\1{MASK}",
+        rf"\1{REDACTED}",
     ),
-    (re.compile(rf"(?<![\w-])(?:{_LIKE_A_KEY})"), MASK),
+    (re.compile(rf"(?<![\w-])(?:{_LIKE_A_KEY})"), REDACTED),
     # One of our own tokens anywhere. Words of this length rarely have both upper and lower case.
     (
         re.compile(
             rf"(?<!{_WORD})(?=[a-z0-9_-]*[A-Z])(?=[A-Z0-9_-]*[a-z]){_WORD}{{{OWN_SECRET_CHARS}}}(?!{_WORD})",
         ),
-        MASK,
+        REDACTED,
     ),
 )
 
 
-_known = [Masks()]  # global, like logging itself
+_known_secrets = [Redactor()]  # global, like logging itself
 
 
-def set_masks(masks: Masks) -> None:
+def set_known_secrets(redactor: Redactor) -> None:
     """Redact these known secrets in every log line of this process from now on."""
-    _known[0] = masks
+    _known_secrets[0] = redactor
 
 
-def masked(text: str) -> str:
+def redact(text: str) -> str:
     """Return the text without known secrets and texts that look like one. A long text is shortened visibly.
 
     Known secrets are redacted before shortening, so that none is cut in two.
     """
     more = len(text) - TEXT_CHARS_MAX
-    text = _known[0].mask_values(text[: 2 * TEXT_CHARS_MAX])
+    text = _known_secrets[0].redact_values(text[: 2 * TEXT_CHARS_MAX])
     if more > 0:
         text = f"{text[:TEXT_CHARS_MAX]} [and {more:,} more characters]"
     for pattern, instead in _PATTERNS:
@@ -108,7 +111,7 @@ def masked(text: str) -> str:
     return text
 
 
-class LogLine(logging.Formatter):
+class LogFormatter(logging.Formatter):
     """`2026-11-15T09:00:00+0000 info "run failed" run=ab12 agent=ada`, with tracebacks indented below."""
 
     def __init__(self) -> None:
@@ -117,61 +120,61 @@ class LogLine(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         head = f"{self.formatTime(record, self.datefmt)} {record.levelname.lower()}"
         try:
-            return f"{head} {self._rest(record)}"
+            return f"{head} {self._format_rest(record)}"
         except Exception as error:  # noqa: BLE001 - no value may break logging
-            return f'{head} "log line could not be made" logger={_quoted(record.name)} error={type(error).__name__}'
+            return f'{head} "log line not formatted" logger={_quote(record.name)} error={type(error).__name__}'
 
-    def _rest(self, record: logging.LogRecord) -> str:
-        fields = {key: value for key, value in vars(record).items() if key not in _STANDARD}
-        line = _quoted(masked(record.getMessage()))
-        line += "".join(f" {key}={_quoted(_field(key, value))}" for key, value in fields.items())
+    def _format_rest(self, record: logging.LogRecord) -> str:
+        fields = {key: value for key, value in vars(record).items() if key not in _STANDARD_FIELDS}
+        line = _quote(redact(record.getMessage()))
+        line += "".join(f" {key}={_quote(_format_field(key, value))}" for key, value in fields.items())
         if record.exc_info:
-            line += _below(self.formatException(record.exc_info))
+            line += _indent(self.formatException(record.exc_info))
         if record.stack_info:
-            line += _below(record.stack_info)
+            line += _indent(record.stack_info)
         return line
 
 
-def _field(key: str, value: object) -> str:
+def _format_field(key: str, value: object) -> str:
     if isinstance(value, int | float):  # even if its name looks secret, like `token_count`
         return str(value)
-    return MASK if _SECRET_NAME.fullmatch(key) else masked(str(value))
+    return REDACTED if _SECRET_NAME.fullmatch(key) else redact(str(value))
 
 
-def _quoted(value: str) -> str:
-    return value if _PLAIN.fullmatch(value) else f'"{_printable(value, extra=chr(34))}"'
+def _quote(value: str) -> str:
+    return value if _UNQUOTED.fullmatch(value) else f'"{_escape(value, extra=chr(34))}"'
 
 
-def _below(text: str) -> str:
+def _indent(text: str) -> str:
     """Indent a text, so that none of its lines looks like a log line."""
-    return "".join(f"\n    {_printable(line)}" for line in masked(text).splitlines())
+    return "".join(f"\n    {_escape(line)}" for line in redact(text).splitlines())
 
 
-def _printable(text: str, *, extra: str = "") -> str:
+def _escape(text: str, *, extra: str = "") -> str:
     """Escape control characters, so that a terminal does not interpret them."""
     if text.isprintable() and "\\" not in text and (not extra or extra not in text):
         return text
-    return "".join(_shown(char, extra) for char in text)
+    return "".join(_escape_char(char, extra) for char in text)
 
 
-def _shown(char: str, extra: str) -> str:
+def _escape_char(char: str, extra: str) -> str:
     if extra and char in ("\\", extra):
         return f"\\{char}"
     return char if char.isprintable() else char.encode("unicode_escape").decode()
 
 
-class _Quiet(logging.Handler):
+class _SilentHandler(logging.Handler):
     """Ignores lines that cannot be written: the default of `logging` would print the line unredacted."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         return
 
 
-class Terminal(_Quiet, logging.StreamHandler[TextIO]):
+class TerminalHandler(_SilentHandler, logging.StreamHandler[TextIO]):
     """Logs to a terminal."""
 
 
-class LogFile(_Quiet, RotatingFileHandler):
+class LogFileHandler(_SilentHandler, RotatingFileHandler):
     """A log file with mode 0600, rotated by size and at each start."""
 
     def __init__(self, path: Path, *, bytes_max: int, files_kept: int) -> None:
@@ -198,41 +201,41 @@ class LogFile(_Quiet, RotatingFileHandler):
         self.stream = self._open()
 
 
-def log_file(home: Path) -> Path:
-    return home / FOLDER / FILE
+def log_file_path(data_dir: Path) -> Path:
+    return data_dir / LOGS_FOLDER / LOG_FILE
 
 
-def set_up_logs(stream: TextIO | None, *, home: Path | None = None, logs: Logs | None = None) -> None:
+def set_up_logs(stream: TextIO | None, *, data_dir: Path | None = None, logs: LogSettings | None = None) -> None:
     """Log to a stream, to the file in the data directory, or to both. A second call replaces the first.
 
     If the file cannot be written, log a warning and go without it: a server with a full disk must
     still log somewhere.
     """
-    wanted = logs or Logs()
+    wanted = logs or LogSettings()
     handlers: list[logging.Handler] = []
     trouble: OSError | None = None
     if stream is not None:
-        handlers.append(Terminal(stream))
-    if home is not None and wanted.file:
+        handlers.append(TerminalHandler(stream))
+    if data_dir is not None and wanted.file:
         try:
             handlers.append(
-                LogFile(log_file(home), bytes_max=wanted.bytes_max, files_kept=wanted.files_kept),
+                LogFileHandler(log_file_path(data_dir), bytes_max=wanted.bytes_max, files_kept=wanted.files_kept),
             )
         except OSError as error:
             trouble = error
-            handlers = handlers or [Terminal(sys.stderr)]
+            handlers = handlers or [TerminalHandler(sys.stderr)]
     root = logging.getLogger()
     before, root.handlers[:] = list(root.handlers), handlers
     for handler in handlers:
-        handler.setFormatter(LogLine())
+        handler.setFormatter(LogFormatter())
     for handler in before:
-        if isinstance(handler, LogFile):
+        if isinstance(handler, LogFileHandler):
             handler.close()
     set_level(wanted.level)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     if trouble is not None:
-        logging.getLogger(__name__).warning("log file cannot be used", extra={"because": trouble.strerror or "unknown"})
+        logging.getLogger(__name__).warning("log file not writable", extra={"because": trouble.strerror or "unknown"})
 
 
 def set_level(level: str) -> None:

@@ -24,31 +24,33 @@ from sqlalchemy.pool import NullPool
 
 from retinue import __version__
 from retinue.app.clock_and_ids import RandomIds, RealClock, new_token
+from retinue.app.errors import OfflineStoreUnsupported, ServerNotRunning, StoreSchemaMismatch, TokenFileUnreadable
 from retinue.app.instance_files import instance_lock
-from retinue.config import Settings, examine
+from retinue.config import Settings, examine_configuration
 from retinue.domain import address
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.errors import Ambiguous, Invalid, NotAllowed, NotFound, RetinueError, StoreError
+from retinue.domain.errors import AmbiguousId, Invalid, NotAllowed, RetinueError
 from retinue.domain.principal import Principal
+from retinue.domain.shared_errors import NotSignedIn
 from retinue.domain.times import to_ms
-from retinue.domain.token import TokenKind, hash_of
+from retinue.domain.token import TokenKind, hash_token
 from retinue.domain.trust import Trust
-from retinue.operations.base import Desk, parse, perform
-from retinue.operations.catalog import OPERATIONS, POLICY
-from retinue.operations.doctor_registry import Scene
-from retinue.operations.doctor_registry import examine as examine_health
-from retinue.operations.server.doctor import Doctor, closedness, report
-from retinue.operations.server.security_facts import Ground
-from retinue.store.core.connection import Body, Store, Then, explain
-from retinue.store.core.file_inspection import look
+from retinue.operations.base import Services, parse_request, perform_operation
+from retinue.operations.catalog import DEFAULT_PERMISSIONS, OPERATIONS
+from retinue.operations.doctor_registry import DoctorContext
+from retinue.operations.doctor_registry import run_checks as examine_health
+from retinue.operations.server.doctor import DoctorRequest, build_report, check_security
+from retinue.operations.server.security_facts import SecurityContext
+from retinue.store.core.connection import AfterCommit, Store, TransactionBody, translate_error
+from retinue.store.core.file_inspection import inspect_file
 from retinue.store.core.sqlite import configure
-from retinue.store.envelopes.attachment_files import Files
+from retinue.store.envelopes.attachment_files import AttachmentFiles
 from retinue.store.open_store import SCHEMA
 from retinue.store.people import principals
 
 T = TypeVar("T")
 
-AT_REST = (
+OFFLINE_OPERATIONS = (
     "house.ledger",
     "house.why",
     "house.doctor",
@@ -58,33 +60,34 @@ AT_REST = (
     "audit.verify",
     "audit.export",
 )
-"""What can be asked of a closed house, as soon as there is an operation of that name. The command line knows them as
-`LOOKS_SELF`. Whoever adds one sees to it that its handler only reads the store, and wants nothing of the engine."""
+"""Operations that work without a running server: their handlers only read the store, and do not use the engine.
+`retinue.cli.operation_command` has the same list."""
 
-FAILED, USAGE = 1, 2
+EXIT_FAILED, EXIT_USAGE = 1, 2
+NEVER_STARTED = "no server was ever started there"
 
-WHOEVER_IS_HERE = Principal(address=address.person("owner"), level=PermissionLevel.BOSS, trust=Trust.OWNER)
-"""Where there is no store to know anyone by: to these files they can do what the system lets them, with us or not."""
+LOCAL_OWNER = Principal(address=address.person_address("owner"), level=PermissionLevel.BOSS, trust=Trust.OWNER)
+"""The caller if there is no store with tokens: the operating system already decides who can read these files."""
 
 
-class ClosedStore:
+class OfflineStore:
     """A store that no server has open. It is only read."""
 
     def __init__(self, path: Path) -> None:
-        engine = sa.create_engine("sqlite://", creator=lambda: _open(path), poolclass=NullPool)
+        engine = sa.create_engine("sqlite://", creator=lambda: _open_sqlite(path), poolclass=NullPool)
         self._conn = engine.connect()
 
-    async def write(self, body: Body[T], *, point: str, then: Then[T] | None = None) -> T:
-        raise _is_closed(f"nothing can be changed ({point})")
+    async def write(self, body: TransactionBody[T], *, point: str, then: AfterCommit[T] | None = None) -> T:
+        raise ServerNotRunning(None, because=f"without it, nothing can be changed ({point})")
 
-    async def read(self, body: Body[T]) -> T:
+    async def read(self, body: TransactionBody[T]) -> T:
         return await self.scan(body)
 
-    async def scan(self, body: Body[T]) -> T:
+    async def scan(self, body: TransactionBody[T]) -> T:
         try:
             return body(self._conn)
         except exc.SQLAlchemyError as error:
-            raise explain(error) from error
+            raise translate_error(error) from error
 
     def on_commit(self, call: Callable[[], None], *tables: sa.Table) -> None:
         return
@@ -93,18 +96,14 @@ class ClosedStore:
         self._conn.close()
 
 
-class _NotHere:
+class _Unavailable:
     """Takes the place of services that only a running server has: each use raises an error."""
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise _is_closed("this needs the house itself")
+        raise ServerNotRunning(None, because="this operation needs a running server")
 
 
-def _is_closed(because: str) -> RetinueError:
-    return RetinueError("no house is open here", because=because, try_this="retinue up", code="house.closed")
-
-
-def _open(path: Path) -> sqlite3.Connection:
+def _open_sqlite(path: Path) -> sqlite3.Connection:
     # Without a WAL file there is only the database file, and `mode=ro` would create a WAL and its index.
     mode = "mode=ro" if Path(f"{path}-wal").exists() else "immutable=1"
     raw = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, isolation_level=None, check_same_thread=False)
@@ -113,130 +112,114 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 @contextmanager
-def closed_store(settings: Settings) -> Generator[Store]:
+def open_offline_store(settings: Settings) -> Generator[Store]:
     """Open the store of an instance that is not running, and keep a server from starting meanwhile."""
     if not settings.home.is_dir():
-        raise _is_closed(f"no house was ever opened in {settings.home}")
+        raise ServerNotRunning(settings.home, because=NEVER_STARTED)
     if isinstance(settings.store, str):
-        raise RetinueError(
-            "a closed house on PostgreSQL cannot be looked at from here",
-            because="its store is served by the database, which knows no read-only file",
-            try_this="retinue up, then ask again",
-            code="store.not-a-file",
-        )
-    with instance_lock(settings.home), read_only(settings.store) as store:
+        raise OfflineStoreUnsupported
+    with instance_lock(settings.home), open_read_only(settings.store) as store:
         yield store
 
 
 @contextmanager
-def read_only(path: Path) -> Generator[Store]:
+def open_read_only(path: Path) -> Generator[Store]:
     """Open a store file read-only. Without the instance lock, a running server may write to it meanwhile."""
     if not path.exists():
-        raise _is_closed(f"no house was ever opened in {path.parent}")
+        raise ServerNotRunning(path.parent, because=NEVER_STARTED)
     try:
-        refuse_other_schema(look(path, SCHEMA.known))
-        store = ClosedStore(path)
+        refuse_other_schema(inspect_file(path, SCHEMA.known_revisions))
+        store = OfflineStore(path)
     except (exc.SQLAlchemyError, sqlite3.Error) as error:
-        raise explain(error) from error
+        raise translate_error(error) from error
     with closing(store._conn):  # pyright: ignore[reportPrivateUsage]
         yield store
 
 
 def refuse_other_schema(revision: str | None) -> None:
-    """Raise `StoreError` unless the schema revision is the current one."""
+    """Raise `StoreSchemaMismatch` unless the schema revision is the current one."""
     if revision != SCHEMA.head:
-        raise StoreError(
-            "this store is of another version",
-            because=f"its schema is {revision}, this version reads {SCHEMA.head}",
-            try_this="open the house once with `retinue up`: that brings it up to date",
-            code="store.other-schema",
-        )
+        raise StoreSchemaMismatch(revision, expected=SCHEMA.head)
 
 
-async def answer(settings: Settings, store: Store, operation: str, body: bytes, token: str) -> bytes:
+async def perform_offline(settings: Settings, store: Store, operation: str, body: bytes, token: str) -> bytes:
     """Perform an operation and return the encoded answer."""
     clock = RealClock()
-    absent: Any = _NotHere()
-    caller = await store.scan(lambda conn: _caller(conn, token, now_ms=to_ms(clock.now())))
-    desk = Desk(
+    absent: Any = _Unavailable()
+    caller = await store.scan(lambda conn: _authenticate(conn, token, now_ms=to_ms(clock.now())))
+    services = Services(
         store=store,
-        post=absent,
+        intake=absent,
         engine=absent,
-        live=absent,
+        event_broadcast=absent,
         clock=clock,
         ids=RandomIds(),
-        secrets=new_token,
-        home=settings.home,
-        files=Files(settings.home / "files"),
+        new_secret=new_token,
+        data_dir=settings.home,
+        attachment_files=AttachmentFiles(settings.home / "files"),
         zone=settings.zone,
         version=__version__,
-        policy={**POLICY, **settings.permission_policy},
+        permission_policy={**DEFAULT_PERMISSIONS, **settings.permission_policy},
     )
-    return await perform(desk, caller, OPERATIONS[operation], body)
+    return await perform_operation(services, caller, OPERATIONS[operation], body)
 
 
-def _caller(conn: sa.Connection, token: str, *, now_ms: int) -> Principal:
-    known = principals.by_secret(conn, hash_of(token), now_ms=now_ms)
+def _authenticate(conn: sa.Connection, token: str, *, now_ms: int) -> Principal:
+    known = principals.find_principal(conn, hash_token(token), now_ms=now_ms)
     if known is None or known[1] is not TokenKind.TOKEN:
-        raise NotAllowed(
-            "who are you?",
-            because="your token is none that this house knows",
-            try_this="use the token in RETINUE_HOME/owner-token",
-            code="auth.not-signed-in",
-        )
+        raise NotSignedIn
     return known[0]
 
 
-def _token(home: Path, environment: Mapping[str, str]) -> str:
+def _read_token(data_dir: Path, environment: Mapping[str, str]) -> str:
     try:
-        return environment.get("RETINUE_TOKEN") or (home / "owner-token").read_text().strip()
+        return environment.get("RETINUE_TOKEN") or (data_dir / "owner-token").read_text().strip()
     except OSError as error:
-        raise NotFound(
-            "there is no token to sign in with",
-            because=f"{home / 'owner-token'} cannot be read ({error.strerror})",
-            try_this="open the house once: it makes the owner's token anew",
-            code="auth.no-token",
-        ) from error
+        raise TokenFileUnreadable(data_dir / "owner-token", because=str(error.strerror or error)) from error
 
 
 def main(arguments: list[str]) -> int:
-    if len(arguments) != 2 or arguments[0] not in AT_REST:
+    if len(arguments) != 2 or arguments[0] not in OFFLINE_OPERATIONS:
         sys.stderr.write("usage: python -m retinue.app.offline OPERATION PARAMETERS\n")
-        return USAGE
+        return EXIT_USAGE
     operation, parameters = arguments[0], arguments[1].encode()
     try:
         if operation not in OPERATIONS:
-            raise _is_closed(f"{operation} is nothing that this version knows")
+            raise ServerNotRunning(None, because=f"this version has no operation {operation}")
         # Errors in the settings file are reported at start and by `doctor`; they do not prevent reading the store.
-        settings = examine(os.environ).configuration.settings
+        settings = examine_configuration(os.environ).configuration.settings
         try:
-            with closed_store(settings) as store:
-                token = _token(settings.home, os.environ)
-                heard = asyncio.run(answer(settings, store, operation, parameters, token))
+            with open_offline_store(settings) as store:
+                token = _read_token(settings.home, os.environ)
+                response = asyncio.run(perform_offline(settings, store, operation, parameters, token))
         except RetinueError as error:
-            if operation != "house.doctor" or isinstance(error, NotAllowed | Invalid):
+            if operation != "house.doctor" or isinstance(error, NotSignedIn | NotAllowed | Invalid):
                 raise
-            heard = asyncio.run(_without_a_store(settings, error, parse(parameters, Doctor)))
+            response = asyncio.run(_doctor_without_store(settings, error, parse_request(parameters, DoctorRequest)))
     except RetinueError as error:
-        sys.stdout.write(json.dumps({"error": _form(error)}, ensure_ascii=False) + "\n")
-        return FAILED
-    sys.stdout.write(heard.decode() + "\n")
+        sys.stdout.write(json.dumps({"error": _error_body(error)}, ensure_ascii=False) + "\n")
+        return EXIT_FAILED
+    sys.stdout.write(response.decode() + "\n")
     return 0
 
 
-async def _without_a_store(settings: Settings, trouble: RetinueError, asked: Doctor) -> bytes:
+async def _doctor_without_store(settings: Settings, store_error: RetinueError, request: DoctorRequest) -> bytes:
     """Run `doctor` although the store cannot be opened. That is one of its findings."""
     now = RealClock().now()
-    if asked.security or asked.fix:
-        ground = Ground(home=settings.home, environment=os.environ, now=now, trouble=trouble, quick=asked.quick)
-        found = await closedness(ground, WHOEVER_IS_HERE, fix=asked.fix)
+    if request.security or request.fix:
+        security_context = SecurityContext(
+            data_dir=settings.home, environment=os.environ, now=now, store_error=store_error, is_quick=request.quick
+        )
+        found = await check_security(security_context, LOCAL_OWNER, fix=request.fix)
     else:
-        scene = Scene(home=settings.home, environment=os.environ, now=now, trouble=trouble, quick=asked.quick)
-        found = report(await examine_health(scene))
+        doctor_context = DoctorContext(
+            data_dir=settings.home, environment=os.environ, now=now, store_error=store_error, is_quick=request.quick
+        )
+        found = build_report(await examine_health(doctor_context))
     return msgspec.json.encode(found)
 
 
-def _form(error: RetinueError) -> dict[str, Any]:
+def _error_body(error: RetinueError) -> dict[str, Any]:
     """Return the error in the format of the API."""
     form: dict[str, Any] = {
         "code": error.code,
@@ -244,7 +227,7 @@ def _form(error: RetinueError) -> dict[str, Any]:
         "because": error.because,
         "try": error.try_this,
     }
-    if isinstance(error, Ambiguous):
+    if isinstance(error, AmbiguousId):
         form |= {"candidates": error.candidates, "matches": error.matches}
     return form
 

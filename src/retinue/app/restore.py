@@ -11,9 +11,10 @@ from datetime import datetime
 from pathlib import Path
 
 from retinue.app.clock_and_ids import RealClock
+from retinue.app.errors import RestoreUnsupported
 from retinue.app.instance_files import instance_lock
-from retinue.config import Settings, examine
-from retinue.domain.errors import Invalid, RetinueError
+from retinue.config import Settings, examine_configuration
+from retinue.domain.errors import RetinueError
 from retinue.domain.times import to_ms
 from retinue.store.maintenance import backup
 
@@ -25,15 +26,10 @@ def restore(settings: Settings, folder: Path, *, now: datetime) -> Path:
     ledger is consistent.
     """
     if isinstance(settings.store, str):
-        raise Invalid(
-            "a house on PostgreSQL is not restored from here",
-            because="its store is a database, which has a tool of its own for that",
-            try_this="pg_restore --clean --if-exists --dbname=ADDRESS house.dump",
-            code="backup.postgres",
-        )
+        raise RestoreUnsupported
     with instance_lock(settings.home):
         label = f"{now:%Y-%m-%dT%H-%M-%S}Z"
-        return backup.restore(folder, home=settings.home, store=settings.store, now_ms=to_ms(now), label=label)
+        return backup.restore(folder, data_dir=settings.home, store=settings.store, now_ms=to_ms(now), label=label)
 
 
 def main(arguments: list[str]) -> int:
@@ -42,12 +38,12 @@ def main(arguments: list[str]) -> int:
         return 2
     try:
         # Invalid settings are reported when the server starts. They may be the reason for the restore.
-        settings = examine(os.environ).configuration.settings
+        settings = examine_configuration(os.environ).configuration.settings
         before = restore(settings, Path(arguments[0]).absolute(), now=RealClock().now())
     except RetinueError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
-    sys.stdout.write(f"restored: {settings.home}\nwhat was there before: {before}\n")
+    sys.stdout.write(f"restored: {settings.home}\nprevious files: {before}\n")
     return 0
 
 

@@ -25,173 +25,174 @@ import sqlalchemy as sa
 from msgspec import Struct, field
 
 from retinue import __version__
-from retinue.agents.agent_directory import ensure_home
-from retinue.agents.instruction_builder import Briefing
-from retinue.agents.skill_loader import Shelf as Skills
-from retinue.api.app import build as build_api
-from retinue.api.connection_limits import Gate, server_config
-from retinue.api.host_check import Door
+from retinue.agents.agent_directory import ensure_agent_directory
+from retinue.agents.instruction_builder import SystemPromptBuilder
+from retinue.agents.skill_loader import SkillLoader as Skills
+from retinue.api.app import build_app as build_api
+from retinue.api.connection_limits import ConnectionLimiter, build_server_config
+from retinue.api.host_check import HttpSettings
 from retinue.api.uvicorn_server import Server
-from retinue.app.build_hooks import Programs
-from retinue.app.build_instructions import Instructing
-from retinue.app.build_tools import Hands, called_by_people, equip, skills_told
-from retinue.app.clock_and_ids import RandomIds, RealClock, faults_from, new_chance, new_token
+from retinue.app.build_hooks import OwnerPrograms
+from retinue.app.build_instructions import RunPrompts
+from retinue.app.build_tools import BuiltInTools, list_skill_commands, load_run_resources, measure_skills
+from retinue.app.clock_and_ids import RandomIds, RealClock, crash_points_from, new_random, new_token
+from retinue.app.errors import ListenAddressInvalid
 from retinue.app.instance_files import (
     instance_lock,
     listening_address,
     listening_socket,
-    no_address,
     owner_token,
+    remove_address,
     socket_path,
 )
-from retinue.app.logs import set_level, set_masks, set_up_logs
-from retinue.config import Configuration, Settings, load
-from retinue.config.access import CLOSED, DoorSettings
-from retinue.config.declarations import MAIN
+from retinue.app.logs import set_known_secrets, set_level, set_up_logs
+from retinue.config import Configuration, Settings, load_configuration
+from retinue.config.access import DEFAULT_ACCESS, AccessSettings
+from retinue.config.declarations import MAIN_AGENT
 from retinue.config.validators import PORT_MAX
-from retinue.connectors.base import Connector, by_number
-from retinue.connectors.connector_registry import BUILT_IN as BUILT_IN_CONNECTORS
-from retinue.connectors.connector_registry import Kinds
-from retinue.connectors.redacted_connector import Masked
-from retinue.connectors.supervisor.connector_supervisor import Needs, Switchboard
-from retinue.connectors.supervisor.owner_alerts import Owner
+from retinue.connectors.base import Connector, has_numbered_answers
+from retinue.connectors.connector_registry import BUILT_IN_PLATFORMS as BUILT_IN_CONNECTORS
+from retinue.connectors.connector_registry import PlatformRegistry
+from retinue.connectors.redacted_connector import RedactedConnector
+from retinue.connectors.supervisor.connector_supervisor import ConnectorSupervisor, SupervisorServices
+from retinue.connectors.supervisor.owner_alerts import OwnerAlerts
 from retinue.domain import address
 from retinue.domain.address import EXTERNAL
 from retinue.domain.agent import Agent, PermissionLevel, ToolRules
-from retinue.domain.errors import Invalid, RetinueError, StoreError
-from retinue.domain.event import NewsKind
+from retinue.domain.errors import RetinueError, StoreError
+from retinue.domain.event import EventKind
 from retinue.domain.ids import TokenId
 from retinue.domain.model import ModelFacts, ModelRef
 from retinue.domain.person import Person, Role
-from retinue.domain.ports import Clock, Faults, Ids
+from retinue.domain.ports import Clock, CrashPoints, IdSource
 from retinue.domain.principal import Principal
-from retinue.domain.reply_delivery import Words
-from retinue.domain.session import Mind
+from retinue.domain.reply_delivery import ReplyDelivery
+from retinue.domain.session import SessionOptions
 from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
-from retinue.domain.token import Token, TokenKind, hash_of
+from retinue.domain.token import Token, TokenKind, hash_token
 from retinue.domain.trust import Trust
-from retinue.engine.button_presses import Presses
+from retinue.engine.button_presses import ButtonPresses
 from retinue.engine.embedded_engine import EmbeddedEngine
-from retinue.engine.event_broadcast import Live
-from retinue.engine.heartbeats import is_busy
-from retinue.engine.lanes import Slots
-from retinue.intake.accept import Inbox
-from retinue.intake.access_control import Doorkeeper
-from retinue.intake.attachment_fetch import keeping
-from retinue.intake.connector_intake import Doorway
-from retinue.intake.external_callbacks import Callbacks
+from retinue.engine.event_broadcast import EventBroadcast
+from retinue.engine.heartbeats import is_session_busy
+from retinue.engine.lanes import SlotLimits
+from retinue.intake.accept import EnvelopeIntake
+from retinue.intake.access_control import PolicyAccessControl
+from retinue.intake.attachment_fetch import make_fetcher
+from retinue.intake.connector_intake import ConnectorIntake
+from retinue.intake.external_callbacks import CallbackIntake
 from retinue.models import prices
-from retinue.models.base import Model, WireCache
-from retinue.models.local_catalog import Locals
-from retinue.models.model_clients import Maker
-from retinue.models.model_router import Minds
-from retinue.models.offline_guide import Guide
-from retinue.models.provider_http import Link
-from retinue.models.providers import BUILT_IN
-from retinue.operations.agent.permanent_agents import CreatePermanentAgent
-from retinue.operations.audit.audit import anchor_forever, anchor_now
-from retinue.operations.base import Desk, perform
-from retinue.operations.catalog import OPERATIONS, POLICY
-from retinue.operations.config.gateway_tool import Gateway
-from retinue.operations.config.pending_restarts import tell
-from retinue.operations.config_holder import Keeper
-from retinue.operations.known_secrets import refresh as refresh_masks
-from retinue.operations.operation_tools import tools_of
-from retinue.operations.schedule.cron_tool import clock_tools
-from retinue.operations.schedule.schedules import why_no_command
-from retinue.operations.server.maintenance import tidy_forever
-from retinue.operations.skill.hooks import say as say_for_hook
-from retinue.outbox.completion_webhooks import Completions
+from retinue.models.base import EncodedContextCache, Model
+from retinue.models.local_catalog import LocalModels
+from retinue.models.model_clients import ModelFactory
+from retinue.models.model_router import ModelRouter
+from retinue.models.offline_guide import OfflineGuide
+from retinue.models.provider_http import ProviderConnections
+from retinue.models.providers import BUILT_IN_PROVIDERS
+from retinue.operations.agent.permanent_agents import PermanentAgentTool
+from retinue.operations.audit.audit import anchor_audit, anchor_hourly
+from retinue.operations.base import Services, perform_operation
+from retinue.operations.catalog import DEFAULT_PERMISSIONS, OPERATIONS
+from retinue.operations.config.gateway_tool import GatewayTool
+from retinue.operations.config.pending_restarts import announce_restart
+from retinue.operations.config_holder import ConfigHolder
+from retinue.operations.known_secrets import refresh_redactor as refresh_masks
+from retinue.operations.operation_tools import build_operation_tools
+from retinue.operations.schedule.cron_tool import build_cron_tools
+from retinue.operations.schedule.schedules import explain_command_denial
+from retinue.operations.server.maintenance import purge_daily
+from retinue.operations.skill.hooks import send_hook_output as say_for_hook
+from retinue.outbox.completion_webhooks import CompletionConnector
 from retinue.outbox.deliveries import Outbox
-from retinue.outbox.external_agent_delivery import Elsewhere, own_address, way_out
-from retinue.outbox.outbound_access import Reach, WithinReach
-from retinue.outbox.posted_questions import ShownQuestions
-from retinue.outbox.typing_and_previews import Presence
-from retinue.plugins.lifecycle import Plugins
-from retinue.plugins.registry import Furnished, Kind, Registry
-from retinue.runners.attachment_reader import FileMedia
+from retinue.outbox.external_agent_delivery import ExternalAgentConnector, get_own_url, make_http
+from retinue.outbox.outbound_access import AccessCheckedPost, OutboundAccess
+from retinue.outbox.posted_questions import PostedQuestions
+from retinue.outbox.typing_and_previews import ProgressDisplays
+from retinue.plugins.lifecycle import PluginLoader
+from retinue.plugins.registry import EntryKind, PluginRegistry, SettingsWithPlugins
+from retinue.runners.attachment_reader import StoredAttachmentReader
 from retinue.runners.base import Runner
-from retinue.runners.external import External
-from retinue.runners.loop import Loop
-from retinue.runners.mirror_runner import Mirrored
-from retinue.runners.model_call import Asker
-from retinue.runners.session_options import HouseChoices
+from retinue.runners.external import ExternalRunner
+from retinue.runners.loop import ToolLoop
+from retinue.runners.mirror_runner import MirrorRunner
+from retinue.runners.model_call import ModelCaller
+from retinue.runners.session_options import ConfiguredOptions
 from retinue.runners.token_estimate import tokens_of_text
-from retinue.schedules.heartbeat_prompt import Checklists
-from retinue.schedules.heartbeats import Heartbeats, Wishes
-from retinue.schedules.read_with_trust import look_for
-from retinue.schedules.schedule_files import ScheduleFiles
+from retinue.schedules.heartbeat_prompt import ChecklistReader
+from retinue.schedules.heartbeats import HeartbeatSettings, HeartbeatSync
+from retinue.schedules.read_with_trust import read_with_trust
+from retinue.schedules.schedule_files import ScheduleFileSync
 from retinue.store.agents import agents
 from retinue.store.core.connection import LockRequest, Store
-from retinue.store.core.transaction import Page
-from retinue.store.envelopes.attachment_files import Files
+from retinue.store.core.transaction import Transaction
+from retinue.store.envelopes.attachment_files import AttachmentFiles
 from retinue.store.open_store import open_store
 from retinue.store.people import people, tokens
-from retinue.text.redaction import Masks
+from retinue.text.redaction import Redactor
 from retinue.tools.base import Tool
-from retinue.tools.earlier_messages import EarlierWords
-from retinue.tools.mcp.server_pool import layers as mcp_layers
+from retinue.tools.earlier_messages import EarlierOwnerTurns
+from retinue.tools.mcp.server_pool import build_mcp_layers as mcp_layers
 from retinue.tools.toolbox import Toolbox
 
 if TYPE_CHECKING:
-    from retinue.agents.session_mirror import Mirror
-    from retinue.intake.inbound_webhooks import Requests
-    from retinue.models.pydantic_ai_bridge import Bridges
+    from retinue.agents.session_mirror import SessionMirror
+    from retinue.intake.inbound_webhooks import WebhookIntake
+    from retinue.models.pydantic_ai_bridge import BridgedModels
 
 log = logging.getLogger(__name__)
 
-GC_OBJECTS = 25_000
-OWNERS_FILE = "owner-token"
+GC_THRESHOLD = 25_000
+OWNER_TOKEN_LABEL = "owner-token"
 
 OWNER = Person(name="owner", role=Role.OWNER)
-FIRST_STAFF = (
+FIRST_AGENTS = (
     Agent(
         name="main",
-        description="Your own. Thinks with the house's model, once there is a key; with the guide's script until then.",
+        description="Your main agent. Uses the default model once there is an API key, and a script until then.",
     ),
     Agent(
         name="guide",
-        description="Shows you round. A script, no language model: needs no key and no network.",
+        description="Explains retinue. An offline script, not a language model: needs no API key and no network.",
         model="guide",
     ),
     Agent(
         name="clerk",
-        description="Like the guide, but asks you before it reads a file.",
+        description="Like guide, but asks for approval before it reads a file.",
         model="guide",
         tools=ToolRules(ask=("read",)),
     ),
 )
 
 
-class Parts(Struct, frozen=True, kw_only=True):
+class ServerParts(Struct, frozen=True, kw_only=True):
     """Parts that a test or a benchmark replaces or adds."""
 
     clock: Clock
-    ids: Ids
-    faults: Faults
-    chance: Random = field(default_factory=new_chance)
+    ids: IdSource
+    crash_points: CrashPoints
+    random: Random = field(default_factory=new_random)
     models: Sequence[Model] = ()
     tools: Sequence[Tool] = ()
-    staff: Sequence[Agent] = FIRST_STAFF
+    first_agents: Sequence[Agent] = FIRST_AGENTS
     connectors: Sequence[Connector] = ()
-    slots: Slots | None = None
+    slots: SlotLimits | None = None
     configuration: Configuration | None = None  # where the settings come from, to reload them
 
 
-class House(Struct, frozen=True, kw_only=True):
+class RunningServer(Struct, frozen=True, kw_only=True):
     """The parts of a running server that its callers use."""
 
     store: Store
     engine: EmbeddedEngine
     outbox: Outbox
-    desk: Desk
+    services: Services
 
 
 @asynccontextmanager
-async def open_house(
-    settings: Settings, parts: Parts, *, stop: Callable[[], None] | None = None
-) -> AsyncGenerator[House]:
+async def open_server(
+    settings: Settings, parts: ServerParts, *, stop: Callable[[], None] | None = None
+) -> AsyncGenerator[RunningServer]:
     """Start everything except the API: store, engine, outbox, connectors. On exit, running work is drained.
 
     `stop` is called if another server takes over the database. The exit then raises the reason.
@@ -199,492 +200,529 @@ async def open_house(
     clock, ids = parts.clock, parts.ids
     taken_over: list[StoreError] = []
 
-    def lost(error: StoreError) -> None:
+    def on_taken_over(error: StoreError) -> None:
         taken_over.append(error)
         if stop is not None:
             stop()
 
-    lock = LockRequest(host=socket.gethostname(), process=os.getpid(), directory=settings.home, lost=lost)
-    store = await open_store(settings.store, faults=parts.faults, lock=lock)
+    lock = LockRequest(host=socket.gethostname(), pid=os.getpid(), directory=settings.home, on_lost=on_taken_over)
+    store = await open_store(settings.store, faults=parts.crash_points, lock=lock)
     try:
-        await store.write(partial(_settle_in, staff=parts.staff, at_ms=to_ms(clock.now())), point="setup")
-        for agent in await store.read(agents.everyone):
-            ensure_home(settings.home, agent.name)
-        live = Live()
-        store.on_commit(live.committed)
-        keeper = Keeper(parts.configuration, os.environ) if parts.configuration is not None else None
+        await store.write(
+            partial(_add_owner_and_agents, first_agents=parts.first_agents, at_ms=to_ms(clock.now())), point="setup"
+        )
+        for agent in await store.read(agents.list_all):
+            ensure_agent_directory(settings.home, agent.name)
+        live = EventBroadcast()
+        store.on_commit(live.announce_commit)
+        config_holder = ConfigHolder(parts.configuration, os.environ) if parts.configuration is not None else None
 
         def current() -> Settings:
-            return keeper.current.settings if keeper is not None else settings
+            return config_holder.current.settings if config_holder is not None else settings
 
-        registry = Registry(taken=lambda kind, name: name in taken.get(kind, frozenset[str]()))
-        furnished = Furnished(current, registry)
-        files = Files(settings.home / "files")
-        link = Link()
-        cache = WireCache()
-        locals_ = Locals(clock, ids, link, cache, os.environ)
-        models: tuple[Model, ...] = (Guide(clock), *locals_.installed(), *parts.models)
-        minds = Minds(
+        registry = PluginRegistry(is_taken=lambda kind, name: name in taken.get(kind, frozenset[str]()))
+        settings_with_plugins = SettingsWithPlugins(current, registry)
+        files = AttachmentFiles(settings.home / "files")
+        link = ProviderConnections()
+        cache = EncodedContextCache()
+        locals_ = LocalModels(clock, ids, link, cache, os.environ)
+        models: tuple[Model, ...] = (OfflineGuide(clock), *locals_.list_installed(), *parts.models)
+        model_router = ModelRouter(
             store,
             clock,
             models,
-            settings=furnished,
+            settings=settings_with_plugins,
             environment=os.environ,
-            makers={"local": locals_.find, "bridge": _bridge_maker(lambda ref: minds.catalog.facts(ref))},
-            link=link,
+            factories={"local": locals_.find, "bridge": _bridge_maker(lambda ref: model_router.catalog.get_facts(ref))},
+            connections=link,
             cache=cache,
-            chance=parts.chance,
+            random=parts.random,
             zone=settings.zone,
         )
-        masks = Masks()
-        set_masks(masks)
+        masks = Redactor()
+        set_known_secrets(masks)
 
         async def learn_secrets() -> None:
-            await refresh_masks(masks, store, furnished(), os.environ)
+            await refresh_masks(masks, store, settings_with_plugins(), os.environ)
 
         async def credentials_changed() -> None:
-            await minds.refresh()
+            await model_router.refresh()
             await learn_secrets()
 
         await learn_secrets()
-        hands = Hands(
+        built_in_tools = BuiltInTools(
             current,
             store=store,
             clock=clock,
             ids=ids,
             files=files,
             environment=os.environ,
-            mask=masks.mask,
-            chance=parts.chance,
+            redact=masks.redact,
+            random=parts.random,
         )
-        gateway = Gateway(lambda: desk, OPERATIONS)
-        own_tools = (gateway, CreatePermanentAgent(lambda: desk), *clock_tools(lambda: desk, OPERATIONS, hands.ground))
-        tools: tuple[Tool, ...] = (*hands.tools, *own_tools, *parts.tools, *tools_of(OPERATIONS.values(), lambda: desk))
+        gateway = GatewayTool(lambda: services, OPERATIONS)
+        own_tools = (
+            gateway,
+            PermanentAgentTool(lambda: services),
+            *build_cron_tools(lambda: services, OPERATIONS, built_in_tools.file_access),
+        )
+        tools: tuple[Tool, ...] = (
+            *built_in_tools.tools,
+            *own_tools,
+            *parts.tools,
+            *build_operation_tools(OPERATIONS.values(), lambda: services),
+        )
 
-        def plugin_told(instance: str, change: str, because: str) -> None:
-            on_the_side(_plugin_told(store, clock, instance, change, because))
+        def on_plugin_change(instance: str, change: str, because: str) -> None:
+            run_in_background(_store_plugin_event(store, clock, instance, change, because))
 
-        plugins = Plugins(settings.home, registry, clock, told=plugin_told)
+        plugins = PluginLoader(settings.home, registry, clock, on_change=on_plugin_change)
         toolbox = Toolbox(
             tools,
             clock=clock,
             calls_per_minute=settings.limits.calls_per_minute,
-            settings=lambda: furnished().tools,
-            grants=hands.grants,
-            origin=hands.origin,
+            settings=lambda: settings_with_plugins().tools,
+            grants=built_in_tools.grants,
+            provenance_policy=built_in_tools.provenance_policy,
             zone=settings.zone,
-            earlier=EarlierWords(store),
-            wholes=hands.wholes,
+            earlier_turns=EarlierOwnerTurns(store),
+            full_results=built_in_tools.full_results,
             ids=ids,
-            mask=masks.mask,
-            more=lambda agent: mcp_layers(current().mcp, agent),
+            redact=masks.redact,
+            extra_layers=lambda agent: mcp_layers(current().mcp, agent),
         )
-        elsewhere = Elsewhere(
-            store, clock, lambda: way_out(current()), lambda: own_address(current()), environment=os.environ
+        external_agents = ExternalAgentConnector(
+            store, clock, lambda: make_http(current()), lambda: get_own_url(current()), environment=os.environ
         )
-        completions = Completions(store, clock, current, os.environ, masks.mask)
-        lines: dict[str, Connector] = {
-            c.instance: Masked(c, masks.mask) for c in (elsewhere, completions, *parts.connectors)
+        completions = CompletionConnector(store, clock, current, os.environ, masks.redact)
+        connectors: dict[str, Connector] = {
+            c.name: RedactedConnector(c, masks.redact) for c in (external_agents, completions, *parts.connectors)
         }
-        hands.ways.rooms = lines.get
+        built_in_tools.services.get_connector = connectors.get
 
-        words = partial(_words, current)
+        reply_delivery = partial(_reply_delivery, current)
 
         def kind_of(instance: str) -> str:
-            return switchboard.kind_of(instance)
+            return connector_supervisor.get_platform_name(instance)
 
-        reach = Reach(partial(_door, current), kind_of, default=lambda: current().default_agent or MAIN)
+        reach = OutboundAccess(
+            partial(_access_rules, current), kind_of, get_default_agent=lambda: current().default_agent or MAIN_AGENT
+        )
         outbox = Outbox(
             store,
             clock,
-            lines,
+            connectors,
             sessions=lambda: current().sessions,
-            words=words,
-            why_not=reach.of_envelope,
-            chance=parts.chance,
-            faults=parts.faults,
+            get_reply_delivery=reply_delivery,
+            get_refusal=reach.get_envelope_refusal,
+            random=parts.random,
+            faults=parts.crash_points,
         )
-        briefing = Briefing(
+        prompt_builder = SystemPromptBuilder(
             store,
             clock,
-            home=settings.home,
-            look=partial(look_for, hands.ground),
-            weigh=tokens_of_text,
+            data_dir=settings.home,
+            read_file=partial(read_with_trust, built_in_tools.file_access),
+            count_tokens=tokens_of_text,
             owner=OWNER.name,
-            mask=masks.mask,
+            redact=masks.redact,
         )
-        skills = Skills(settings.home, store, settings=current, environment=os.environ, plugins=plugins.skill_folders)
-        equipping = partial(equip, skills, plugins, current)
-        instructing = Instructing(
-            briefing,
+        skills = Skills(
+            settings.home, store, settings=current, environment=os.environ, plugin_folders=plugins.skill_folders
+        )
+        load_resources = partial(load_run_resources, skills, plugins, current)
+        run_prompts = RunPrompts(
+            prompt_builder,
             store,
-            house=settings.home,
+            data_dir=settings.home,
             settings=current,
-            windows=hands.windows,
+            windows=built_in_tools.windows,
             zone=str(settings.zone),
-            equip=equipping,
-            offered=toolbox.offered,
-            facts=lambda agent, mind: _first_asked(minds, agent, mind),
+            load_resources=load_resources,
+            offered_tools=toolbox.offered_specs,
+            model_facts=lambda agent, mind: _first_model_facts(model_router, agent, mind),
         )
-        programs = Programs(
+        programs = OwnerPrograms(
             current,
             store,
             files,
-            home=settings.home,
+            data_dir=settings.home,
             environment=os.environ,
-            say=lambda event, hook, text: say_for_hook(desk, event, hook, text),
+            send_message=lambda event, hook, text: say_for_hook(services, event, hook, text),
         )
-        asker = Asker(minds, clock, settings.zone, media=FileMedia(files), brief=instructing.tell)
-        loop: Runner = Loop(asker, toolbox, equipping)
-        mirror = _mirror(store, settings) if settings.mirror.enabled else None
-        external: Runner = External(store, hands.ways.hand_over)
+        model_caller = ModelCaller(
+            model_router,
+            clock,
+            settings.zone,
+            media=StoredAttachmentReader(files),
+            build_system_prompt=run_prompts.build,
+        )
+        loop: Runner = ToolLoop(model_caller, toolbox, load_resources)
+        mirror = _build_mirror(store, settings) if settings.mirror.enabled else None
+        external: Runner = ExternalRunner(store, built_in_tools.services.delegate)
         runners: dict[str, Runner] = {
-            "loop": Mirrored(loop, mirror) if mirror else loop,
-            EXTERNAL: Mirrored(external, mirror) if mirror else external,
+            "loop": MirrorRunner(loop, mirror) if mirror else loop,
+            EXTERNAL: MirrorRunner(external, mirror) if mirror else external,
         }
         engine = EmbeddedEngine(
             store,
             clock,
             ids,
             runners,
-            live=live,
-            homes=partial(ensure_home, settings.home),
+            broadcast=live,
+            agent_directory_of=partial(ensure_agent_directory, settings.home),
             zone=settings.zone,
-            slots=parts.slots or _slots(settings),
+            slot_limits=parts.slots or _slot_limits(settings),
             deliver=outbox.wake,
-            words=words,
-            presence=Presence(clock, lines),
-            by_number=lambda instance: by_number(lines.get(instance)),
-            speak=programs.speak,
-            asking=lambda: current().approvals,
+            reply_delivery=reply_delivery,
+            typing=ProgressDisplays(clock, connectors),
+            answers_by_number=lambda instance: has_numbered_answers(connectors.get(instance)),
+            synthesize_voice=programs.speak,
+            approval_settings=lambda: current().approvals,
             defaults=lambda: current().defaults,
-            sessions=lambda: current().sessions,
-            session_ended=hands.session_ended,
-            choices=HouseChoices(
-                minds,
+            session_settings=lambda: current().sessions,
+            session_ended=built_in_tools.end_session_work,
+            available_options=ConfiguredOptions(
+                model_router,
                 toolbox,
                 clock,
-                asker.shortened,
-                instructing.parts,
-                briefing.at_hand,
-                partial(skills_told, skills, current),
+                model_caller.shortened_counts,
+                run_prompts.list_parts,
+                prompt_builder.cached_text,
+                partial(measure_skills, skills, current),
             ),
-            skills=partial(called_by_people, skills, current),
-            gates=hands.gates,
-            checklists=Checklists(
+            list_skill_commands=partial(list_skill_commands, skills, current),
+            run_gate=built_in_tools.gates,
+            read_checklist=ChecklistReader(
                 clock=clock,
-                look=partial(look_for, hands.ground),
-                is_busy=lambda session: store.read(partial(is_busy, session=session, now_ms=to_ms(clock.now()))),
-                home_of=partial(ensure_home, settings.home),
+                read_file=partial(read_with_trust, built_in_tools.file_access),
+                is_busy=lambda session: store.read(
+                    partial(is_session_busy, session=session, now_ms=to_ms(clock.now()))
+                ),
+                agent_directory_of=partial(ensure_agent_directory, settings.home),
                 workspace_of=lambda agent, home: current().defaults.workspace_of(agent, home),
-                gates=hands.gates,
-                why_no_gate=partial(why_no_command, toolbox),
-                mask=masks.mask,
+                run_gate=built_in_tools.gates,
+                gate_refusal=partial(explain_command_denial, toolbox),
+                redact=masks.redact,
             ),
-            faults=parts.faults,
+            faults=parts.crash_points,
         )
-        outbox.on_wake(engine.wake)
-        policy = {**POLICY, **settings.permission_policy}
+        outbox.set_wake_callback(engine.wake)
+        policy = {**DEFAULT_PERMISSIONS, **settings.permission_policy}
 
-        def take_up(now: Settings) -> None:
-            policy.update({**_needed(plugins), **now.permission_policy})
+        def apply_settings(now: Settings) -> None:
+            policy.update({**_default_permissions(plugins), **now.permission_policy})
             toolbox.limit_calls(now.limits.calls_per_minute)
-            engine.slots_changed(parts.slots or _slots(now))
+            engine.set_slot_limits(parts.slots or _slot_limits(now))
 
-        if keeper is not None:
-            keeper.on_change(take_up)
-            keeper.on_change(lambda now: plugins.take_up(now.plugins))
-            keeper.on_change(lambda now: switchboard.take_up(now.connectors))
-            keeper.on_change(lambda _: hands.servers.fit_soon())
-            keeper.on_change(lambda _: bring_tools())
-            keeper.on_change(lambda _: on_the_side(learn_secrets()))
+        if config_holder is not None:
+            config_holder.on_change(apply_settings)
+            config_holder.on_change(lambda now: plugins.sync_soon(now.plugins))
+            config_holder.on_change(lambda now: connector_supervisor.schedule_sync(now.connectors))
+            config_holder.on_change(lambda _: built_in_tools.mcp_servers.sync_soon())
+            config_holder.on_change(lambda _: update_tools())
+            config_holder.on_change(lambda _: run_in_background(learn_secrets()))
         own_runners = dict(runners)
-        taken: dict[Kind, AbstractSet[str]] = {
-            Kind.TOOL: {tool.spec.name for tool in tools},
-            Kind.OPERATION: set(OPERATIONS),
-            Kind.MODEL: {model.name for model in models},
-            Kind.RUNNER: set(own_runners),
-            Kind.PROVIDER: set(BUILT_IN),
-            Kind.CONNECTOR_KIND: set(BUILT_IN_CONNECTORS),
+        taken: dict[EntryKind, AbstractSet[str]] = {
+            EntryKind.TOOL: {tool.spec.name for tool in tools},
+            EntryKind.OPERATION: set(OPERATIONS),
+            EntryKind.MODEL: {model.name for model in models},
+            EntryKind.RUNNER: set(own_runners),
+            EntryKind.PROVIDER: set(BUILT_IN_PROVIDERS),
+            EntryKind.PLATFORM: set(BUILT_IN_CONNECTORS),
         }
 
-        def bring_tools() -> None:
+        def update_tools() -> None:
             """Set the current tools: the built-in ones, and those of plugins and MCP servers."""
-            brought = tools_of(registry.operations().values(), lambda: desk)
-            toolbox.bring([*tools, *registry.tools(), *brought, *hands.servers.tools()])
+            brought = build_operation_tools(registry.operations().values(), lambda: services)
+            toolbox.set_tools([*tools, *registry.tools(), *brought, *built_in_tools.mcp_servers.list_tools()])
 
-        def fit_in() -> None:
+        def apply_plugin_change() -> None:
             """Apply a change in the loaded plugins."""
-            bring_tools()
-            minds.bring([*models, *registry.models()])
-            on_the_side(credentials_changed())  # the plugin may add a model provider with its key
+            update_tools()
+            model_router.set_built_in([*models, *registry.models()])
+            run_in_background(credentials_changed())  # the plugin may add a model provider with its key
             for name in set(runners) - set(own_runners):
                 del runners[name]
             runners.update(registry.runners())
-            switchboard.take_up(current().connectors)
-            policy.update({**_needed(plugins), **current().permission_policy})
+            connector_supervisor.schedule_sync(current().connectors)
+            policy.update({**_default_permissions(plugins), **current().permission_policy})
 
-        registry.on_change(fit_in)
-        hands.servers.on_change(bring_tools)
-        asides = set[asyncio.Task[None]]()
+        registry.on_change(apply_plugin_change)
+        built_in_tools.mcp_servers.on_change(update_tools)
+        one_off_tasks = set[asyncio.Task[None]]()
 
-        def on_the_side(work: Coroutine[Any, Any, None]) -> None:
+        def run_in_background(work: Coroutine[Any, Any, None]) -> None:
             task = asyncio.create_task(work)
-            asides.add(task)
-            task.add_done_callback(asides.discard)
+            one_off_tasks.add(task)
+            task.add_done_callback(one_off_tasks.discard)
 
-        schedule_files = ScheduleFiles(store, clock, ids, settings.home, settings.zone)
-        heartbeats = Heartbeats(
+        schedule_files = ScheduleFileSync(store, clock, ids, settings.home, settings.zone)
+        heartbeats = HeartbeatSync(
             store,
             clock,
-            lambda: _wishes(current()),
-            home_of=partial(ensure_home, settings.home),
+            lambda: _heartbeat_settings(current()),
+            agent_directory_of=partial(ensure_agent_directory, settings.home),
             workspace_of=lambda agent, home: current().defaults.workspace_of(agent, home),
         )
-        if keeper is not None:
-            keeper.on_change(lambda _: heartbeats.poke())
-        inbox = Inbox(store, clock, engine.wake, engine.seat, engine.command)
-        doorkeeper = Doorkeeper(
+        if config_holder is not None:
+            config_holder.on_change(lambda _: heartbeats.trigger())
+        inbox = EnvelopeIntake(store, clock, engine.wake, engine.reserve_slot, engine.execute_commands)
+        access_control = PolicyAccessControl(
             store,
             clock,
             ids,
-            partial(_door, current),
+            partial(_access_rules, current),
             kind_of,
             post=inbox,
-            default=lambda: current().default_agent or MAIN,
+            get_default_agent=lambda: current().default_agent or MAIN_AGENT,
         )
-        presses = Presses(store, clock, engine.wake, lines)
-        questions = ShownQuestions(store, lines, words)
-        doorway = Doorway(
+        presses = ButtonPresses(store, clock, engine.wake, connectors)
+        questions = PostedQuestions(store, connectors, reply_delivery)
+        connector_intake = ConnectorIntake(
             store,
             inbox,
             clock,
             ids,
-            doorkeeper,
+            access_control,
             lambda: current().sessions,
-            keep=keeping(files),
-            press=presses.take,
+            fetch_attachment=make_fetcher(files),
+            handle_press=presses.handle,
             refuse_press=presses.refuse,
-            hear=programs.hear,
+            transcribe=programs.transcribe,
         )
 
-        def masked(inside: Connector) -> Connector:
-            return Masked(inside, masks.mask, switchboard.took)
+        def redacted(inside: Connector) -> Connector:
+            return RedactedConnector(inside, masks.redact, connector_supervisor.record_delivery)
 
-        switchboard = Switchboard(
-            Needs(
+        connector_supervisor = ConnectorSupervisor(
+            SupervisorServices(
                 store=store,
                 clock=clock,
                 ids=ids,
-                chance=parts.chance,
-                take=doorway.accept,
-                home=settings.home,
+                random=parts.random,
+                accept=connector_intake.accept,
+                data_dir=settings.home,
                 environment=os.environ,
-                path_of=lambda attachment: files.path(attachment.hash),
-                kinds=Kinds(registry.connector_kinds),
-                ready=registry.connectors,
-                tell_owner=Owner(inbox, ids, name=OWNER.name).tell,
+                get_attachment_path=lambda attachment: files.path(attachment.hash),
+                platforms=PlatformRegistry(registry.platforms),
+                get_plugin_connectors=registry.connectors,
+                alert_owner=OwnerAlerts(inbox, ids, name=OWNER.name).send,
             ),
-            lines,
-            wrap=masked,
+            connectors,
+            wrap=redacted,
         )
         for connector in parts.connectors:
-            switchboard.open(connector)
-        desk = Desk(
+            connector_supervisor.add(connector)
+        services = Services(
             store=store,
-            post=inbox,
+            intake=inbox,
             engine=engine,
-            live=live,
+            event_broadcast=live,
             clock=clock,
             ids=ids,
-            home=settings.home,
-            files=files,
+            data_dir=settings.home,
+            attachment_files=files,
             zone=settings.zone,
             version=__version__,
-            secrets=new_token,
-            policy=policy,
+            new_secret=new_token,
+            permission_policy=policy,
             toolbox=toolbox,
-            ground=hands.ground,
+            file_access=built_in_tools.file_access,
             plugins=plugins,
-            mcp=hands.servers,
+            mcp=built_in_tools.mcp_servers,
             schedule_files=schedule_files,
             heartbeats=heartbeats,
-            windows=hands.windows,
-            previews=instructing,
-            mask=masks.mask,
-            session_ended=hands.session_ended,
-            catalog=lambda: minds.catalog,
-            why_now=minds.why_now,
-            credentials_changed=credentials_changed,
-            config=keeper,
+            ui_windows=built_in_tools.windows,
+            prompt_previews=run_prompts,
+            redact=masks.redact,
+            end_session_work=built_in_tools.end_session_work,
+            catalog=lambda: model_router.catalog,
+            explain_model_chain=model_router.describe_chain,
+            on_credentials_changed=credentials_changed,
+            config_holder=config_holder,
             settings=current,
-            runners=frozenset(own_runners),
-            callbacks=Callbacks(store, clock, engine.wake, os.environ),
-            requests=lambda: _requests(desk, lines),
-            switchboard=switchboard,
+            builtin_runners=frozenset(own_runners),
+            external_callbacks=CallbackIntake(store, clock, engine.wake, os.environ),
+            inbound_webhooks=lambda: _inbound_webhooks(services, connectors),
+            connector_supervisor=connector_supervisor,
             hooks=programs.hooks,
         )
-        hands.ways.inbox = WithinReach(desk.post, store, reach)
-        hands.ways.asks, hands.ways.hands = engine.request, engine.hand_over
-        hands.ways.models = lambda: minds.catalog
-        hands.ways.words = engine.pass_on
-        await hands.open()
-        await plugins.fit(current().plugins)
+        built_in_tools.services.intake = AccessCheckedPost(services.intake, store, reach)
+        built_in_tools.services.request_approval, built_in_tools.services.delegate_work = (
+            engine.request_permission,
+            engine.delegate,
+        )
+        built_in_tools.services.get_catalog = lambda: model_router.catalog
+        built_in_tools.services.deliver_agent_message = engine.send_agent_message
+        await built_in_tools.start()
+        await plugins.sync(current().plugins)
         await credentials_changed()
-        await hands.servers.fit()
+        await built_in_tools.mcp_servers.sync()
         if mirror is not None:
             await mirror.start()
-        await switchboard.fit(current().connectors)
+        await connector_supervisor.sync(current().connectors)
         await programs.start()
         await questions.start()
         await outbox.start()
         await engine.start()
-        switchboard.start()
+        connector_supervisor.start()
         await schedule_files.start()
         await heartbeats.start()
-        await tell(settings.home, desk.post, ids)
-        programs.opened(clock.now())
+        await announce_restart(settings.home, services.intake, ids)
+        programs.notify_started(clock.now())
 
-        aside = [asyncio.create_task(tidy_forever(desk, lambda: current().retention))]
-        aside.append(asyncio.create_task(hands.look_around()))
-        aside.append(asyncio.create_task(anchor_forever(desk)))
-        if minds.catalog.wants_prices:
-            aside.append(asyncio.create_task(_load_prices()))  # takes a while, and is needed for the first reply
+        background_tasks = [asyncio.create_task(purge_daily(services, lambda: current().retention))]
+        background_tasks.append(asyncio.create_task(built_in_tools.probe_sandbox()))
+        background_tasks.append(asyncio.create_task(anchor_hourly(services)))
+        if model_router.catalog.needs_price_lookup:
+            background_tasks.append(
+                asyncio.create_task(_load_prices())
+            )  # takes a while, and is needed for the first reply
         try:
-            yield House(store=store, engine=engine, outbox=outbox, desk=desk)
+            yield RunningServer(store=store, engine=engine, outbox=outbox, services=services)
         finally:
-            for task in aside:
+            for task in background_tasks:
                 task.cancel()
-            await asyncio.gather(*aside, return_exceptions=True)
+            await asyncio.gather(*background_tasks, return_exceptions=True)
             drain_s = 0.0 if taken_over else current().drain_s  # running work could not store anything any more
-            await switchboard.stop()
-            await doorway.stop()
+            await connector_supervisor.stop()
+            await connector_intake.stop()
             presses.abandon()
             await programs.stop()
             await questions.stop()
             await heartbeats.stop()
             await schedule_files.stop()
             await engine.stop(drain_s=drain_s)
-            await hands.close()
+            await built_in_tools.close()
             await plugins.close()
-            for task in asides:
+            for task in one_off_tasks:
                 task.cancel()
-            await asyncio.gather(*asides, return_exceptions=True)
+            await asyncio.gather(*one_off_tasks, return_exceptions=True)
             await outbox.stop(drain_s=drain_s)
-            await anchor_now(desk)
+            await anchor_audit(services)
             if mirror is not None:
                 await mirror.stop()
             await locals_.close()
-            await minds.close()
+            await model_router.close()
     finally:
         await store.close()
     if taken_over:
         raise taken_over[0]
 
 
-def _door(settings: Callable[[], Settings], instance: str) -> DoorSettings:
+def _access_rules(settings: Callable[[], Settings], connector: str) -> AccessSettings:
     """Return the access rules of a connector. One that the settings do not name accepts no one."""
-    named = settings().connectors.get(instance)
-    return CLOSED if named is None else named.door
+    named = settings().connectors.get(connector)
+    return DEFAULT_ACCESS if named is None else named.door
 
 
-def _words(settings: Callable[[], Settings], instance: str) -> Words:
+def _reply_delivery(settings: Callable[[], Settings], connector: str) -> ReplyDelivery:
     """Return how replies are delivered by a connector: its own settings over those of the server."""
     now = settings()
-    named = now.connectors.get(instance)
-    house = now.words.over()
-    return house if named is None else named.words.over(house)
+    named = now.connectors.get(connector)
+    defaults = now.words.with_defaults()
+    return defaults if named is None else named.words.with_defaults(defaults)
 
 
-def _first_asked(minds: Minds, agent: Agent, mind: Mind) -> ModelFacts:
+def _first_model_facts(models: ModelRouter, agent: Agent, options: SessionOptions) -> ModelFacts:
     """Return the facts of the model that would be called first, or a placeholder if none can be."""
     try:
-        return minds.catalog.facts(minds.catalog.chain(agent=agent, mind=mind)[0])
+        return models.catalog.get_facts(models.catalog.build_chain(agent=agent, session_options=options)[0])
     except RetinueError:
         return ModelFacts(ref=ModelRef("", agent.model or "none"))
 
 
-def _requests(desk: Desk, lines: Mapping[str, Connector]) -> Requests:
+def _inbound_webhooks(services: Services, connectors: Mapping[str, Connector]) -> WebhookIntake:
     """Import webhook support on the first request: few instances receive any."""
-    from retinue.intake.inbound_webhooks import Requests
+    from retinue.intake.inbound_webhooks import WebhookIntake
 
-    return Requests(
-        desk.store, desk.post, desk.clock, desk.ids, connectors=lambda: lines, default_agent=desk.default_agent
+    return WebhookIntake(
+        services.store,
+        services.intake,
+        services.clock,
+        services.ids,
+        connectors=lambda: connectors,
+        default_agent=services.default_agent,
     )
 
 
-def _bridge_maker(facts: Callable[[ModelRef], ModelFacts]) -> Maker:
+def _bridge_maker(facts: Callable[[ModelRef], ModelFacts]) -> ModelFactory:
     """Import the bridge to Pydantic AI on first use: few instances have such a model."""
 
     @cache
-    def bridges() -> Bridges:
-        from retinue.models.pydantic_ai_bridge import Bridges
+    def bridges() -> BridgedModels:
+        from retinue.models.pydantic_ai_bridge import BridgedModels
 
-        return Bridges(facts)
+        return BridgedModels(facts)
 
     return lambda ref, entry: bridges().find(ref, entry)
 
 
-async def _plugin_told(store: Store, clock: Clock, instance: str, change: str, because: str) -> None:
+async def _store_plugin_event(store: Store, clock: Clock, plugin: str, change: str, because: str) -> None:
     """Store an event: a plugin was loaded or unloaded, or has failed."""
 
     def body(conn: sa.Connection) -> None:
-        page = Page(conn, to_ms(clock.now()))
-        page.tell(NewsKind.PLUGIN_CHANGED, person=OWNER.name, plugin=instance, change=change, because=because)
-        page.close()
+        transaction = Transaction(conn, to_ms(clock.now()))
+        transaction.emit(EventKind.PLUGIN_CHANGED, person=OWNER.name, plugin=plugin, change=change, because=because)
+        transaction.close()
 
     await store.write(body, point="plugin")
 
 
-def _wishes(settings: Settings) -> Wishes:
-    return Wishes(house=settings.defaults.heartbeat, default_agent=settings.default_agent, zone=settings.zone)
+def _heartbeat_settings(settings: Settings) -> HeartbeatSettings:
+    return HeartbeatSettings(
+        defaults=settings.defaults.heartbeat, default_agent=settings.default_agent, zone=settings.zone
+    )
 
 
-def _mirror(store: Store, settings: Settings) -> Mirror:
-    from retinue.agents.session_mirror import Mirror  # few instances use it
+def _build_mirror(store: Store, settings: Settings) -> SessionMirror:
+    from retinue.agents.session_mirror import SessionMirror  # few instances use it
 
-    return Mirror(store, settings.mirror.folder or settings.home / "mirror")
+    return SessionMirror(store, settings.mirror.folder or settings.home / "mirror")
 
 
-def _needed(plugins: Plugins) -> dict[str, PermissionLevel]:
+def _default_permissions(plugins: PluginLoader) -> dict[str, PermissionLevel]:
     """Return the default permission of each operation: the built-in ones, and those of plugins."""
-    return {**POLICY, **{name: each.permission for name, each in plugins.operations().items()}}
+    return {**DEFAULT_PERMISSIONS, **{name: each.permission for name, each in plugins.operations().items()}}
 
 
 async def _load_prices() -> None:
-    await prices.ready()
+    await prices.load_prices()
     gc.freeze()  # prices stay loaded: exclude them from garbage collection
 
 
-def _slots(settings: Settings) -> Slots:
+def _slot_limits(settings: Settings) -> SlotLimits:
     counts = settings.slots
-    return Slots(main=counts.main, schedule=counts.schedule, subagent=counts.subagent, background=counts.background)
+    return SlotLimits(
+        main=counts.main, schedule=counts.schedule, subagent=counts.subagent, background=counts.background
+    )
 
 
-def _settle_in(conn: sa.Connection, *, staff: Sequence[Agent], at_ms: int) -> None:
+def _add_owner_and_agents(conn: sa.Connection, *, first_agents: Sequence[Agent], at_ms: int) -> None:
     """Add the owner and the first agents once. Later starts change nothing."""
     if people.find(conn, OWNER.name) is None:
         people.add(conn, OWNER, at_ms=at_ms)
-    for agent in staff:
-        if not agents.was_here(conn, agent.name):  # a deleted agent is not added again
-            agents.put(conn, agent, source="setup", at_ms=at_ms)
+    for agent in first_agents:
+        if not agents.has_existed(conn, agent.name):  # a deleted agent is not added again
+            agents.upsert(conn, agent, source="setup", at_ms=at_ms)
 
 
-async def _sign_in_owner(home: Path, store: Store, now: datetime) -> None:
+async def _store_owner_token(data_dir: Path, store: Store, now: datetime) -> None:
     """Store the hash of the owner's token. The token itself is only in a file of the data directory."""
-    token_hash = hash_of(owner_token(home, new_token))
+    token_hash = hash_token(owner_token(data_dir, new_token))
 
     def body(conn: sa.Connection) -> None:
-        owner = str(address.person(OWNER.name))
+        owner = str(address.person_address(OWNER.name))
         if not tokens.is_known(conn, token_hash):
-            for old in tokens.of(conn, owner, now_ms=to_ms(now)):
-                if old.label == OWNERS_FILE:  # the file was recreated: revoke its earlier token
+            for old in tokens.list_of_principal(conn, owner, now_ms=to_ms(now)):
+                if old.label == OWNER_TOKEN_LABEL:  # the file was recreated: revoke its earlier token
                     tokens.revoke(conn, old.id, at_ms=to_ms(now))
             token = Token(
                 id=TokenId(token_hash[:32]),
                 kind=TokenKind.TOKEN,
-                principal=address.person(OWNER.name),
-                label=OWNERS_FILE,
+                principal=address.person_address(OWNER.name),
+                label=OWNER_TOKEN_LABEL,
                 created_at=now,
             )
             tokens.add(conn, token, token_hash)
@@ -692,24 +730,26 @@ async def _sign_in_owner(home: Path, store: Store, now: datetime) -> None:
     await store.write(body, point="setup")
 
 
-class _Server(Server):
+class _ApiServer(Server):
     """A uvicorn server that leaves signals to us: a stop must drain the engine too."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
         yield
 
-    async def serve_until(self, stop: asyncio.Event, listeners: list[socket.socket], live: Live) -> None:
+    async def serve_until(
+        self, stop: asyncio.Event, listeners: list[socket.socket], event_broadcast: EventBroadcast
+    ) -> None:
         serving = asyncio.create_task(self.serve(sockets=listeners))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        live.close()
+        event_broadcast.close()
         self.should_exit = True
         stopping.cancel()
         await serving
 
 
-async def serve(settings: Settings, parts: Parts, *, announce: bool = True, keep_log: bool = False) -> None:
+async def serve(settings: Settings, parts: ServerParts, *, announce: bool = True, keep_log: bool = False) -> None:
     """Run the server until a signal stops it."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -717,49 +757,52 @@ async def serve(settings: Settings, parts: Parts, *, announce: bool = True, keep
         loop.add_signal_handler(number, _on_signal, stop)
     with instance_lock(settings.home):
         if keep_log:  # only with the lock: a refused start must not rotate the log of the running server
-            _keep_log(settings)
+            _set_up_server_logs(settings)
         await _serve_locked(settings, parts, stop, announce=announce)
 
 
-async def _serve_locked(settings: Settings, parts: Parts, stop: asyncio.Event, *, announce: bool) -> None:
-    door = door_from(settings, os.environ)
-    door.check()
+async def _serve_locked(settings: Settings, parts: ServerParts, stop: asyncio.Event, *, announce: bool) -> None:
+    http = http_settings_from(settings, os.environ)
+    http.check_exposure()
     path = socket_path(settings.home, os.environ)
     # Bind the port first: if it is taken, fail before any work is resumed.
-    with listening_address(settings.home, door.host, door.port) if door.enabled else no_address(settings.home) as tcp:
-        async with open_house(settings, parts, stop=stop.set) as house:
-            await _sign_in_owner(settings.home, house.store, parts.clock.now())
+    with (
+        listening_address(settings.home, http.host, http.port) if http.enabled else remove_address(settings.home) as tcp
+    ):
+        async with open_server(settings, parts, stop=stop.set) as server:
+            await _store_owner_token(settings.home, server.store, parts.clock.now())
             with listening_socket(settings.home, path) as listener:
-                gate = Gate(door)
-                app = build_api(house.desk, door, gate)
-                if house.desk.config is not None:
-                    house.desk.config.on_change(lambda now: app.refit(door_from(now, os.environ)))
-                    house.desk.config.on_change(lambda now: set_level(now.logs.level))
-                    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _read_again, house.desk.config)
-                config = server_config(app, gate)
-                log.info("house open", extra={"home": settings.home, "address": tcp[1] if tcp else "off"})
+                limiter = ConnectionLimiter(http)
+                app = build_api(server.services, http, limiter)
+                if server.services.config_holder is not None:
+                    server.services.config_holder.on_change(
+                        lambda now: app.apply_settings(http_settings_from(now, os.environ))
+                    )
+                    server.services.config_holder.on_change(lambda now: set_level(now.logs.level))
+                    asyncio.get_running_loop().add_signal_handler(
+                        signal.SIGHUP, _reload_settings, server.services.config_holder
+                    )
+                config = build_server_config(app, limiter)
+                log.info("server started", extra={"home": settings.home, "address": tcp[1] if tcp else "off"})
                 if announce:
-                    await _announce(settings, house.desk, path, url=tcp[1] if tcp else "")
-                await _Server(config).serve_until(stop, [listener, *([tcp[0]] if tcp else [])], house.desk.live)
-                log.info("house closing", extra={"draining": house.engine.active})
+                    await _print_startup_message(settings, server.services, path, url=tcp[1] if tcp else "")
+                await _ApiServer(config).serve_until(
+                    stop, [listener, *([tcp[0]] if tcp else [])], server.services.event_broadcast
+                )
+                log.info("server stopping", extra={"draining": server.engine.active_lanes})
 
 
-def door_from(settings: Settings, environment: Mapping[str, str]) -> Door:
+def http_settings_from(settings: Settings, environment: Mapping[str, str]) -> HttpSettings:
     """Return the API settings. `RETINUE_LISTEN` wins: HOST:PORT, or `off`."""
     host, port, enabled = settings.listen.host, settings.listen.port, settings.listen.enabled
     if listen := environment.get("RETINUE_LISTEN"):
         named, _, digits = listen.rpartition(":")
         enabled = listen != "off"
         if enabled and not (named and digits.isdigit() and int(digits) <= PORT_MAX):
-            raise Invalid(
-                f"RETINUE_LISTEN is '{listen}'",
-                because="it is HOST:PORT, or `off`",
-                try_this="RETINUE_LISTEN=127.0.0.1:7717",
-                code="listen.invalid",
-            )
+            raise ListenAddressInvalid(listen)
         host, port = (named.strip("[]"), int(digits)) if enabled else (host, port)
     limits = settings.limits
-    return Door(
+    return HttpSettings(
         enabled=enabled,
         host=host,
         port=port,
@@ -777,18 +820,18 @@ def door_from(settings: Settings, environment: Mapping[str, str]) -> Door:
     )
 
 
-def _read_again(keeper: Keeper) -> None:
+def _reload_settings(config_holder: ConfigHolder) -> None:
     """Reload the settings on SIGHUP. An invalid file changes nothing."""
     try:
-        changes = keeper.reload()
+        changes = config_holder.reload()
     except RetinueError as error:
-        log.error("settings not taken", extra={"error": str(error)})
+        log.error("settings not reloaded", extra={"error": str(error)})
         return
     log.info(
-        "settings read again",
+        "settings reloaded",
         extra={
             "changed": ",".join(change.path for change in changes),
-            "waiting": ",".join(change.path for change in keeper.waiting),
+            "waiting": ",".join(change.path for change in config_holder.pending_changes),
         },
     )
 
@@ -799,15 +842,15 @@ def _on_signal(stop: asyncio.Event) -> None:
     stop.set()
 
 
-async def _announce(settings: Settings, desk: Desk, path: Path, *, url: str) -> None:
-    web = f"  web      {await _web_address(desk, settings.public_url or url)}\n" if url else ""
+async def _print_startup_message(settings: Settings, services: Services, socket_file: Path, *, url: str) -> None:
+    web = f"  web app         {await _web_address(services, settings.public_url or url)}\n" if url else ""
     sys.stdout.write(
-        f"retinue {__version__} is open.\n"
-        f"  home     {settings.home}\n"
-        f"  listens  {path} (this machine, your user only)\n"
+        f"retinue {__version__} is running.\n"
         f"{web}"
-        f"  sign-in  your token is in {settings.home / 'owner-token'}; the `retinue` command finds it there\n"
-        f"\nTalk to your staff from another terminal:\n"
+        f"  data directory  {settings.home}\n"
+        f"  socket          {socket_file} (this machine, your user only)\n"
+        f"  your token      {settings.home / 'owner-token'} (the `retinue` command reads it)\n"
+        f"\nChat with an agent, from another terminal:\n"
         f"  {_command()} chat\n"
         f'  {_command()} chat --once "help"\n'
         f"\nStop with Ctrl-C.\n"
@@ -815,13 +858,13 @@ async def _announce(settings: Settings, desk: Desk, path: Path, *, url: str) -> 
     sys.stdout.flush()
 
 
-async def _web_address(desk: Desk, url: str) -> str:
+async def _web_address(services: Services, url: str) -> str:
     """Return the web app's address. On a terminal it has a one-time sign-in code; other outputs may be stored."""
     if not sys.stdout.isatty():
-        return f"{url}/"
-    owner = Principal(address=address.person(OWNER.name), level=PermissionLevel.BOSS, trust=Trust.OWNER)
-    made = msgspec.json.decode(await perform(desk, owner, OPERATIONS["token.code"], b"{}"))
-    return f"{url}/#code={made['code']} (signs you in, once, within minutes)"
+        return f"{url}/ (to sign in: retinue token code)"
+    owner = Principal(address=address.person_address(OWNER.name), level=PermissionLevel.BOSS, trust=Trust.OWNER)
+    made = msgspec.json.decode(await perform_operation(services, owner, OPERATIONS["token.code"], b"{}"))
+    return f"{url}/#code={made['code']} (signs you in once, within minutes)"
 
 
 def _command() -> str:
@@ -831,17 +874,17 @@ def _command() -> str:
     return "retinue" if on_path or not beside.exists() else os.path.relpath(beside)
 
 
-def default_parts() -> Parts:
-    return Parts(clock=RealClock(), ids=RandomIds(), faults=faults_from(dict(os.environ)))
+def default_parts() -> ServerParts:
+    return ServerParts(clock=RealClock(), ids=RandomIds(), crash_points=crash_points_from(dict(os.environ)))
 
 
-def _keep_log(settings: Settings) -> None:
+def _set_up_server_logs(settings: Settings) -> None:
     """Log to the data directory, and to stderr too unless that goes to a file that is never rotated."""
     in_background = os.environ.pop("RETINUE_BACKGROUND", "") and settings.logs.file
-    set_up_logs(None if in_background else sys.stderr, home=settings.home, logs=settings.logs)
+    set_up_logs(None if in_background else sys.stderr, data_dir=settings.home, logs=settings.logs)
 
 
-def run(settings: Settings, parts: Parts, *, announce: bool = True, keep_log: bool = False) -> None:
+def run(settings: Settings, parts: ServerParts, *, announce: bool = True, keep_log: bool = False) -> None:
     """Run the server on the fastest event loop that is installed."""
     try:
         import uvloop
@@ -852,13 +895,13 @@ def run(settings: Settings, parts: Parts, *, announce: bool = True, keep_log: bo
     # Loaded modules stay for good, so exclude them from garbage collection. Collect less often too: reading back
     # a long session creates thousands of objects.
     gc.freeze()
-    gc.set_threshold(GC_OBJECTS)
-    name_members_directly()
+    gc.set_threshold(GC_THRESHOLD)
+    speed_up_enums()
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(serve(settings, parts, announce=announce, keep_log=keep_log))
 
 
-def name_members_directly() -> None:
+def speed_up_enums() -> None:
     """Make access to enum members as fast as any attribute, as it is from Python 3.12 on.
 
     Python 3.11 still has a `__getattr__` on `EnumType` from when members were not attributes. It
@@ -876,7 +919,7 @@ def main() -> int:
     set_up_logs(sys.stderr)
     try:
         parts = default_parts()
-        configuration = load(os.environ)
+        configuration = load_configuration(os.environ)
         settings = configuration.settings
         settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         run(settings, replace(parts, configuration=configuration), keep_log=True)

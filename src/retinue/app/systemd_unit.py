@@ -14,14 +14,15 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from retinue.config import examine
-from retinue.domain.errors import Invalid, RetinueError
+from retinue.app.errors import UnitTextInvalid
+from retinue.config import examine_configuration
+from retinue.domain.errors import RetinueError
 
-NAME = "retinue"
-STOP_S_BEYOND_DRAIN = 20.0
+UNIT_NAME = "retinue"
+STOP_MARGIN_S = 20.0
 
 
-class Installation(Struct, frozen=True, kw_only=True):
+class UnitInstallation(Struct, frozen=True, kw_only=True):
     """A unit file, and the commands that install it."""
 
     path: Path  # of the unit file
@@ -29,33 +30,33 @@ class Installation(Struct, frozen=True, kw_only=True):
     commands: tuple[str, ...]  # to run in this order
 
 
-def installation(
-    *, command: Sequence[str], printed_by: Sequence[str], home: Path, units: Path, drain_s: float
-) -> Installation:
+def build_installation(
+    *, command: Sequence[str], printed_by: Sequence[str], data_dir: Path, unit_folder: Path, drain_s: float
+) -> UnitInstallation:
     """Return the unit for this data directory, and the commands that install and start it."""
-    path = units / f"{NAME}.service"
-    return Installation(
+    path = unit_folder / f"{UNIT_NAME}.service"
+    return UnitInstallation(
         path=path,
-        text=unit(command=command, home=str(home), drain_s=drain_s),
+        text=render_unit(command=command, data_dir=str(data_dir), drain_s=drain_s),
         commands=(
-            f"mkdir -p {shlex.quote(str(units))}",
+            f"mkdir -p {shlex.quote(str(unit_folder))}",
             f"{shlex.join(printed_by)} > {shlex.quote(str(path))}",
             "systemctl --user daemon-reload",
-            f"systemctl --user enable --now {NAME}",
+            f"systemctl --user enable --now {UNIT_NAME}",
             # Without it, the server would stop when its owner logs out, and start only when they log in.
             "loginctl enable-linger",
         ),
     )
 
 
-def unit(*, command: Sequence[str], home: str, drain_s: float, specifiers: bool = False) -> str:
+def render_unit(*, command: Sequence[str], data_dir: str, drain_s: float, keep_specifiers: bool = False) -> str:
     """Return the text of the unit. With `keep_specifiers`, `%h` and the like stay systemd specifiers."""
-    quoted = partial(_quoted, specifiers=specifiers)
+    quoted = partial(_quote_word, keep_specifiers=keep_specifiers)
     started = " ".join(quoted(word).replace("$", "$$") for word in command)
     return f"""\
 [Unit]
-Description=Retinue, a staff of AI agents
-# Settings that cannot be used will not become usable by trying again and again.
+Description=Retinue, a server for a team of AI agents
+# Stop restarting after a few failures: invalid settings stay invalid.
 StartLimitIntervalSec=60
 StartLimitBurst=5
 
@@ -63,15 +64,15 @@ StartLimitBurst=5
 Type=exec
 ExecStart={started}
 ExecReload=/bin/kill -HUP $MAINPID
-Environment={quoted(f"RETINUE_HOME={home}")}
-# What the house writes is its owner's alone.
+Environment={quoted(f"RETINUE_HOME={data_dir}")}
+# Only the owner can read the files of the server.
 UMask=0077
 Restart=on-failure
 RestartSec=2
-# A stop waits for what is running. What is still running after that is taken up at the next start.
-TimeoutStopSec={drain_s + STOP_S_BEYOND_DRAIN:g}
+# A stop waits for running work. Work that is still running after that resumes at the next start.
+TimeoutStopSec={drain_s + STOP_MARGIN_S:g}
 KillMode=mixed
-# A tool that takes all memory is ended, and the house goes on.
+# If a tool uses all memory, end the tool and keep the server.
 OOMPolicy=continue
 LimitNOFILE=65536
 
@@ -80,22 +81,17 @@ WantedBy=default.target
 """
 
 
-def _quoted(word: str, *, specifiers: bool) -> str:
+def _quote_word(word: str, *, keep_specifiers: bool) -> str:
     """Quote a word as systemd expects it."""
     if any(ord(char) < 32 for char in word):
-        raise Invalid(
-            "this cannot be written into a unit",
-            because="it holds a line break or another control character",
-            try_this="choose another RETINUE_HOME",
-            code="service.unwritable",
-        )
+        raise UnitTextInvalid
     text = word.replace("\\", "\\\\").replace('"', '\\"')
-    if not specifiers:
+    if not keep_specifiers:
         text = text.replace("%", "%%")
     return f'"{text}"' if any(char in text for char in " '\"\\;") else text
 
 
-def units_folder(environment: Mapping[str, str]) -> Path:
+def user_unit_folder(environment: Mapping[str, str]) -> Path:
     config = environment.get("XDG_CONFIG_HOME") or "~/.config"
     return Path(config).expanduser() / "systemd" / "user"
 
@@ -105,20 +101,20 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write("usage: python -m retinue.app.systemd_unit\n")
         return 2
     try:
-        settings = examine(os.environ).configuration.settings
-        found = installation(
+        settings = examine_configuration(os.environ).configuration.settings
+        found = build_installation(
             command=(sys.executable, "-m", "retinue", "run"),
             printed_by=(sys.executable, "-m", "retinue.app.systemd_unit"),
-            home=settings.home,
-            units=units_folder(os.environ),
+            data_dir=settings.home,
+            unit_folder=user_unit_folder(os.environ),
             drain_s=settings.drain_s,
         )
     except RetinueError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
     sys.stdout.write(found.text)
-    typed = "\n".join(f"  {command}" for command in found.commands)
-    sys.stderr.write(f"\nThe unit goes to {found.path}. Type:\n{typed}\n")
+    commands = "\n".join(f"  {command}" for command in found.commands)
+    sys.stderr.write(f"\nInstall the unit as {found.path} with these commands:\n{commands}\n")
     return 0
 
 

@@ -6,10 +6,10 @@ import os
 import sys
 
 from retinue.cli import operation_command
-from retinue.cli.chat_session import Talk
-from retinue.cli.client import call, home
-from retinue.cli.errors import FAILED, OK, CliError, HouseClosed, nearest
-from retinue.cli.output import has_colours, short
+from retinue.cli.chat_session import ChatSession
+from retinue.cli.client import call, get_data_dir
+from retinue.cli.errors import EXIT_FAILED, EXIT_OK, CliError, ServerNotAnswering, find_nearest
+from retinue.cli.output import has_colors, shorten_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 READ_BYTES = 64 * 1024
 HELP_WIDTH = 32  # the same width as in the server's list of commands
 # Handled here. Any other line that begins with a slash goes to the server, as in every other channel.
-COMMANDS = {
-    "/why ID": "why something became what it is",
-    "/quit": "leave; what was sent is still worked on",
-    "//WORDS": "send words that begin with a slash",
+LOCAL_COMMANDS = {
+    "/why ID": "explain what happened to an envelope, run, approval or session",
+    "/quit": "leave the chat; sent messages are still processed",
+    "//TEXT": "send a text that begins with a slash",
 }
-DECIDING = ("allow", "approve", "deny")  # without an id: the only open approval of this session
-SCOPES = ("once", "session", "always", "allow-once", "allow-session", "allow-always")
+DECISION_COMMANDS = ("allow", "approve", "deny")  # without an id: the only open approval of this session
+GRANT_SCOPES = ("once", "session", "always", "allow-once", "allow-session", "allow-always")
 
 
 def chat(options: Namespace) -> int:
@@ -34,149 +34,155 @@ def chat(options: Namespace) -> int:
     names = [agent["name"] for agent in status["agents"]]
     options.agent = options.agent or status["default_agent"] or ""
     if options.agent not in names:
-        raise _no_such_agent(options.agent, names)
-    text = None if options.once is None else operation_command.text_from(options.once)
-    talk = Talk(options, status)
+        raise _agent_not_found_error(options.agent, names)
+    text = None if options.once is None else operation_command.read_text(options.once)
+    talk = ChatSession(options, status)
     try:
         if text is not None:
-            talk.wait_for(talk.send(text), through_questions=True)
+            talk.wait_for(talk.send(text), through_approvals=True)
         else:
-            _converse(talk, status)
+            _handle_lines(talk, status)
     finally:
         talk.close()
-    return FAILED if talk.failed else OK
+    return EXIT_FAILED if talk.has_failed else EXIT_OK
 
 
-def _no_such_agent(name: str, names: list[str]) -> CliError:
+def _agent_not_found_error(name: str, agent_names: list[str]) -> CliError:
     return CliError(
-        f"there is no agent '{name}' in this house",
-        code="agent.not-found",
-        because=f"its staff are {', '.join(names)}",
-        try_this=f"retinue chat --agent {nearest(name, names) or names[0]}" if names else "retinue status",
+        f"no agent named '{name}'",
+        code="agent.not_found",
+        because=f"the agents are {', '.join(agent_names)}" if agent_names else "there are no agents yet",
+        try_this=f"retinue chat --agent {find_nearest(name, agent_names) or agent_names[0]}"
+        if agent_names
+        else "retinue agent register NAME",
     )
 
 
-def _converse(talk: Talk, status: dict[str, Any]) -> None:
-    talk.find_session()
-    if talk.at_keyboard:
-        _greet(talk, len(status["approvals"]))
-    lines = _typed(talk) if talk.at_keyboard else _piped(talk)
+def _handle_lines(chat_session: ChatSession, status: dict[str, Any]) -> None:
+    chat_session.find_session()
+    if chat_session.is_interactive:
+        _show_greeting(chat_session, len(status["approvals"]))
+    lines = _read_keyboard(chat_session) if chat_session.is_interactive else _read_stdin(chat_session)
     try:
         for line in lines:
             if line in ("/quit", "/exit"):
                 break
-            _try(talk, line)
+            _handle_line(chat_session, line)
     finally:
         lines.close()  # restores the terminal settings
-    if talk.at_keyboard:
-        talk.failed = False  # each failure was shown when it happened, so the exit code is 0
-    elif talk.conversation.awaited:
-        talk.complain(_still_asked(list(talk.conversation.approvals)))
+    if chat_session.is_interactive:
+        chat_session.has_failed = False  # each failure was shown when it happened, so the exit code is 0
+    elif chat_session.state.awaited_envelopes:
+        chat_session.print_error(_approval_pending_error(list(chat_session.state.open_approvals)))
 
 
-def _greet(talk: Talk, waiting: int) -> None:
-    talk.view.aside([f"You are talking to {talk.agent} in {home()}. /help shows what else you can do."])
-    if waiting:
-        talk.view.aside([f"Questions that wait for you: {waiting}. `retinue status` shows them."])
+def _show_greeting(chat_session: ChatSession, pending_approvals: int) -> None:
+    chat_session.view.show_note([f"Chatting with {chat_session.agent} in {get_data_dir()}. Type /help for commands."])
+    if pending_approvals:
+        chat_session.view.show_note([f"Pending approvals: {pending_approvals}. To list them: retinue status"])
 
 
-def _try(talk: Talk, line: str) -> None:
+def _handle_line(chat_session: ChatSession, line: str) -> None:
     try:
-        _take(talk, line)
-    except HouseClosed as closed:
-        if not talk.at_keyboard:
+        _dispatch_line(chat_session, line)
+    except ServerNotAnswering as closed:
+        if not chat_session.is_interactive:
             raise
-        talk.complain(closed)
+        chat_session.print_error(closed)
     except CliError as error:
-        talk.complain(error)
+        chat_session.print_error(error)
 
 
-def _take(talk: Talk, line: str) -> None:
+def _dispatch_line(chat_session: ChatSession, line: str) -> None:
     """Run one line: a local command, or a text to send. Of two leading slashes the server removes one."""
     if not line.startswith("/") or line.startswith("//"):
-        if line and (envelope := _send(talk, line)):
-            talk.wait_for(envelope)
+        if line and (envelope := _send(chat_session, line)):
+            chat_session.wait_for(envelope)
         return
     head, _, words = line[1:].partition(" ")
     name = head.removesuffix(":").casefold()
     if name == "why":
-        talk.show(call("house.why", {"id": words.strip()})["lines"])
+        chat_session.show(call("house.why", {"id": words.strip()})["lines"])
         return
-    deciding = name in DECIDING
-    parked = talk.conversation.parked and not deciding  # the server answers other commands; the run stays suspended
-    if envelope := _send(talk, named(name, words.strip(), list(talk.conversation.approvals)) if deciding else line):
-        talk.conversation.parked = parked
-        talk.wait_for(envelope)
-        talk.hear_all()
+    deciding = name in DECISION_COMMANDS
+    # The server answers other commands, and the run stays suspended.
+    stays_suspended = chat_session.state.is_suspended and not deciding
+    if envelope := _send(
+        chat_session,
+        add_approval_id(name, words.strip(), list(chat_session.state.open_approvals)) if deciding else line,
+    ):
+        chat_session.state.is_suspended = stays_suspended
+        chat_session.wait_for(envelope)
+        chat_session.drain_events()
     if name in ("help", "commands"):
-        talk.show([f"{command:<{HELP_WIDTH}}  {meaning}" for command, meaning in COMMANDS.items()])
-    for waiting in list(talk.conversation.awaited) if deciding else ():
-        talk.wait_for(waiting)
+        chat_session.show([f"{command:<{HELP_WIDTH}}  {meaning}" for command, meaning in LOCAL_COMMANDS.items()])
+    for waiting in list(chat_session.state.awaited_envelopes) if deciding else ():
+        chat_session.wait_for(waiting)
 
 
-def _send(talk: Talk, text: str) -> str:
+def _send(chat_session: ChatSession, text: str) -> str:
     """Send a text and return its envelope id, or "" if the user stops waiting for the server with Ctrl-C."""
     try:
-        return talk.send(text)
+        return chat_session.send(text)
     except KeyboardInterrupt:
-        if not talk.at_keyboard:
+        if not chat_session.is_interactive:
             raise
-        talk.clear()
-        talk.view.aside(["given up; should it have arrived all the same, its answer will come here"])
+        chat_session.clear_footer()
+        chat_session.view.show_note(["stopped sending; if the message arrived after all, its answer appears here"])
         return ""
 
 
-def named(name: str, words: str, still_open: Sequence[str]) -> str:
+def add_approval_id(command: str, arguments: str, open_approvals: Sequence[str]) -> str:
     """Return the slash command with an approval id, which may be omitted if exactly one approval is open."""
-    first = words.partition(" ")[0].casefold()
-    if first and first not in SCOPES and not (name == "approve" and first == "deny"):
-        return f"/{name} {words}"
-    if len(still_open) != 1:
+    first = arguments.partition(" ")[0].casefold()
+    if first and first not in GRANT_SCOPES and not (command == "approve" and first == "deny"):
+        return f"/{command} {arguments}"
+    if len(open_approvals) != 1:
         raise CliError(
-            "which question?",
-            code="approval.unnamed",
-            because=f"{len(still_open)} are open in this session",
-            try_this=f"/{name} {short(still_open[0]) if still_open else 'ID'}",
+            "no approval id given",
+            code="approval.id_missing",
+            because=f"{len(open_approvals)} approvals are pending in this session",
+            try_this=f"/{command} {shorten_id(open_approvals[0]) if open_approvals else 'ID'}",
         )
-    return f"/{name} {short(still_open[0])} {words}".strip()
+    return f"/{command} {shorten_id(open_approvals[0])} {arguments}".strip()
 
 
-def _still_asked(approvals: list[str]) -> CliError:
+def _approval_pending_error(approvals: list[str]) -> CliError:
     return CliError(
-        "no answer yet: the agent waits for a decision",
-        code="approval.open",
-        because="there are no more lines to read",
-        try_this=f"retinue allow {short(approvals[0]) if approvals else 'ID'}",
+        "no answer yet: the agent waits for an approval",
+        code="approval.pending",
+        because="the input has ended",
+        try_this=f"retinue allow {shorten_id(approvals[0]) if approvals else 'ID'}",
     )
 
 
 # Line sources
 
 
-def _typed(talk: Talk) -> Generator[str]:
+def _read_keyboard(chat_session: ChatSession) -> Generator[str]:
     """Yield lines typed at a terminal. Events appear above the prompt until the first key; Ctrl-C twice leaves."""
-    from retinue.cli.line_editor import Keyboard  # imports termios and readline, which only a terminal needs
+    from retinue.cli.line_editor import LineEditor  # imports termios and readline, which only a terminal needs
 
     leaving = False
-    with Keyboard(colours=has_colours(sys.stdout)) as keyboard:
+    with LineEditor(use_colors=has_colors(sys.stdout)) as keyboard:
         while True:
             try:
-                talk.wait_for_input(keyboard.fd, f"to {talk.agent}: ")
-                line = keyboard.line(f"to {talk.agent}: ").strip()
+                chat_session.wait_for_input(keyboard.fd, f"to {chat_session.agent}: ")
+                line = keyboard.read_line(f"to {chat_session.agent}: ").strip()
                 leaving = False
                 yield line
             except EOFError:
-                talk.view.show([""])
+                chat_session.view.show([""])
                 return
             except KeyboardInterrupt:
                 if leaving:
                     raise
                 leaving = True
-                talk.clear()
-                talk.view.aside(["Ctrl-C once more leaves, and so does /quit."])
+                chat_session.clear_footer()
+                chat_session.view.show_note(["Press Ctrl-C again to leave, or type /quit."])
 
 
-def _piped(talk: Talk) -> Generator[str]:
+def _read_stdin(chat_session: ChatSession) -> Generator[str]:
     """Yield lines from stdin: a pipe, a file or a dumb terminal."""
     fd = sys.stdin.fileno()
     by_hand = sys.stdin.isatty() and sys.stdout.isatty()  # a terminal without cursor control
@@ -184,24 +190,24 @@ def _piped(talk: Talk) -> Generator[str]:
     while True:
         *lines, waiting = waiting.split(b"\n")
         for line in lines:
-            yield _shown(talk, line)
+            yield _decode_line(chat_session, line)
         if by_hand:
-            sys.stdout.write(f"to {talk.agent}: ")
+            sys.stdout.write(f"to {chat_session.agent}: ")
             sys.stdout.flush()
-        talk.wait_for_input(fd)
-        heard = os.read(fd, READ_BYTES)
-        if not heard:
+        chat_session.wait_for_input(fd)
+        data = os.read(fd, READ_BYTES)
+        if not data:
             break
-        waiting += heard
-    yield _shown(talk, waiting)
+        waiting += data
+    yield _decode_line(chat_session, waiting)
 
 
-def _shown(talk: Talk, line: bytes) -> str:
+def _decode_line(chat_session: ChatSession, line: bytes) -> str:
     """Decode a line from stdin. Echo it if the output is a terminal, since it was not typed there."""
     try:
         text = line.decode().strip()
     except UnicodeDecodeError:
-        raise operation_command.not_text() from None
-    if text and talk.on_terminal:
-        talk.view.show([f"to {talk.agent}: {text}"])
+        raise operation_command.not_utf8_error() from None
+    if text and chat_session.on_terminal:
+        chat_session.view.show([f"to {chat_session.agent}: {text}"])
     return text

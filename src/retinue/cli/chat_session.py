@@ -11,13 +11,13 @@ import os
 import sys
 import time
 
-from retinue.cli.chat_state import Conversation, Ending
+from retinue.cli.chat_state import ChatState, EnvelopeEnd
 from retinue.cli.chat_views import OnceView, PlainView, TerminalView
-from retinue.cli.client import call, post
-from retinue.cli.errors import CliError, HouseClosed
-from retinue.cli.event_follower import Follower
-from retinue.cli.interrupts import Interrupts
-from retinue.cli.output import complain, short
+from retinue.cli.client import call, send_until_accepted
+from retinue.cli.errors import CliError, ServerNotAnswering
+from retinue.cli.event_follower import EventFollower
+from retinue.cli.interrupts import InterruptHandler
+from retinue.cli.output import print_error, shorten_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,35 +26,35 @@ if TYPE_CHECKING:
     from typing import Any
 
 TICK_S = 1.0
-HEARD_WITHIN_S = 5.0
-CLOSED_WORDS = "the house is closed, waiting..."
-OPEN_WORDS = "the house is open again"
-STOP_WORDS = "stopped from the terminal"
-SESSIONS_SEARCHED = 50
-OWNER = "person:owner"
+DRAIN_EVENTS_S_MAX = 5.0
+SERVER_DOWN_TEXT = "the server is not answering, waiting..."
+SERVER_UP_TEXT = "the server is answering again"
+STOP_REASON = "stopped from the terminal"
+SESSIONS_SEARCHED_MAX = 50
+OWNER_ADDRESS = "person:owner"
 
 
-class Talk:
+class ChatSession:
     """Sends messages to one agent, waits for their outcomes and shows events in a view."""
 
     def __init__(self, options: Namespace, status: dict[str, Any]) -> None:
         self.agent: str = options.agent
-        self.failed = False  # a message was not answered, or a command failed
+        self.has_failed = False  # a message was not answered, or a command failed
         self.on_terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not options.json
-        self.at_keyboard = self.on_terminal and sys.stdin.isatty() and options.once is None
-        self.view = _view(options, on_terminal=self.on_terminal)
-        self.view.always = status["you"] == OWNER
-        self.conversation = Conversation(self.view, cursor=status["cursor"])
-        self.interrupts = Interrupts()
-        self._name: str = options.session
-        self._there = ""  # the session after a switch to another agent
-        self._told_until = 0  # cursor of the last event that our last message caused
-        self._me: str = status["you"]
-        self._json: bool = options.json
+        self.is_interactive = self.on_terminal and sys.stdin.isatty() and options.once is None
+        self.view = _build_view(options, on_terminal=self.on_terminal)
+        self.view.can_grant_always = status["you"] == OWNER_ADDRESS
+        self.state = ChatState(self.view, cursor=status["cursor"])
+        self.interrupts = InterruptHandler()
+        self._conversation_name: str = options.session
+        self._switched_session = ""  # the session after a switch to another agent
+        self._sent_cursor = 0  # cursor of the last event that our last message caused
+        self._principal: str = status["you"]
+        self._prints_json: bool = options.json
         self._wait_s: float = options.wait
-        self._follower = Follower(self.conversation, self._house_changed)
-        self._open = True
-        self._footer = ""
+        self._follower = EventFollower(self.state, self._on_server_change)
+        self._is_server_up = True
+        self._footer_text = ""
 
     @property
     def session(self) -> str:
@@ -67,166 +67,175 @@ class Talk:
 
     def find_session(self) -> None:
         """Follow the session that this conversation used before, if it is among the recent ones."""
-        origin = f"terminal:{self._me}/{self._name.casefold()}" if self._name else f"terminal:{self._me}"
-        found = call("session.list", {"limit": SESSIONS_SEARCHED})["sessions"]
+        origin = (
+            f"terminal:{self._principal}/{self._conversation_name.casefold()}"
+            if self._conversation_name
+            else f"terminal:{self._principal}"
+        )
+        found = call("session.list", {"limit": SESSIONS_SEARCHED_MAX})["sessions"]
         ours = (s["sessionId"] for s in found if (s["agentId"], s["origin"]) == (self.agent, origin))
         self._follower.session = next(ours, "")
 
     def send(self, text: str) -> str:
         """Send a text, repeating it until it is accepted, and return the envelope id. Ctrl-C gives up."""
-        self.interrupts.be_patient(False)
-        self.footer("")
-        where = {"session": self._there} if self._there else {"conversation": self._name}
+        self.interrupts.set_deferring(False)
+        self.set_footer("")
+        where = (
+            {"session": self._switched_session} if self._switched_session else {"conversation": self._conversation_name}
+        )
         envelope = {"to": f"agent:{self.agent}", "text": text, "key": os.urandom(16).hex(), **where}
-        sent = post(envelope, wait_s=self._wait_s, waiting=lambda: self._house_changed(False))
-        self._house_changed(True)
-        self.conversation.own(sent["envelope"])
-        self.conversation.parked = False  # a suspended run resumes without a decision when a new message arrives
+        sent = send_until_accepted(envelope, wait_s=self._wait_s, on_waiting=lambda: self._on_server_change(False))
+        self._on_server_change(True)
+        self.state.add_sent_envelope(sent["envelope"])
+        self.state.is_suspended = False  # a suspended run resumes without a decision when a new message arrives
         if sent["outcome"] == "answered":  # by the server itself, in the accepting commit: no run follows
-            self._look_up(sent["envelope"])
+            self._look_up_end(sent["envelope"])
         elif sent["outcome"] and not sent["duplicate"]:  # the outcome of a duplicate arrives as an event
-            self.conversation.ended(sent["envelope"], Ending(sent["outcome"], because=sent["because"]))
+            self.state.record_end(sent["envelope"], EnvelopeEnd(sent["outcome"], because=sent["because"]))
         self._follower.session = sent["session"]
-        self._told_until = sent["cursor"]
+        self._sent_cursor = sent["cursor"]
         return sent["envelope"]
 
-    def hear_all(self) -> None:
+    def drain_events(self) -> None:
         """Read the events that our last message caused, such as a switch to another agent."""
-        patience = time.monotonic() + HEARD_WITHIN_S
-        while self.conversation.cursor < self._told_until and time.monotonic() < patience:
-            self._hear([])
+        patience = time.monotonic() + DRAIN_EVENTS_S_MAX
+        while self.state.cursor < self._sent_cursor and time.monotonic() < patience:
+            self._receive_events([])
 
-    def wait_for(self, envelope: str, *, through_questions: bool = False) -> None:
+    def wait_for(self, envelope: str, *, through_approvals: bool = False) -> None:
         """Show events until this envelope has an outcome, or its run is suspended to wait for a person."""
-        self.interrupts.be_patient(True)
-        self.footer(f"{self.agent} is at work; Ctrl-C stops it")
-        while envelope in self.conversation.awaited:
-            if self.conversation.parked and not through_questions:
+        self.interrupts.set_deferring(True)
+        self.set_footer(f"{self.agent} is working; Ctrl-C stops it")
+        while envelope in self.state.awaited_envelopes:
+            if self.state.is_suspended and not through_approvals:
                 break
-            if self._follower.closed_s > self._wait_s:
-                raise self._gave_up(envelope)
-            self._hear([self.interrupts.fd])
-            if self._open and (partial := self.conversation.partial):
-                self.view.live(partial.thinking, partial.text, ours=self.conversation.ours)
-            if self.interrupts.noted():
-                self._stop()
-        self.clear()
-        self._report()
+            if self._follower.down_s > self._wait_s:
+                raise self._wait_expired_error(envelope)
+            self._receive_events([self.interrupts.fd])
+            if self._is_server_up and (partial := self.state.streamed_reply):
+                self.view.show_partial(partial.thinking, partial.text, is_ours=self.state.is_our_run)
+            if self.interrupts.was_interrupted():
+                self._stop_on_interrupt()
+        self.clear_footer()
+        self._report_ends()
 
-    def wait_for_input(self, fd: int, footer: str = "") -> None:
+    def wait_for_input(self, fd: int, footer_text: str = "") -> None:
         """Show events until `fd` is readable."""
-        self.interrupts.be_patient(False)
-        self.footer(footer)
-        while fd not in self._hear([fd]):
-            self._report()
-        self.clear()
-        self._report()
+        self.interrupts.set_deferring(False)
+        self.set_footer(footer_text)
+        while fd not in self._receive_events([fd]):
+            self._report_ends()
+        self.clear_footer()
+        self._report_ends()
 
-    def _hear(self, also: list[int]) -> list[int]:
-        ready = self._follower.step(TICK_S, also)
-        if self.conversation.lost:
-            self._catch_up()
-        if self.conversation.switched is not None:
-            self._go_on_elsewhere(self.conversation.switched)
+    def _receive_events(self, extra_fds: list[int]) -> list[int]:
+        ready = self._follower.step(TICK_S, extra_fds)
+        if self.state.has_lost_events:
+            self._recover_lost_ends()
+        if self.state.pending_switch is not None:
+            self._follow_switch(self.state.pending_switch)
         return ready
 
-    def _go_on_elsewhere(self, switched: dict[str, Any]) -> None:
+    def _follow_switch(self, event: dict[str, Any]) -> None:
         """Continue with the other agent if this principal switched. Ignore a switch by another principal."""
-        self.conversation.switched = None
-        if switched["by"] == self._me:
-            self.agent, self._there = switched["agent"], switched["to"]
-            self.view.talks_to(self.agent)
-            self._follower.go(self._there)
+        self.state.pending_switch = None
+        if event["by"] == self._principal:
+            self.agent, self._switched_session = event["agent"], event["to"]
+            self.view.set_agent(self.agent)
+            self._follower.switch_session(self._switched_session)
 
-    def footer(self, words: str) -> None:
+    def set_footer(self, text: str) -> None:
         """Set the bottom line, and above it a notice if the server is down."""
-        self._footer = words
-        self.view.footer(words if self._open else "\n".join(filter(None, (CLOSED_WORDS, words))))
+        self._footer_text = text
+        self.view.set_footer(text if self._is_server_up else "\n".join(filter(None, (SERVER_DOWN_TEXT, text))))
 
-    def clear(self) -> None:
+    def clear_footer(self) -> None:
         """Remove the footer, so that other code can write at the bottom of the terminal."""
-        self._footer = ""
-        self.view.footer("")
+        self._footer_text = ""
+        self.view.set_footer("")
 
-    def complain(self, error: CliError) -> None:
-        self.failed = True
+    def print_error(self, error: CliError) -> None:
+        self.has_failed = True
         self.view.close()
-        complain(error)
+        print_error(error)
 
-    def stop(self, why: str = STOP_WORDS) -> dict[str, Any]:
-        return call("session.stop", {"session": self.session, "why": why})
+    def stop_session(self, reason: str = STOP_REASON) -> dict[str, Any]:
+        return call("session.stop", {"session": self.session, "why": reason})
 
-    def _stop(self) -> None:
+    def _stop_on_interrupt(self) -> None:
         """Stop the session after the first Ctrl-C. The result arrives as an event."""
-        self.footer(f"stopping {self.agent}; Ctrl-C once more leaves")
+        self.set_footer(f"stopping {self.agent}; press Ctrl-C again to leave")
         try:
-            self.stop()
+            self.stop_session()
         except CliError as error:
-            self.footer(f"{error.sentence}; Ctrl-C once more leaves")
+            self.set_footer(f"{error.sentence}; press Ctrl-C again to leave")
 
-    def _house_changed(self, is_open: bool) -> None:
-        if is_open == self._open:
+    def _on_server_change(self, is_up: bool) -> None:
+        if is_up == self._is_server_up:
             return
-        self._open = is_open
-        self.view.waiting(OPEN_WORDS if is_open else CLOSED_WORDS)
-        self.footer(self._footer)
+        self._is_server_up = is_up
+        self.view.show_server_state(SERVER_UP_TEXT if is_up else SERVER_DOWN_TEXT)
+        self.set_footer(self._footer_text)
 
-    def _gave_up(self, envelope: str) -> HouseClosed:
-        closed = HouseClosed(f"nobody has answered for {self._wait_s:g} s")
-        closed.sentence = f"the house is closed; envelope {short(envelope)} is kept, and worked on when it opens"
-        closed.try_this = f"retinue up, then: retinue show {short(envelope)}"
-        return closed
+    def _wait_expired_error(self, envelope: str) -> ServerNotAnswering:
+        id_ = shorten_id(envelope)
+        because = (
+            f"no answer for {self._wait_s:g} s; envelope {id_} is stored, and processed when the server runs again"
+        )
+        error = ServerNotAnswering(because, may_have_arrived=True)
+        error.try_this = f"retinue up, then: retinue show {id_}"
+        return error
 
-    def _catch_up(self) -> None:
+    def _recover_lost_ends(self) -> None:
         """Request the outcomes of awaited envelopes, because the server no longer has the events after our cursor."""
         try:
-            for envelope in list(self.conversation.awaited):
-                self._look_up(envelope)
-        except HouseClosed:
+            for envelope in list(self.state.awaited_envelopes):
+                self._look_up_end(envelope)
+        except ServerNotAnswering:
             return  # retried when the server answers again
-        self.conversation.lost = False
+        self.state.has_lost_events = False
 
-    def _look_up(self, envelope: str) -> None:
+    def _look_up_end(self, envelope: str) -> None:
         shown = call("envelope.show", {"id": envelope})
         if "outcome" not in shown:
             return
-        ending = Ending(shown["outcome"], because=shown["because"], answer=shown["answer"])
-        answer = call("envelope.show", {"id": ending.answer}) if ending.answer else {"text": "", "to": ""}
-        ending.text = answer["text"]
-        self.conversation.was_told(envelope, ending, answer["to"])
+        ending = EnvelopeEnd(shown["outcome"], because=shown["because"], answer_id=shown["answer"])
+        answer = call("envelope.show", {"id": ending.answer_id}) if ending.answer_id else {"text": "", "to": ""}
+        ending.answer_text = answer["text"]
+        self.state.show_requested_end(envelope, ending, answer["to"])
 
-    def _report(self) -> None:
+    def _report_ends(self) -> None:
         """Report each new outcome: as JSON if requested, and as text if there is no answer to show."""
-        for envelope in list(self.conversation.endings):
-            ending = self.conversation.endings.pop(envelope)
-            if self._json:
+        for envelope in list(self.state.unreported_ends):
+            ending = self.state.unreported_ends.pop(envelope)
+            if self._prints_json:
                 self._print_json(envelope, ending)
-            if not ending.answered:
-                self.failed = True
-                self._say_unanswered(envelope, ending)
+            if not ending.is_answered:
+                self.has_failed = True
+                self._report_unanswered(envelope, ending)
 
-    def _say_unanswered(self, envelope: str, ending: Ending) -> None:
-        if self.view.explains:
-            self.view.aside([f"({ending.outcome}; /why {short(envelope)} tells more)"])
+    def _report_unanswered(self, envelope: str, end: EnvelopeEnd) -> None:
+        if self.view.accepts_commands:
+            self.view.show_note([f"({end.outcome}; for details: /why {shorten_id(envelope)})"])
             return
         self.view.close()
-        complain(
+        print_error(
             CliError(
-                f"no answer: the envelope is {ending.outcome}",
-                code=f"envelope.{ending.outcome}",
-                because=ending.because,
-                try_this=f"retinue why {short(envelope)}",
+                f"no answer: the envelope is {end.outcome}",
+                code=f"envelope.{end.outcome}",
+                because=end.because,
+                try_this=f"retinue why {shorten_id(envelope)}",
             )
         )
 
-    def _print_json(self, envelope: str, ending: Ending) -> None:
+    def _print_json(self, envelope: str, end: EnvelopeEnd) -> None:
         form = {
             "envelope": envelope,
             "session": self.session,
-            "outcome": ending.outcome,
-            "because": ending.because,
-            "answer": ending.answer,
-            "text": ending.text,
+            "outcome": end.outcome,
+            "because": end.because,
+            "answer": end.answer_id,
+            "text": end.answer_text,
         }
         sys.stdout.write(json.dumps(form, ensure_ascii=False) + "\n")
         sys.stdout.flush()
@@ -235,10 +244,10 @@ class Talk:
         self.view.show(lines)
 
 
-def _view(options: Namespace, *, on_terminal: bool) -> PlainView | TerminalView:
+def _build_view(options: Namespace, *, on_terminal: bool) -> PlainView | TerminalView:
     once = options.once is not None
     if not on_terminal:
-        return PlainView(sys.stdout, sys.stderr, steps=not once, answers=not options.json)
+        return PlainView(sys.stdout, sys.stderr, show_steps=not once, show_answers=not options.json)
     if once:
         return OnceView(sys.stdout, sys.stderr, agent=options.agent)
     return TerminalView(sys.stdout, agent=options.agent)

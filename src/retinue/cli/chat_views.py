@@ -5,63 +5,67 @@ from __future__ import annotations
 import os
 import sys
 
-from retinue.cli.live_region import BOLD, DIM, PLAIN, Region, visible
-from retinue.cli.output import call_line, exact, has_colours, short
+from retinue.cli.live_region import BOLD, DIM, RESET, LiveRegion, escape_controls
+from retinue.cli.output import format_call, has_colors, shorten_id, to_exact_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, TextIO
 
-    from retinue.cli.chat_state import Ending
+    from retinue.cli.chat_state import EnvelopeEnd
 
-RESULT_SHOWN_MAX = 200
-FROM_A_SHELL = {"allow": "retinue allow", "deny": "retinue deny", "scope": "--scope "}
+RESULT_CHARS_MAX = 200
+SHELL_COMMANDS = {"allow": "retinue allow", "deny": "retinue deny", "scope": "--scope "}
 
 
-def question_lines(question: dict[str, Any], *, allow: str, deny: str, scope: str, always: bool) -> list[str]:
+def format_approval_request(
+    event: dict[str, Any], *, allow: str, deny: str, scope: str, can_grant_always: bool
+) -> list[str]:
     """Format an approval with its exact calls and the commands that answer it.
 
     A longer grant is offered only if the approval allows one, and a permanent one only to the owner.
     `event` is the event that announces the approval.
     """
-    id_ = short(question["approval"])
-    calls, grants, reach = question["calls"], question.get("would_grant", ()), question.get("gives", ())
-    wish = f"may {_for_whom(question)} have {_named(grants)}? ({id_})"
-    lines = [f"may I? ({id_})" if calls else wish, *(f"  {call_line(call)}" for call in calls)]
-    lines += [f"  to reach: {_named(reach)}"] if reach else []
-    lines += [f"  because: {exact(question['because'])[1:-1]}"] if question.get("because") else []
+    id_ = shorten_id(event["approval"])
+    calls, grants, reach = event["calls"], event.get("would_grant", ()), event.get("gives", ())
+    wanted = f"permission needed{_format_grantee(event)}: {_format_permissions(grants)} ({id_})"
+    lines = [f"approval needed ({id_})" if calls else wanted, *(f"  {format_call(call)}" for call in calls)]
+    lines += [f"  access: {_format_permissions(reach)}"] if reach else []
+    lines += [f"  because: {to_exact_json(event['because'])[1:-1]}"] if event.get("because") else []
     lines.append(f"  {allow} {id_}   {deny} {id_}")
     if calls and grants:
-        lines.append(f"  for longer ({_named(grants)}): {allow} {id_} {scope}session{' (or always)' if always else ''}")
-    elif always and not calls:
-        lines.append(f"  for good: {allow} {id_} {scope}always")
+        always = " (or always)" if can_grant_always else ""
+        lines.append(f"  for longer ({_format_permissions(grants)}): {allow} {id_} {scope}session{always}")
+    elif can_grant_always and not calls:
+        lines.append(f"  permanently: {allow} {id_} {scope}always")
     return lines
 
 
-def fresh_context(because: str) -> str:
-    return f"(a fresh context begins: {exact(because)[1:-1]})" if because else "(a fresh context begins)"
+def format_reset(because: str) -> str:
+    return f"(context reset: {to_exact_json(because)[1:-1]})" if because else "(context reset)"
 
 
-def _for_whom(question: dict[str, Any]) -> str:
-    asker = question.get("agent", "")
-    return "I" if question.get("for_whom", asker) == asker else question["for_whom"]
+def _format_grantee(event: dict[str, Any]) -> str:
+    """Return the agent that would get the permission, unless it is the one that asks."""
+    asker = event.get("agent", "")
+    return "" if event.get("for_whom", asker) == asker else f" for {event['for_whom']}"
 
 
-def _named(permissions: Sequence[str]) -> str:
-    return ", ".join(exact(each)[1:-1] for each in permissions)
+def _format_permissions(permissions: Sequence[str]) -> str:
+    return ", ".join(to_exact_json(each)[1:-1] for each in permissions)
 
 
-def call_words(tool: str, arguments: dict[str, Any]) -> str:
-    return f"  · {tool} {exact(arguments)}"
+def format_call_step(tool: str, arguments: dict[str, Any]) -> str:
+    return f"  · {tool} {to_exact_json(arguments)}"
 
 
-def result_words(output: str, *, failed: bool) -> str:
+def format_result_step(output: str, *, failed: bool) -> str:
     """Format a tool result in one line."""
     lines = [line for line in output.split("\n") if line.strip()]
-    first = lines[0].strip() if lines else "(nothing)"
+    first = lines[0].strip() if lines else "(empty)"
     more = f" (and {len(lines) - 1} more lines)" if len(lines) > 1 else ""
-    return f"  {'failed' if failed else '='} {first[:RESULT_SHOWN_MAX]}{more}"
+    return f"  {'failed' if failed else '='} {first[:RESULT_CHARS_MAX]}{more}"
 
 
 class PlainView:
@@ -71,74 +75,74 @@ class PlainView:
     if that is a terminal. Approvals always go to stderr, since a person must see them.
     """
 
-    explains = False  # whether slash commands such as /why can be typed
-    always = False  # whether this user may grant permanently
+    accepts_commands = False  # whether slash commands such as /why can be typed
+    can_grant_always = False  # whether this user may grant permanently
 
-    def __init__(self, out: TextIO, err: TextIO, *, steps: bool, answers: bool = True) -> None:
+    def __init__(self, out: TextIO, err: TextIO, *, show_steps: bool, show_answers: bool = True) -> None:
         self._out = out
         self._err = err
-        self._steps = steps
-        self._answers = answers
-        self._heard = err.isatty()
+        self._shows_steps = show_steps
+        self._shows_answers = show_answers
+        self._is_stderr_terminal = err.isatty()
 
-    def talks_to(self, agent: str) -> None:
+    def set_agent(self, agent: str) -> None:
         """Do nothing: this view does not show the agent's name."""
 
-    def live(self, thinking: str, text: str, *, ours: bool) -> None:
+    def show_partial(self, thinking: str, text: str, *, is_ours: bool) -> None:
         """Do nothing: the text may still change."""
 
-    def footer(self, words: str) -> None:
+    def set_footer(self, text: str) -> None:
         """Do nothing: written lines cannot be erased here."""
 
-    def waiting(self, words: str) -> None:
+    def show_server_state(self, text: str) -> None:
         """Show on stderr whether the server answers."""
-        _put(self._err, words)
+        _write_line(self._err, text)
 
-    def aside(self, lines: Sequence[str]) -> None:
-        for line in lines if self._heard else ():
-            _put(self._err, line)
+    def show_note(self, lines: Sequence[str]) -> None:
+        for line in lines if self._is_stderr_terminal else ():
+            _write_line(self._err, line)
 
     def show(self, lines: Sequence[str]) -> None:
         """Show the result of a local command."""
         for line in lines:
-            _put(self._out if self._answers else self._err, line)
+            _write_line(self._out if self._shows_answers else self._err, line)
 
-    def said(self, thinking: str, text: str, *, ours: bool) -> None:
-        if text and ours and self._steps and self._answers:
-            _put(self._out, text)
+    def show_turn_text(self, thinking: str, text: str, *, is_ours: bool) -> None:
+        if text and is_ours and self._shows_steps and self._shows_answers:
+            _write_line(self._out, text)
         elif text:
-            self.aside([text])
+            self.show_note([text])
 
-    def called(self, tool: str, arguments: dict[str, Any]) -> None:
-        self.aside([call_words(tool, arguments)])
+    def show_call(self, tool: str, arguments: dict[str, Any]) -> None:
+        self.show_note([format_call_step(tool, arguments)])
 
-    def returned(self, tool: str, output: str, *, failed: bool) -> None:
-        self.aside([result_words(output, failed=failed)])
+    def show_result(self, tool: str, output: str, *, failed: bool) -> None:
+        self.show_note([format_result_step(output, failed=failed)])
 
-    def asked(self, question: dict[str, Any]) -> None:
-        for line in question_lines(question, **FROM_A_SHELL, always=self.always):
-            _put(self._err, line)
+    def show_approval(self, event: dict[str, Any]) -> None:
+        for line in format_approval_request(event, **SHELL_COMMANDS, can_grant_always=self.can_grant_always):
+            _write_line(self._err, line)
 
-    def decided(self, approval: str, state: str, by: str) -> None:
-        self.aside([f"{state} by {by} ({short(approval)})"])
+    def show_decision(self, approval: str, state: str, by: str) -> None:
+        self.show_note([f"{state} by {by} ({shorten_id(approval)})"])
 
-    def answered(self, text: str, to: str, *, ours: bool) -> None:
-        if not ours:
-            self.aside([f"(to {short(to)}) {text}"])
-        elif self._answers:
-            _put(self._out, text)
+    def show_answer(self, text: str, recipient: str, *, is_ours: bool) -> None:
+        if not is_ours:
+            self.show_note([f"(to {shorten_id(recipient)}) {text}"])
+        elif self._shows_answers:
+            _write_line(self._out, text)
 
-    def mail(self, sender: str, text: str) -> None:
-        self.aside([f"{short(sender)}: {text}"])
+    def show_incoming(self, sender: str, text: str) -> None:
+        self.show_note([f"{shorten_id(sender)}: {text}"])
 
-    def notice(self, text: str) -> None:
-        self.aside([text])
+    def show_server_text(self, text: str) -> None:
+        self.show_note([text])
 
-    def ended(self, ending: Ending) -> None:
+    def show_end(self, end: EnvelopeEnd) -> None:
         """Do nothing: the chat session reports the outcome."""
 
-    def was_reset(self, because: str) -> None:
-        self.aside([fresh_context(because)])
+    def show_reset(self, because: str) -> None:
+        self.show_note([format_reset(because)])
 
     def close(self) -> None:
         """Do nothing: this view has no unfinished text."""
@@ -147,118 +151,122 @@ class PlainView:
 class TerminalView:
     """Writes to a terminal: text as it streams, redrawn if a later attempt differs."""
 
-    always = False  # whether this user may grant permanently
-    explains = True
+    can_grant_always = False  # whether this user may grant permanently
+    accepts_commands = True
 
-    def __init__(self, out: TextIO, *, agent: str, headed: bool = True) -> None:
+    def __init__(self, out: TextIO, *, agent: str, show_header: bool = True) -> None:
         self._out = out
         self._agent = agent
-        self._headed = headed
-        self._colours = has_colours(out)
-        self._region = Region(colours=self._colours)
+        self._shows_header = show_header
+        self._has_colors = has_colors(out)
+        self._region = LiveRegion(use_colors=self._has_colors)
         self._footer = ""
-        self._later: list[str] = []
-        self._header_due = True
+        self._deferred_lines: list[str] = []
+        self._is_header_due = True
 
-    def talks_to(self, agent: str) -> None:
+    def set_agent(self, agent: str) -> None:
         """Set the name for the header of the next answers."""
         self._agent = agent
 
-    def live(self, thinking: str, text: str, *, ours: bool) -> None:
+    def show_partial(self, thinking: str, text: str, *, is_ours: bool) -> None:
         if not thinking and not text:
             return
-        self._header()
+        self._write_header()
         self._footer = ""
-        self._paint(visible(thinking), visible(text), growing=True)
+        self._paint(escape_controls(thinking), escape_controls(text), is_growing=True)
 
-    def footer(self, words: str) -> None:
+    def set_footer(self, text: str) -> None:
         """Set the bottom line, which the next output overwrites."""
-        self._footer = words
+        self._footer = text
         self._paint(self._region.dim, self._region.plain)
 
-    def waiting(self, words: str) -> None:
+    def show_server_state(self, text: str) -> None:
         """Do nothing: the footer shows it."""
 
     def show(self, lines: Sequence[str]) -> None:
-        self._above([visible(line) for line in lines])
+        self._write_above([escape_controls(line) for line in lines])
 
-    def aside(self, lines: Sequence[str]) -> None:
-        self._above([self._in(DIM, visible(line)) for line in lines])
+    def show_note(self, lines: Sequence[str]) -> None:
+        self._write_above([self._apply_style(DIM, escape_controls(line)) for line in lines])
 
-    def said(self, thinking: str, text: str, *, ours: bool) -> None:
-        if thinking or text or not self._region.empty:
-            self._final(visible(thinking), visible(text))
+    def show_turn_text(self, thinking: str, text: str, *, is_ours: bool) -> None:
+        if thinking or text or not self._region.is_empty:
+            self._write_final(escape_controls(thinking), escape_controls(text))
 
-    def called(self, tool: str, arguments: dict[str, Any]) -> None:
-        self._before([call_words(tool, arguments)])
+    def show_call(self, tool: str, arguments: dict[str, Any]) -> None:
+        self._insert_before([format_call_step(tool, arguments)])
 
-    def returned(self, tool: str, output: str, *, failed: bool) -> None:
-        self._before([result_words(output, failed=failed)])
+    def show_result(self, tool: str, output: str, *, failed: bool) -> None:
+        self._insert_before([format_result_step(output, failed=failed)])
 
-    def asked(self, question: dict[str, Any]) -> None:
-        first, *rest = question_lines(question, allow="/allow", deny="/deny", scope="", always=self.always)
-        self._above([self._in(BOLD, f"{self._agent}: {first}"), *(visible(line) for line in rest)])
+    def show_approval(self, event: dict[str, Any]) -> None:
+        first, *rest = format_approval_request(
+            event, allow="/allow", deny="/deny", scope="", can_grant_always=self.can_grant_always
+        )
+        self._write_above(
+            [self._apply_style(BOLD, f"{self._agent}: {first}"), *(escape_controls(line) for line in rest)]
+        )
 
-    def decided(self, approval: str, state: str, by: str) -> None:
-        self.aside([f"({short(approval)} {state} by {by})"])
+    def show_decision(self, approval: str, state: str, by: str) -> None:
+        self.show_note([f"({shorten_id(approval)} {state} by {by})"])
 
-    def answered(self, text: str, to: str, *, ours: bool) -> None:
-        self._final(self._region.dim, visible(text))
+    def show_answer(self, text: str, recipient: str, *, is_ours: bool) -> None:
+        self._write_final(self._region.dim, escape_controls(text))
 
-    def mail(self, sender: str, text: str) -> None:
-        self._above([self._in(BOLD, visible(f"{short(sender)}:")), visible(text)])
-        self._header_due = True
+    def show_incoming(self, sender: str, text: str) -> None:
+        self._write_above([self._apply_style(BOLD, escape_controls(f"{shorten_id(sender)}:")), escape_controls(text)])
+        self._is_header_due = True
 
-    def notice(self, text: str) -> None:
-        self._above([self._in(DIM, line) for line in visible(text).split("\n")])
+    def show_server_text(self, text: str) -> None:
+        self._write_above([self._apply_style(DIM, line) for line in escape_controls(text).split("\n")])
 
-    def ended(self, ending: Ending) -> None:
+    def show_end(self, end: EnvelopeEnd) -> None:
         """Keep and mark the unfinished text of a failed run. Erase text that is not part of an answer."""
         mark = ""
-        if ending.answered:
+        if end.is_answered:
             self._paint("", "")
-            mark = "" if ending.answer else f"({self._agent} chose to say nothing)"
-        elif ending.outcome != "noted" and not self._region.empty:
-            mark = "(cut off)"
-        self._leave(mark)
-        self._header_due = True
+            mark = "" if end.answer_id else f"({self._agent} did not reply)"
+        elif end.outcome != "noted" and not self._region.is_empty:
+            mark = "(interrupted)"
+        self._finish_region(mark)
+        self._is_header_due = True
 
-    def was_reset(self, because: str) -> None:
-        self.aside([fresh_context(because)])
+    def show_reset(self, because: str) -> None:
+        self.show_note([format_reset(because)])
 
     def close(self) -> None:
         self._footer = ""
-        self._leave()
+        self._finish_region()
 
-    def _final(self, dim: str, plain: str) -> None:
+    def _write_final(self, dim: str, plain: str) -> None:
         """Replace the live text with the final one and keep it."""
         if dim or plain:
-            self._header()
+            self._write_header()
         self._paint(dim, plain)
-        self._leave()
+        self._finish_region()
 
-    def _leave(self, mark: str = "") -> None:
+    def _finish_region(self, mark: str = "") -> None:
         """Keep the live text, add a mark below it, then write the deferred lines."""
-        columns, rows = self._size()
-        self._write(self._region.leave(columns=columns, rows=rows))
-        later, self._later = self._later, []
-        self._above([*([self._in(DIM, mark)] if mark else []), *later])
+        columns, rows = self._get_size()
+        self._write(self._region.finish(columns=columns, rows=rows))
+        later, self._deferred_lines = self._deferred_lines, []
+        self._write_above([*([self._apply_style(DIM, mark)] if mark else []), *later])
 
-    def _before(self, lines: Sequence[str]) -> None:
+    def _insert_before(self, lines: Sequence[str]) -> None:
         """Write lines above the live text: they happened before it, but their event arrived later."""
-        columns, rows = self._size()
+        columns, rows = self._get_size()
         if not self._region.fits(columns=columns, rows=rows):
-            self.aside(lines)
+            self.show_note(lines)
             return
         dim, plain = self._region.dim, self._region.plain
         self._write(self._region.paint("", "", "", columns=columns, rows=rows))
-        self.aside([self._cut(line) for line in lines])
+        self.show_note([self._truncate(line) for line in lines])
         self._paint(dim, plain)
 
-    def _above(self, lines: Sequence[str]) -> None:
+    def _write_above(self, lines: Sequence[str]) -> None:
         """Write lines above the footer. During an answer they are deferred to its end."""
-        if not self._region.empty:
-            self._later += lines
+        if not self._region.is_empty:
+            self._deferred_lines += lines
             return
         footer, self._footer = self._footer, ""
         self._paint("", "")
@@ -266,27 +274,27 @@ class TerminalView:
         self._footer = footer
         self._paint("", "")
 
-    def _header(self) -> None:
-        if self._header_due and self._region.empty:
-            self._header_due = False
-            if self._headed:
-                self._above([self._in(BOLD, f"{self._agent}:")])
+    def _write_header(self) -> None:
+        if self._is_header_due and self._region.is_empty:
+            self._is_header_due = False
+            if self._shows_header:
+                self._write_above([self._apply_style(BOLD, f"{self._agent}:")])
 
-    def _paint(self, dim: str, plain: str, *, growing: bool = False) -> None:
-        columns, rows = self._size()
-        if growing:
-            self._write(self._region.grow(dim, plain, columns=columns, rows=rows))
+    def _paint(self, dim: str, plain: str, *, is_growing: bool = False) -> None:
+        columns, rows = self._get_size()
+        if is_growing:
+            self._write(self._region.extend(dim, plain, columns=columns, rows=rows))
         else:
             self._write(self._region.paint(dim, plain, self._footer, columns=columns, rows=rows))
 
-    def _cut(self, line: str) -> str:
-        columns, _ = self._size()
+    def _truncate(self, line: str) -> str:
+        columns, _ = self._get_size()
         return line if len(line) < columns else line[: max(columns - 2, 1)] + "…"
 
-    def _in(self, style: str, text: str) -> str:
-        return f"{style}{text}{PLAIN}" if self._colours and text else text
+    def _apply_style(self, style: str, text: str) -> str:
+        return f"{style}{text}{RESET}" if self._has_colors and text else text
 
-    def _size(self) -> tuple[int, int]:
+    def _get_size(self) -> tuple[int, int]:
         try:
             size = os.get_terminal_size(self._out.fileno())
         except OSError:
@@ -302,33 +310,33 @@ class TerminalView:
 class OnceView(TerminalView):
     """Shows one question asked from a terminal: the answer streams to stdout, all else goes to stderr."""
 
-    explains = False
+    accepts_commands = False
 
     def __init__(self, out: TextIO, err: TextIO, *, agent: str) -> None:
-        super().__init__(out, agent=agent, headed=False)
+        super().__init__(out, agent=agent, show_header=False)
         self._err = err
 
-    def live(self, thinking: str, text: str, *, ours: bool) -> None:
-        if ours:
-            super().live(thinking, text, ours=ours)
+    def show_partial(self, thinking: str, text: str, *, is_ours: bool) -> None:
+        if is_ours:
+            super().show_partial(thinking, text, is_ours=is_ours)
 
-    def said(self, thinking: str, text: str, *, ours: bool) -> None:
-        self._final("", "")  # not the answer: erase it, and show it on stderr instead
+    def show_turn_text(self, thinking: str, text: str, *, is_ours: bool) -> None:
+        self._write_final("", "")  # not the answer: erase it, and show it on stderr instead
         if text:
-            self.aside([text])
+            self.show_note([text])
 
-    def answered(self, text: str, to: str, *, ours: bool) -> None:
-        if ours:
-            self._final("", visible(text))
+    def show_answer(self, text: str, recipient: str, *, is_ours: bool) -> None:
+        if is_ours:
+            self._write_final("", escape_controls(text))
 
-    def asked(self, question: dict[str, Any]) -> None:
-        lines = question_lines(question, **FROM_A_SHELL, always=self.always)
-        self._above([visible(line) for line in lines], always=True)
+    def show_approval(self, event: dict[str, Any]) -> None:
+        lines = format_approval_request(event, **SHELL_COMMANDS, can_grant_always=self.can_grant_always)
+        self._write_above([escape_controls(line) for line in lines], force=True)
 
-    def _above(self, lines: Sequence[str], *, always: bool = False) -> None:
-        if not self._region.empty:
-            self._later += lines
-        elif lines and (always or self._err.isatty()):
+    def _write_above(self, lines: Sequence[str], *, force: bool = False) -> None:
+        if not self._region.is_empty:
+            self._deferred_lines += lines
+        elif lines and (force or self._err.isatty()):
             footer, self._footer = self._footer, ""
             self._paint("", "")
             self._err.write("".join(f"{line}\n" for line in lines))
@@ -337,8 +345,8 @@ class OnceView(TerminalView):
             self._paint("", "")
 
 
-def _put(stream: TextIO, text: str) -> None:
+def _write_line(stream: TextIO, text: str) -> None:
     """Write a line. On a terminal, control characters are escaped."""
     sys.stdout.flush()
-    stream.write((visible(text) if stream.isatty() else text) + "\n")
+    stream.write((escape_controls(text) if stream.isatty() else text) + "\n")
     stream.flush()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from retinue.cli.aliases import NOUNS, SHORTS
+from retinue.cli.aliases import ALIASES, NOUN_SUMMARIES
 from retinue.cli.operation_table import OPERATIONS
-from retinue.cli.parser import build, build_operation, nouns, verbs_of
+from retinue.cli.parser import build_alias_parser, build_operation_parser, list_nouns, list_verbs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from retinue.cli.parser import Parser
+    from retinue.cli.parser import CommandParser
 
-_BASH = """\
+_BASH_TEMPLATE = """\
 # retinue: completion for bash. Load it with: eval "$(retinue completion bash)"
 _retinue() {{
     local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} known=""
@@ -37,31 +37,31 @@ _retinue() {{
 }}
 complete -o default -F _retinue retinue
 """
-_ZSH = """\
+_ZSH_HEADER = """\
 # retinue: completion for zsh. Load it with: eval "$(retinue completion zsh)"
 autoload -U +X bashcompinit && bashcompinit
 """
-_FISH = """\
+_FISH_HEADER = """\
 # retinue: completion for fish. Load it with: retinue completion fish | source
 complete -c retinue -f
 """
 
 
-def script(shell: str) -> str:
+def build_script(shell: str) -> str:
     match shell:
         case "fish":
-            return _FISH + "".join(f"{line}\n" for line in _fish_lines())
+            return _FISH_HEADER + "".join(f"{line}\n" for line in _build_fish_lines())
         case "zsh":
-            return _ZSH + _bash().partition("\n")[2]
+            return _ZSH_HEADER + _build_bash().partition("\n")[2]
         case _:
-            return _bash()
+            return _build_bash()
 
 
-def _options(parser: Parser) -> list[str]:
+def _list_options(parser: CommandParser) -> list[str]:
     return [option for action in parser._actions for option in action.option_strings]  # pyright: ignore[reportPrivateUsage]
 
 
-def _choices(parser: Parser) -> list[tuple[str, str]]:
+def _list_choices(parser: CommandParser) -> list[tuple[str, str]]:
     """Return each option with choices, and its choices separated by spaces."""
     return [
         (option, " ".join(map(str, action.choices)))
@@ -71,33 +71,35 @@ def _choices(parser: Parser) -> list[tuple[str, str]]:
     ]
 
 
-def _parsers() -> list[tuple[str, str, Parser]]:
+def _build_parsers() -> list[tuple[str, str, CommandParser]]:
     """Return the first word, the second word (empty for an alias) and the parser of every command."""
-    found = [(name, "", build(name)) for name in SHORTS]
-    return found + [(operation[0], operation[1], build_operation(operation)) for operation in OPERATIONS]
+    found = [(name, "", build_alias_parser(name)) for name in ALIASES]
+    return found + [(operation[0], operation[1], build_operation_parser(operation)) for operation in OPERATIONS]
 
 
-def _bash() -> str:
-    parsers = _parsers()
+def _build_bash() -> str:
+    parsers = _build_parsers()
     values = [
         f'        "{one} {two} {option}")\n            known="{words}" ;;'
         if two
         else f'        "{one} "*" {option}")\n            known="{words}" ;;'
         for one, two, parser in reversed(parsers)  # commands of two words first: `case` takes the first match
-        for option, words in _choices(parser)
+        for option, words in _list_choices(parser)
     ]
-    verbs = [f'            {noun}) known="{" ".join(verbs_of(noun))}" ;;' for noun in nouns()]
+    verbs = [f'            {noun}) known="{" ".join(list_verbs(noun))}" ;;' for noun in list_nouns()]
     verbs.append('            completion) known="bash zsh fish" ;;')
     long = [
-        f'            "{one} {two}") known="$known {" ".join(_options(parser))}" ;;'
+        f'            "{one} {two}") known="$known {" ".join(_list_options(parser))}" ;;'
         for one, two, parser in parsers
         if two
     ]
     short = [
-        f'            {one}) known="$known {" ".join(_options(parser))}" ;;' for one, two, parser in parsers if not two
+        f'            {one}) known="$known {" ".join(_list_options(parser))}" ;;'
+        for one, two, parser in parsers
+        if not two
     ]
-    return _BASH.format(
-        first=" ".join(dict.fromkeys([*SHORTS, *nouns(), "help"])),
+    return _BASH_TEMPLATE.format(
+        first=" ".join(dict.fromkeys([*ALIASES, *list_nouns(), "help"])),
         values="\n".join(values),
         verbs="\n".join(verbs),
         long="\n".join(long),
@@ -105,27 +107,27 @@ def _bash() -> str:
     )
 
 
-def _fish_lines() -> list[str]:
+def _build_fish_lines() -> list[str]:
     at_first = "__fish_use_subcommand"
-    about = {**NOUNS, **{name: short[1] for name, short in SHORTS.items()}}
+    about = {**NOUN_SUMMARIES, **{name: short[1] for name, short in ALIASES.items()}}
     lines = [
-        f"complete -c retinue -n {at_first} -a {word} -d {_fish(about.get(word, ''))}"
-        for word in dict.fromkeys([*SHORTS, *nouns(), "help"])
+        f"complete -c retinue -n {at_first} -a {word} -d {_quote_fish(about.get(word, ''))}"
+        for word in dict.fromkeys([*ALIASES, *list_nouns(), "help"])
     ]
     for noun, verb, summary, *_ in OPERATIONS:
-        seen = " ".join(verbs_of(noun))
+        seen = " ".join(list_verbs(noun))
         condition = f"__fish_seen_subcommand_from {noun}; and not __fish_seen_subcommand_from {seen}"
-        lines.append(f"complete -c retinue -n {_fish(condition)} -a {verb} -d {_fish(summary)}")
+        lines.append(f"complete -c retinue -n {_quote_fish(condition)} -a {verb} -d {_quote_fish(summary)}")
     lines.append("complete -c retinue -n '__fish_seen_subcommand_from completion' -a 'bash zsh fish'")
-    for one, two, parser in _parsers():
+    for one, two, parser in _build_parsers():
         condition = f"__fish_seen_subcommand_from {one}" + (f"; and __fish_seen_subcommand_from {two}" if two else "")
-        choices = dict(_choices(parser))
-        for option in _options(parser):
+        choices = dict(_list_choices(parser))
+        for option in _list_options(parser):
             if option.startswith("--"):
-                takes = f" -x -a {_fish(choices[option])}" if option in choices else ""
-                lines.append(f"complete -c retinue -n {_fish(condition)} -l {option[2:]}{takes}")
+                takes = f" -x -a {_quote_fish(choices[option])}" if option in choices else ""
+                lines.append(f"complete -c retinue -n {_quote_fish(condition)} -l {option[2:]}{takes}")
     return lines
 
 
-def _fish(text: str) -> str:
+def _quote_fish(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

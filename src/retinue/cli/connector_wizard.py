@@ -5,56 +5,56 @@ from __future__ import annotations
 import json
 import sys
 
-from retinue.cli.client import ask
-from retinue.cli.output import say
+from retinue.cli.client import call_raw
+from retinue.cli.output import print_lines
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    Form = dict[str, Any]
+    JsonObject = dict[str, Any]
 
 
-def with_answers(parameters: Form) -> Form:
+def prompt_for_parameters(parameters: JsonObject) -> JsonObject:
     """Return the parameters with prompted values added. Secrets are read without echo and without history."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return parameters
-    kind = next((each for each in _kinds() if each["kind"] == parameters.get("kind")), None)
+    kind = next((each for each in _fetch_platforms() if each["kind"] == parameters.get("kind")), None)
     if kind is None:  # the server reports it with a better error
         return parameters
-    name = parameters.get("name") or _line(f"What to call it here [{kind['kind']}]: ") or kind["kind"]
+    name = parameters.get("name") or _prompt_line(f"Connector name [{kind['kind']}]: ") or kind["kind"]
     answers, secrets = dict[str, str](), dict(parameters.get("secrets") or {})
-    for question in _open(kind["questions"], parameters):
+    for question in _find_unanswered(kind["questions"], parameters):
         if question["help"]:
-            say([question["help"]])
+            print_lines([question["help"]])
         if question["secret"]:
-            if told := _secret(f"{question['ask']}: "):
-                secrets[question["key"]] = told
+            if answer := _prompt_secret(f"{question['ask']}: "):
+                secrets[question["key"]] = answer
         else:
             shown = f" [{question['default']}]" if question["default"] else ""
-            if told := _line(f"{question['ask']}{shown}: ") or question["default"]:
-                answers[question["key"]] = told
+            if answer := _prompt_line(f"{question['ask']}{shown}: ") or question["default"]:
+                answers[question["key"]] = answer
     return {**parameters, "name": name, "answers": answers, "secrets": secrets}
 
 
-def _kinds() -> list[Form]:
-    return json.loads(ask("connector.kinds"))["kinds"]
+def _fetch_platforms() -> list[JsonObject]:
+    return json.loads(call_raw("connector.kinds"))["kinds"]
 
 
-def _open(questions: list[Form], parameters: Form) -> list[Form]:
+def _find_unanswered(questions: list[JsonObject], parameters: JsonObject) -> list[JsonObject]:
     """Return the questions that no option has answered."""
     given = {key for part in ("settings", "answers", "secrets") for key in parameters.get(part) or ()}
     return [each for each in questions if not {each["key"], f"{each['key']}_env", f"{each['key']}_file"} & given]
 
 
-def _line(prompt: str) -> str:
+def _prompt_line(prompt: str) -> str:
     try:
         return input(prompt).strip()
     except EOFError:
         raise KeyboardInterrupt from None
 
 
-def _secret(prompt: str) -> str:
+def _prompt_secret(prompt: str) -> str:
     from getpass import getpass
 
     try:
@@ -63,14 +63,14 @@ def _secret(prompt: str) -> str:
         raise KeyboardInterrupt from None
 
 
-def added_lines(form: Form) -> list[str]:
+def format_added(data: JsonObject) -> list[str]:
     """Format the answer of `connector add`."""
-    known = f" as {form['account']}" if form["account"] else ""
-    connector = form["connector"]
-    steps = [f"  {number}. {step}" for number, step in enumerate(form["next"], start=1)]
+    account = f" as {data['account']}" if data["account"] else ""
+    connector = data["connector"]
+    steps = [f"  {number}. {step}" for number, step in enumerate(data["next"], start=1)]
     return [
-        f"'{connector['name']}' is connected{known}; its line is {connector['state']}.",
+        f"'{connector['name']}' was added{account}; its state is {connector['state']}.",
         "",
-        "What to do next:",
+        "Next steps:",
         *steps,
     ]

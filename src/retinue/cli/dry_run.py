@@ -6,33 +6,33 @@ import json
 import os
 import sys
 
-from retinue.cli.client import is_elsewhere, refusal
-from retinue.cli.errors import OK, CliError
-from retinue.cli.formatters import table
-from retinue.cli.output import blocks, indented, say
+from retinue.cli.client import has_server_url, parse_error
+from retinue.cli.errors import EXIT_OK, CliError
+from retinue.cli.formatters import format_table
+from retinue.cli.output import indent, join_blocks, print_lines
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
     from typing import Any
 
-    Form = dict[str, Any]
+    JsonObject = dict[str, Any]
 
 RUNS_SHOWN_MAX = 100
 SKIPS_SHOWN_MAX = 50
-WIDTH_UNSEEN = 160  # if stdout is not a terminal
-MICROUSD = 1_000_000
+DEFAULT_WIDTH = 160  # if stdout is not a terminal
+MICROUSD_PER_USD = 1_000_000
 
 
-def rehearse(options: Namespace) -> int:
-    if is_elsewhere():
+def run_dry_run(options: Namespace) -> int:
+    if has_server_url():
         raise CliError(
-            "a house elsewhere cannot be rehearsed from here",
-            code="rehearse.elsewhere",
-            because="a rehearsal is played on a copy of its store",
-            try_this="unset RETINUE_URL, or run this where the house is",
+            "cannot do a dry run of a remote server",
+            code="dry_run.remote_server",
+            because="a dry run needs a copy of the store",
+            try_this="unset RETINUE_URL, or run this on the machine of the server",
         )
-    asked = {
+    request = {
         "days": options.days,
         "begin": options.begin,
         "run-takes": options.run_takes,
@@ -40,91 +40,103 @@ def rehearse(options: Namespace) -> int:
         "gates": options.gates,
         "keep": os.path.abspath(os.path.expanduser(options.keep)) if options.keep else "",
     }
-    heard = _play(json.dumps(asked))
-    say([heard.decode()] if options.json else told(json.loads(heard), all_runs=options.all))
-    return OK
+    report = _run_child(json.dumps(request))
+    print_lines([report.decode()] if options.json else format_report(json.loads(report), all_runs=options.all))
+    return EXIT_OK
 
 
-def _play(asked: str) -> bytes:
+def _run_child(request_json: str) -> bytes:
     import subprocess
 
     sys.stdout.flush()
-    words = [sys.executable, "-P", "-m", "retinue.dry_run", asked]
+    words = [sys.executable, "-P", "-m", "retinue.dry_run", request_json]
     with subprocess.Popen(words, stdout=subprocess.PIPE) as child:
         try:
-            heard, _ = child.communicate()
+            output, _ = child.communicate()
         except KeyboardInterrupt:
             child.wait()  # it gets SIGINT too, and deletes its copy before it ends
             raise
-    if child.returncode != OK:
-        raise refusal(heard)
-    return heard.rstrip(b"\n")
+    if child.returncode != EXIT_OK:
+        raise parse_error(output)
+    return output.rstrip(b"\n")
 
 
-def told(report: Form, *, all_runs: bool) -> list[str]:
+def format_report(report: JsonObject, *, all_runs: bool) -> list[str]:
     """Format a report. The summary comes last, because that part stays visible on a terminal."""
-    width = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else WIDTH_UNSEEN
+    width = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else DEFAULT_WIDTH
     runs, skips = report["runs"], report["skips"]
     shown = len(runs) if all_runs else RUNS_SHOWN_MAX
-    return blocks(
+    return join_blocks(
         [
             part
             for part in (
-                _part(f"runs ({len(runs):,})", table([_run(each) for each in runs[:shown]], width)),
-                _rest(len(runs) - shown, "runs: --all shows every one, --json has all there is"),
-                _part(f"skipped ({report['sums']['skipped']:,})", _skipped(skips, width)),
-                _part("by day", table([_sums("day", each["name"], each["sums"]) for each in report["by-day"]], width)),
-                _part(
-                    "by agent", table([_sums("agent", each["name"], each["sums"]) for each in report["agents"]], width)
+                _format_section(
+                    f"runs ({len(runs):,})", format_table([_build_run_row(each) for each in runs[:shown]], width)
                 ),
-                _part("by schedule", table([_schedule(each) for each in report["schedules"]], width)),
-                _part("gates", [_gate(each) for each in report["schedules"] if each["gate"]]),
-                _part("budgets", [_budget(each) for each in report["budgets"]]),
-                _part(
+                _format_omitted(len(runs) - shown, "runs: --all shows all of them, --json has all details"),
+                _format_section(f"skipped ({report['sums']['skipped']:,})", _format_skips(skips, width)),
+                _format_section(
+                    "by day",
+                    format_table(
+                        [_build_sums_row("day", each["name"], each["sums"]) for each in report["by-day"]], width
+                    ),
+                ),
+                _format_section(
+                    "by agent",
+                    format_table(
+                        [_build_sums_row("agent", each["name"], each["sums"]) for each in report["agents"]], width
+                    ),
+                ),
+                _format_section(
+                    "by schedule", format_table([_build_schedule_row(each) for each in report["schedules"]], width)
+                ),
+                _format_section("gates", [_format_gate(each) for each in report["schedules"] if each["gate"]]),
+                _format_section("budgets", [_format_budget(each) for each in report["budgets"]]),
+                _format_section(
                     "busiest minutes",
-                    [f"{_time(each['at'])}: {each['runs']} runs at work" for each in report["busiest"]],
+                    [f"{_format_time(each['at'])}: {each['runs']} concurrent runs" for each in report["busiest"]],
                 ),
-                _part("never", [f"{each['schedule']}: {each['because']}" for each in report["never"]]),
-                _part("estimated from", _estimates(report["schedules"])),
-                _part("notes", _notes(report)),
-                _summary(report),
+                _format_section("never", [f"{each['schedule']}: {each['because']}" for each in report["never"]]),
+                _format_section("estimated from", _format_estimates(report["schedules"])),
+                _format_section("notes", _format_notes(report)),
+                _format_summary(report),
             )
             if part
         ]
     )
 
 
-def _part(title: str, lines: list[str]) -> list[str]:
-    return [f"{title}:", *indented(lines)] if lines else []
+def _format_section(title: str, lines: list[str]) -> list[str]:
+    return [f"{title}:", *indent(lines)] if lines else []
 
 
-def _rest(left: int, words: str) -> list[str]:
-    return [f"and {left:,} more {words}"] if left > 0 else []
+def _format_omitted(omitted: int, text: str) -> list[str]:
+    return [f"and {omitted:,} more {text}"] if omitted > 0 else []
 
 
-def _run(run: Form) -> Form:
+def _build_run_row(run: JsonObject) -> JsonObject:
     return {
-        "at": _time(run["at"]),
+        "at": _format_time(run["at"]),
         "schedule": run["schedule"],
         "agent": run["agent"],
         "session": run["session"],
         "state": run["state"],
-        "began": _late(run),
+        "began": _format_late_start(run),
         "tokens": f"{run['input-tokens']:,}/{run['output-tokens']:,}" if run["agent"] else "",
-        "cost": usd(run["cost-microusd"]) if run["agent"] else "",
+        "cost": format_usd(run["cost-microusd"]) if run["agent"] else "",
         "because": run["because"],
     }
 
 
-def _late(run: Form) -> str:
+def _format_late_start(run: JsonObject) -> str:
     """Return the start time if the run started late, because its agent or all slots were busy."""
-    return "" if run["began"] == run["at"] else _time(run["began"])
+    return "" if run["began"] == run["at"] else _format_time(run["began"])
 
 
-def _skipped(skips: list[Form], width: int) -> list[str]:
+def _format_skips(skips: list[JsonObject], width: int) -> list[str]:
     rows = [
         {
-            "at": _time(each["at"]),
+            "at": _format_time(each["at"]),
             "schedule": each["schedule"],
             "times": "many" if each["times"] is None else each["times"],
             "kind": each["kind"],
@@ -132,47 +144,56 @@ def _skipped(skips: list[Form], width: int) -> list[str]:
         }
         for each in skips[:SKIPS_SHOWN_MAX]
     ]
-    return [*(table(rows, width) if rows else []), *_rest(len(skips) - SKIPS_SHOWN_MAX, "skips: --json has them all")]
+    return [
+        *(format_table(rows, width) if rows else []),
+        *_format_omitted(len(skips) - SKIPS_SHOWN_MAX, "skips: --json has them all"),
+    ]
 
 
-def _sums(kind: str, name: str, sums: Form) -> Form:
+def _build_sums_row(kind: str, name: str, sums: JsonObject) -> JsonObject:
     return {
-        kind: name or "(nobody)",
+        kind: name or "(none)",
         "runs": sums["runs"],
         "failed": sums["failed"] or "",
         "skipped": sums["skipped"] or "",
         "tokens": f"{sums['input-tokens']:,}/{sums['output-tokens']:,}",
-        "cost": _cost(sums),
+        "cost": _format_cost(sums),
     }
 
 
-def _schedule(each: Form) -> Form:
+def _build_schedule_row(schedule: JsonObject) -> JsonObject:
     return {
-        **_sums("schedule", each["name"], each["sums"]),
-        "to": each["to"],
-        "model": each["model"],
-        "when": each["when"],
+        **_build_sums_row("schedule", schedule["name"], schedule["sums"]),
+        "to": schedule["to"],
+        "model": schedule["model"],
+        "when": schedule["when"],
     }
 
 
-def _gate(each: Form) -> str:
-    gate = each["gate"]
+def _format_gate(schedule: JsonObject) -> str:
+    gate = schedule["gate"]
     known = gate["was-open"] + gate["was-closed"]
-    history = f"of {known} times before it was open {gate['was-open']}" if known else "it was never asked before"
-    return f"{each['name']}: {gate['taken']}; {history}"
+    history = f"it was open {gate['was-open']} of the last {known} times" if known else "it never ran before"
+    return f"{schedule['name']}: {gate['taken']}; {history}"
 
 
-def _budget(each: Form) -> str:
-    whose = f" of {each['whose']}" if each["whose"] else ""
-    most = f"at most {usd(each['most-microusd'])} of {usd(each['cap-microusd'])}" if each["cap-microusd"] else "passed"
-    on = f" ({each['most-on']})" if each["most-on"] else ""
-    refused = (
-        f"; refuses {each['refused']:,} runs, the first at {_time(each['first-refused'])}" if each["refused"] else ""
+def _format_budget(budget: JsonObject) -> str:
+    whose = f" of {budget['whose']}" if budget["whose"] else ""
+    most = (
+        f"at most {format_usd(budget['most-microusd'])} of {format_usd(budget['cap-microusd'])}"
+        if budget["cap-microusd"]
+        else "passed"
     )
-    return f"{each['what']}{whose}: {most}{on}{refused}"
+    on = f" ({budget['most-on']})" if budget["most-on"] else ""
+    refused = (
+        f"; refuses {budget['refused']:,} runs, the first at {_format_time(budget['first-refused'])}"
+        if budget["refused"]
+        else ""
+    )
+    return f"{budget['what']}{whose}: {most}{on}{refused}"
 
 
-def _estimates(schedules: list[Form]) -> list[str]:
+def _format_estimates(schedules: list[JsonObject]) -> list[str]:
     names: dict[str, list[str]] = {}
     for each in schedules:
         if each["sums"]["runs"]:
@@ -180,42 +201,46 @@ def _estimates(schedules: list[Form]) -> list[str]:
     return [f"{basis}: {', '.join(of)}" for basis, of in names.items()]
 
 
-def _notes(report: Form) -> list[str]:
+def _format_notes(report: JsonObject) -> list[str]:
     left = report["left-out"]
-    under_way = [f"{left} runs were under way and are left out"] if left else []
+    under_way = [f"{left} runs in progress are not included"] if left else []
     late = report["held-up"]
-    held_up = [f"{late['runs']:,} runs begin late, for every seat is taken: {_longest(late)}"] if late["runs"] else []
-    stopped = [f"it stopped at {_time(report['until'])}, {report['stopped']}"] if report["stopped"] else []
+    held_up = (
+        [f"{late['runs']:,} runs start late because all slots are in use: {_format_longest_delay(late)}"]
+        if late["runs"]
+        else []
+    )
+    stopped = [f"stopped early at {_format_time(report['until'])}, {report['stopped']}"] if report["stopped"] else []
     return [*report["notes"], *under_way, *held_up, *stopped]
 
 
-def _longest(late: Form) -> str:
-    return f"{late['schedule']} of {_time(late['at'])} by {late['longest-s']:,} s"
+def _format_longest_delay(delay: JsonObject) -> str:
+    return f"{delay['schedule']} of {_format_time(delay['at'])} by {delay['longest-s']:,} s"
 
 
-def _summary(report: Form) -> list[str]:
+def _format_summary(report: JsonObject) -> list[str]:
     sums = report["sums"]
-    failed = f"{sums['failed']:,} of them fail, " if sums["failed"] else ""
-    when = f"{_time(report['begin'])} to {_time(report['until'])} ({report['zone']})"
+    failed = f"{sums['failed']:,} of them failed, " if sums["failed"] else ""
+    when = f"{_format_time(report['begin'])} to {_format_time(report['until'])} ({report['zone']})"
     return [
-        f"rehearsed: {when}, on a copy of {report['house']}",
-        f"{sums['runs']:,} runs, {failed}{sums['skipped']:,} skipped, about {_cost(sums)}",
+        f"dry run: {when}, on a copy of {report['house']}",
+        f"{sums['runs']:,} runs, {failed}{sums['skipped']:,} skipped, about {_format_cost(sums)}",
         f"took {report['took-s']:g} s; seed {report['seed']}",
     ]
 
 
-def _cost(sums: Form) -> str:
+def _format_cost(sums: JsonObject) -> str:
     unknown = f" and {sums['unpriced']:,} runs of unknown price" if sums["unpriced"] else ""
-    return f"{usd(sums['cost-microusd'])}{unknown}"
+    return f"{format_usd(sums['cost-microusd'])}{unknown}"
 
 
-def usd(microusd: int | None) -> str:
+def format_usd(microusd: int | None) -> str:
     if microusd is None:
         return "unknown"
-    digits = 2 if microusd % 10_000 == 0 or microusd >= 100 * MICROUSD else 4
-    return f"${microusd / MICROUSD:,.{digits}f}"
+    digits = 2 if microusd % 10_000 == 0 or microusd >= 100 * MICROUSD_PER_USD else 4
+    return f"${microusd / MICROUSD_PER_USD:,.{digits}f}"
 
 
-def _time(moment: str) -> str:
+def _format_time(timestamp: str) -> str:
     """Format a time as `2026-11-16 09:00:00+01:00`. The offset makes daylight saving changes visible."""
-    return moment.replace("T", " ")
+    return timestamp.replace("T", " ")

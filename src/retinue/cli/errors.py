@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-OK = 0
-FAILED = 1  # an error response, or no answer
-USAGE = 2
-CLOSED = 3  # no server is running
-AMBIGUOUS = 4  # a short id that matches several objects
-INTERRUPTED = 130  # Ctrl-C: 128 + SIGINT, as in shells
-UNHEARD = 141  # the reader of our output closed the pipe: 128 + SIGPIPE, as in shells
+import os
+
+EXIT_OK = 0
+EXIT_FAILED = 1  # an error response, or no answer
+EXIT_USAGE = 2
+EXIT_NOT_RUNNING = 3  # no server is running
+EXIT_AMBIGUOUS = 4  # a short id that matches several objects
+EXIT_INTERRUPTED = 130  # Ctrl-C: 128 + SIGINT, as in shells
+EXIT_BROKEN_PIPE = 141  # the reader of our output closed the pipe: 128 + SIGPIPE, as in shells
 
 
 class CliError(Exception):
     """An error with a sentence, a code, a reason and a next step, in the same form as the server's errors."""
 
-    def __init__(self, sentence: str, *, code: str, because: str = "", try_this: str = "", exits: int = FAILED) -> None:
+    def __init__(
+        self, sentence: str, *, code: str, because: str = "", try_this: str = "", exit_code: int = EXIT_FAILED
+    ) -> None:
         super().__init__(sentence)
         self.sentence = sentence
         self.code = code
         self.because = because
         self.try_this = try_this
-        self.exits = exits
+        self.exit_code = exit_code
 
-    def lines(self) -> list[str]:
+    def to_lines(self) -> list[str]:
         shown = [f"error: {self.sentence} [{self.code}]"]
         if self.because:
             shown.append(f"because: {self.because}")
@@ -30,7 +34,7 @@ class CliError(Exception):
             shown.append(f"try: {self.try_this}")
         return shown
 
-    def form(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """Return the error as an API response has it."""
         return {"code": self.code, "sentence": self.sentence, "because": self.because, "try": self.try_this}
 
@@ -38,22 +42,36 @@ class CliError(Exception):
 class UsageError(CliError):
     """The command line is invalid."""
 
-    def __init__(self, sentence: str, *, because: str = "", try_this: str = "", code: str = "usage.invalid") -> None:
-        super().__init__(sentence, code=code, because=because, try_this=try_this, exits=USAGE)
+    code = "usage.invalid"
+
+    def __init__(self, sentence: str, *, because: str = "", try_this: str = "", code: str | None = None) -> None:
+        super().__init__(sentence, code=code or self.code, because=because, try_this=try_this, exit_code=EXIT_USAGE)
 
 
-class HouseClosed(CliError):
-    """The server does not answer. `may_have_arrived`: the connection broke after the request was sent."""
+class ServerNotAnswering(CliError):
+    """No server is running, or its connection was lost.
 
-    def __init__(self, because: str, *, asked: bool = False) -> None:
-        sentence = "the house stopped answering" if asked else "no house is open here"
-        super().__init__(sentence, code="house.closed", because=because, try_this="retinue up", exits=CLOSED)
-        self.asked = asked
+    `may_have_arrived`: the connection was lost after the request was sent.
+    """
+
+    def __init__(self, because: str, *, may_have_arrived: bool = False) -> None:
+        if may_have_arrived:
+            sentence, code = "the server stopped answering", "server.connection_lost"
+        else:
+            sentence, code = f"no server is running {_get_server_place()}", "server.not_running"
+        super().__init__(sentence, code=code, because=because, try_this="retinue up", exit_code=EXIT_NOT_RUNNING)
+        self.may_have_arrived = may_have_arrived
 
 
-def nearest(word: str, known: list[str]) -> str:
+def _get_server_place() -> str:
+    if url := os.environ.get("RETINUE_URL"):
+        return f"at {url}"
+    return f"in {os.path.expanduser(os.environ.get('RETINUE_HOME') or '~/.retinue')}"
+
+
+def find_nearest(word: str, candidates: list[str]) -> str:
     """Return the closest candidate, or an empty string."""
     import difflib  # imported here because only mistyped input needs it
 
-    found = difflib.get_close_matches(word, known, n=1)
+    found = difflib.get_close_matches(word, candidates, n=1)
     return found[0] if found else ""

@@ -5,55 +5,55 @@ from __future__ import annotations
 import select
 import time
 
-from retinue.cli.client import RETRY_FIRST_S, RETRY_MAX_S, Stream
-from retinue.cli.errors import HouseClosed
+from retinue.cli.client import RETRY_FIRST_S, RETRY_MAX_S, EventStream
+from retinue.cli.errors import ServerNotAnswering
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from retinue.cli.chat_state import Conversation
+    from retinue.cli.chat_state import ChatState
 
 SILENCE_MAX_S = 45.0  # the server sends at least a keep-alive comment every 15 seconds
 
 
-class Follower:
+class EventFollower:
     """Feeds a chat state from its session's event stream, and reconnects when the connection breaks."""
 
-    def __init__(self, conversation: Conversation, tell: Callable[[bool], None]) -> None:
+    def __init__(self, chat_state: ChatState, on_server_change: Callable[[bool], None]) -> None:
         self.session = ""  # nothing is followed while this is empty
-        self._conversation = conversation
-        self._tell = tell  # called with whether the server answers, when that changes
-        self._stream: Stream | None = None
-        self._heard_at = 0.0
-        self._closed_at: float | None = None
-        self._try_at = 0.0
-        self._pause_s = RETRY_FIRST_S
+        self._chat_state = chat_state
+        self._on_server_change = on_server_change  # called with whether the server answers, when that changes
+        self._stream: EventStream | None = None
+        self._received_at = 0.0
+        self._down_since: float | None = None
+        self._retry_at = 0.0
+        self._backoff_s = RETRY_FIRST_S
 
     @property
-    def closed_s(self) -> float:
+    def down_s(self) -> float:
         """Seconds since the server stopped answering, or 0."""
-        return 0.0 if self._closed_at is None else time.monotonic() - self._closed_at
+        return 0.0 if self._down_since is None else time.monotonic() - self._down_since
 
-    def step(self, timeout_s: float, also: Sequence[int] = ()) -> list[int]:
+    def step(self, timeout_s: float, extra_fds: Sequence[int] = ()) -> list[int]:
         """Wait for input, apply new events, and return those of `extra_fds` that are readable."""
         now = time.monotonic()
         if self._stream is None and self.session:
-            if now >= self._try_at and self._connect(now):
+            if now >= self._retry_at and self._connect(now):
                 timeout_s = 0.0  # events may have arrived with the response head: return them to the caller first
             else:
-                timeout_s = max(0.0, min(timeout_s, self._try_at - now))
+                timeout_s = max(0.0, min(timeout_s, self._retry_at - now))
         streams = [] if self._stream is None else [self._stream.fileno()]
-        readable, _, _ = select.select([*also, *streams], [], [], timeout_s)
+        readable, _, _ = select.select([*extra_fds, *streams], [], [], timeout_s)
         if self._stream is not None:
             self._receive(self._stream, bool(readable) and self._stream.fileno() in readable)
-        return [fd for fd in readable if fd in also]
+        return [fd for fd in readable if fd in extra_fds]
 
-    def go(self, session: str) -> None:
+    def switch_session(self, session: str) -> None:
         """Follow another session instead of the current one."""
         self.close()
         self.session = session
-        self._try_at = 0.0
+        self._retry_at = 0.0
 
     def close(self) -> None:
         if self._stream is not None:
@@ -62,37 +62,37 @@ class Follower:
 
     def _connect(self, now: float) -> bool:
         try:
-            self._stream = Stream(after=self._conversation.cursor, session=self.session)
-        except HouseClosed:
-            self._lost(now)
+            self._stream = EventStream(after=self._chat_state.cursor, session=self.session)
+        except ServerNotAnswering:
+            self._schedule_retry(now)
             return False
-        self._heard_at = now
-        self._pause_s = RETRY_FIRST_S
-        if self._closed_at is not None:
-            self._closed_at = None
-            self._tell(True)
-        self._take(self._stream.ready())
+        self._received_at = now
+        self._backoff_s = RETRY_FIRST_S
+        if self._down_since is not None:
+            self._down_since = None
+            self._on_server_change(True)
+        self._apply_events(self._stream.take_buffered())
         return True
 
-    def _receive(self, stream: Stream, readable: bool) -> None:
+    def _receive(self, stream: EventStream, is_readable: bool) -> None:
         now = time.monotonic()
         try:
-            if readable:
-                self._take(stream.receive())
-                self._heard_at = now
-            elif now - self._heard_at > SILENCE_MAX_S:
-                raise HouseClosed("it has gone silent", asked=True)
-        except HouseClosed:
+            if is_readable:
+                self._apply_events(stream.receive())
+                self._received_at = now
+            elif now - self._received_at > SILENCE_MAX_S:
+                raise ServerNotAnswering(f"no data for {SILENCE_MAX_S:g} s", may_have_arrived=True)
+        except ServerNotAnswering:
             self.close()
-            self._lost(now)
+            self._schedule_retry(now)
 
-    def _take(self, events: Sequence[tuple[str, dict[str, object]]]) -> None:
+    def _apply_events(self, events: Sequence[tuple[str, dict[str, object]]]) -> None:
         for event, data in events:
-            self._conversation.take(event, data)
+            self._chat_state.apply(event, data)
 
-    def _lost(self, now: float) -> None:
-        self._try_at = now + self._pause_s
-        self._pause_s = min(self._pause_s * 2, RETRY_MAX_S)
-        if self._closed_at is None:
-            self._closed_at = now
-            self._tell(False)
+    def _schedule_retry(self, now: float) -> None:
+        self._retry_at = now + self._backoff_s
+        self._backoff_s = min(self._backoff_s * 2, RETRY_MAX_S)
+        if self._down_since is None:
+            self._down_since = now
+            self._on_server_change(False)

@@ -6,7 +6,7 @@ import os
 import signal
 
 
-class Interrupts:
+class InterruptHandler:
     """Handles Ctrl-C. While deferring, the first one only makes `fd` readable; others raise KeyboardInterrupt."""
 
     def __init__(self) -> None:
@@ -14,22 +14,24 @@ class Interrupts:
         for end in (self.fd, self._writer):
             os.set_blocking(end, False)
         self._count = 0
-        self._patient = False
-        self._before = signal.signal(signal.SIGINT, self._on_signal)
-        self._term_before = signal.signal(signal.SIGTERM, _leave)  # as SystemExit, so that the terminal is restored
-        self._fd_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        self._is_deferring = False
+        self._previous_sigint = signal.signal(signal.SIGINT, self._on_signal)
+        self._previous_sigterm = signal.signal(
+            signal.SIGTERM, _exit_on_signal
+        )  # as SystemExit, so that the terminal is restored
+        self._previous_wakeup_fd = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
 
     def _on_signal(self, _number: int, _frame: object) -> None:
         self._count += 1
-        if not self._patient or self._count > 1:
+        if not self._is_deferring or self._count > 1:
             raise KeyboardInterrupt
 
-    def be_patient(self, patient: bool) -> None:
-        self.noted()
-        self._patient = patient
+    def set_deferring(self, is_deferring: bool) -> None:
+        self.was_interrupted()
+        self._is_deferring = is_deferring
         self._count = 0
 
-    def noted(self) -> bool:
+    def was_interrupted(self) -> bool:
         """Whether Ctrl-C was pressed since the last call."""
         try:
             return bool(os.read(self.fd, 64))
@@ -37,12 +39,12 @@ class Interrupts:
             return False
 
     def close(self) -> None:
-        signal.set_wakeup_fd(self._fd_before)
-        signal.signal(signal.SIGINT, self._before)
-        signal.signal(signal.SIGTERM, self._term_before)
+        signal.set_wakeup_fd(self._previous_wakeup_fd)
+        signal.signal(signal.SIGINT, self._previous_sigint)
+        signal.signal(signal.SIGTERM, self._previous_sigterm)
         os.close(self.fd)
         os.close(self._writer)
 
 
-def _leave(number: int, _frame: object) -> None:
+def _exit_on_signal(number: int, _frame: object) -> None:
     raise SystemExit(128 + number)

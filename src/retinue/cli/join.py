@@ -6,7 +6,7 @@ import json
 import os
 
 from retinue.cli import client
-from retinue.cli.output import say
+from retinue.cli.output import print_lines
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 def join(options: Namespace) -> int:
     """Redeem an invitation and print the token with the commands that use it. Nothing is written to disk."""
-    came = client.join(options.invitation)
+    joined = client.redeem_invitation(options.invitation)
     if options.json:
-        say([json.dumps(came, ensure_ascii=False)])
+        print_lines([json.dumps(joined, ensure_ascii=False)])
         return 0
     url = os.environ.get("RETINUE_URL")
-    where = [f"  export RETINUE_URL={url}"] if url else [f"  export RETINUE_HOME={client.home()}"]
-    say(
+    where = [f"  export RETINUE_URL={url}"] if url else [f"  export RETINUE_HOME={client.get_data_dir()}"]
+    print_lines(
         [
-            f"name: {came['name']}",
-            f"role: {came['role']}",
-            f"token: {came['token']}",
+            f"name: {joined['name']}",
+            f"role: {joined['role']}",
+            f"token: {joined['token']}",
             "",
-            "This token is shown once. In a shell of your own, type:",
+            "This token is shown once. To use it, run in your shell:",
             *where,
-            f"  export RETINUE_TOKEN={came['token']}",
+            f"  export RETINUE_TOKEN={joined['token']}",
             "  retinue chat",
         ]
     )

@@ -8,60 +8,60 @@ import sys
 def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     if arguments[:1] in (["--version"], ["-V"]):
-        return _say_version()
-    return _guarded(arguments)
+        return _print_version()
+    return _run_and_report(arguments)
 
 
-def _guarded(arguments: list[str]) -> int:
+def _run_and_report(arguments: list[str]) -> int:
     """Run a command. Every expected error ends as text on stderr and an exit code."""
-    from retinue.cli.errors import INTERRUPTED, UNHEARD, CliError
-    from retinue.cli.output import complain, prepare
+    from retinue.cli.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, CliError
+    from retinue.cli.output import configure_stream, print_error
 
-    prepare(sys.stdout)
-    prepare(sys.stderr)
+    configure_stream(sys.stdout)
+    configure_stream(sys.stderr)
     try:
-        return _run(arguments)
+        return _run_command(arguments)
     except CliError as error:
-        complain(error)
+        print_error(error)
         if "--json" in arguments:
             import json
 
-            sys.stdout.write(json.dumps({"error": error.form()}, ensure_ascii=False) + "\n")
-        return error.exits
+            sys.stdout.write(json.dumps({"error": error.to_dict()}, ensure_ascii=False) + "\n")
+        return error.exit_code
     except KeyboardInterrupt:
         sys.stderr.write("\n")
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
     except BrokenPipeError:
-        _hush()
-        return UNHEARD
+        _discard_stdout()
+        return EXIT_BROKEN_PIPE
 
 
-def _run(arguments: list[str]) -> int:
+def _run_command(arguments: list[str]) -> int:
     if arguments[:2] == ["mcp", "serve"]:  # not an operation: it speaks MCP on stdin and stdout
-        from retinue.cli.mcp import command
+        from retinue.cli.mcp import run_command
 
-        return command(arguments[2:])
-    from retinue.cli.parser import parse
+        return run_command(arguments[2:])
+    from retinue.cli.parser import parse_arguments
 
-    options = parse(arguments)
+    options = parse_arguments(arguments)
     match options.command:
         case "help":
-            from retinue.cli.help import of_noun, overview
+            from retinue.cli.help import format_noun, format_overview
 
-            sys.stdout.write(of_noun(options.noun) if options.noun else overview())
+            sys.stdout.write(format_noun(options.noun) if options.noun else format_overview())
             return 0
         case "version":
-            return _say_version()
+            return _print_version()
         case "run":
-            return _become("app.server")
+            return _exec_module("app.server")
         case "restore":
-            return _become("app.restore", options.folder)
+            return _exec_module("app.restore", options.folder)
         case "rehearse":
-            from retinue.cli.dry_run import rehearse
+            from retinue.cli.dry_run import run_dry_run
 
-            return rehearse(options)
+            return run_dry_run(options)
         case "service":
-            return _become("app.systemd_unit")
+            return _exec_module("app.systemd_unit")
         case "up" | "down" | "logs":
             from retinue.cli import process_control
 
@@ -71,28 +71,28 @@ def _run(arguments: list[str]) -> int:
 
             return join(options)
         case "completion":
-            from retinue.cli.completion import script
+            from retinue.cli.completion import build_script
 
-            sys.stdout.write(script(options.shell))
+            sys.stdout.write(build_script(options.shell))
             return 0
         case "chat":
             from retinue.cli.chat import chat
 
             return chat(options)
         case _:
-            from retinue.cli.operation_command import perform
+            from retinue.cli.operation_command import run_operation
 
-            return perform(options)
+            return run_operation(options)
 
 
-def _say_version() -> int:
+def _print_version() -> int:
     from retinue import __version__
 
     sys.stdout.write(f"retinue {__version__}\n")
     return 0
 
 
-def _become(module: str, *words: str) -> int:
+def _exec_module(module: str, *arguments: str) -> int:
     """Replace this process with a module of the server.
 
     `-P` keeps the working directory off `sys.path`, because files there are not ours.
@@ -100,10 +100,10 @@ def _become(module: str, *words: str) -> int:
     import os
 
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-P", "-m", f"retinue.{module}", *words])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", f"retinue.{module}", *arguments])
 
 
-def _hush() -> None:
+def _discard_stdout() -> None:
     """Redirect stdout to /dev/null: its reader is gone, and the interpreter flushes it at exit."""
     import os
 

@@ -10,91 +10,91 @@ import json
 import sys
 
 from retinue.cli import client
-from retinue.cli.errors import OK, CliError, UsageError
+from retinue.cli.errors import EXIT_OK, CliError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, BinaryIO
 
-CALL_S = 3_600.0  # a tool call may take long; the server enforces the actual limit
-AT_ONCE_MAX = 16
+MCP_CALL_TIMEOUT_S = 3_600.0  # a tool call may take long; the server enforces the actual limit
+CONCURRENT_REQUESTS_MAX = 16
 LINE_BYTES_MAX = 16 * 1024 * 1024
 INTERNAL_ERROR, PARSE_ERROR = -32603, -32700
 
 
 USAGE = """usage: retinue mcp serve [--agent NAME]
 
-Be an MCP server on this program's input and output: the operations of the house, and an agent's tools. For programs
-that start their servers themselves; others reach the house at /mcp.
+Serve MCP on stdin and stdout: the operations of the server, and the tools of an agent. Use it for MCP clients that
+start their servers themselves. Other clients connect to the server at /mcp.
 
 options:
-  --agent NAME  whose tools are offered beside the operations
+  --agent NAME  agent whose tools are offered too
 """
 
 
-def command(words: list[str]) -> int:
-    match words:
+def run_command(arguments: list[str]) -> int:
+    match arguments:
         case []:
             return serve()
         case ["-h" | "--help"]:
             sys.stdout.write(USAGE)
-            return OK
+            return EXIT_OK
         case ["--agent", agent]:
             return serve(agent)
         case _:
             raise UsageError(
-                f"unrecognized arguments: {' '.join(words)}",
-                because="retinue mcp serve takes no such words",
+                f"unrecognized arguments: {' '.join(arguments)}",
+                because="retinue mcp serve has no such option or argument",
                 try_this="retinue mcp serve --agent NAME",
             )
 
 
-def serve(agent: str = "", *, heard: BinaryIO | None = None, said: BinaryIO | None = None) -> int:
+def serve(agent: str = "", *, stdin: BinaryIO | None = None, stdout: BinaryIO | None = None) -> int:
     """Forward requests until stdin ends. They run concurrently, and each response is written when it is ready."""
     from concurrent.futures import ThreadPoolExecutor
     from threading import BoundedSemaphore, Lock
     from urllib.parse import quote
 
     path = f"/mcp?agent={quote(agent, safe='')}" if agent else "/mcp"
-    source, target, writing = heard or sys.stdin.buffer, said or sys.stdout.buffer, Lock()
-    turns = BoundedSemaphore(AT_ONCE_MAX)
+    source, target, writing = stdin or sys.stdin.buffer, stdout or sys.stdout.buffer, Lock()
+    turns = BoundedSemaphore(CONCURRENT_REQUESTS_MAX)
 
-    def hand_on(line: bytes) -> None:
+    def forward(line: bytes) -> None:
         try:
-            if answer := _answer(path, line):
+            if answer := _forward_request(path, line):
                 with writing:
                     target.write(answer.rstrip(b"\n") + b"\n")
                     target.flush()
         finally:
             turns.release()
 
-    with ThreadPoolExecutor(AT_ONCE_MAX) as several:
+    with ThreadPoolExecutor(CONCURRENT_REQUESTS_MAX) as several:
         while line := source.readline(LINE_BYTES_MAX):
             if line.strip():
                 turns.acquire()  # back-pressure: unread requests wait in the client's pipe
-                several.submit(hand_on, line)
-    return OK
+                several.submit(forward, line)
+    return EXIT_OK
 
 
-def _answer(path: str, line: bytes) -> bytes:
+def _forward_request(path: str, line: bytes) -> bytes:
     """Return the server's response. A connection error becomes a response too, so that the client sees it."""
     try:
-        say = client._request  # pyright: ignore[reportPrivateUsage]
-        asked = client._asked  # pyright: ignore[reportPrivateUsage]
-        return asked(lambda host: say("POST", path, host, line), timeout_s=CALL_S)
+        build_request = client._build_request  # pyright: ignore[reportPrivateUsage]
+        send_request = client._send_request  # pyright: ignore[reportPrivateUsage]
+        return send_request(lambda host: build_request("POST", path, host, line), timeout_s=MCP_CALL_TIMEOUT_S)
     except CliError as error:
-        return _error(line, INTERNAL_ERROR, "\n".join(error.lines()))
+        return _build_error(line, INTERNAL_ERROR, "\n".join(error.to_lines()))
 
 
-def _error(line: bytes, code: int, message: str) -> bytes:
+def _build_error(line: bytes, code: int, message: str) -> bytes:
     try:
-        asked: Any = json.loads(line)
+        request: Any = json.loads(line)
     except ValueError:
-        asked, code, message = {"id": None}, PARSE_ERROR, "this is not JSON"
-    if not isinstance(asked, dict) or "id" not in asked:
+        request, code, message = {"id": None}, PARSE_ERROR, "the request is not JSON"
+    if not isinstance(request, dict) or "id" not in request:
         return b""  # a JSON-RPC notification gets no response
     error = {"code": code, "message": message}
-    return json.dumps({"jsonrpc": "2.0", "id": asked["id"], "error": error}).encode()
+    return json.dumps({"jsonrpc": "2.0", "id": request["id"], "error": error}).encode()
 
 
 if __name__ == "__main__":

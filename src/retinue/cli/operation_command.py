@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 
-from retinue.cli.client import CALL_S, ask, is_elsewhere, post, refusal
-from retinue.cli.errors import CLOSED, FAILED, OK, CliError, HouseClosed
-from retinue.cli.output import complain, say
+from retinue.cli.client import CALL_TIMEOUT_S, call_raw, has_server_url, parse_error, send_until_accepted
+from retinue.cli.errors import EXIT_FAILED, EXIT_NOT_RUNNING, EXIT_OK, CliError, ServerNotAnswering
+from retinue.cli.output import print_error, print_lines
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 INPUT_BYTES_MAX = 12 * 1024 * 1024  # encoded, this fits into the server's request size limit
-LOOKS_SELF = (
+OFFLINE_OPERATIONS = (
     "house.ledger",
     "house.why",
     "house.doctor",
@@ -25,9 +25,9 @@ LOOKS_SELF = (
     "audit.verify",
     "audit.export",
 )
-"""What can also be had of a closed house, by a program that opens its store: see `retinue.app.offline`."""
-LONG_S = 900.0
-TAKES_LONG = (
+"""Operations that also work without a running server, by opening its store: see `retinue.app.offline`."""
+SLOW_CALL_TIMEOUT_S = 900.0
+SLOW_OPERATIONS = (
     "house.ledger",
     "house.doctor",
     "house.backup",
@@ -39,128 +39,128 @@ TAKES_LONG = (
     "connector.add",
     "connector.test",
 )
-"""What waits for a place elsewhere, or reads or writes as much as a whole house, before its answer begins."""
+"""Operations that wait for another service, or read or write large parts of the store, before they answer."""
 
 
-def perform(options: Namespace) -> int:
+def run_operation(options: Namespace) -> int:
     """Run the operation of a command and print its response."""
-    parameters = given(options)
+    parameters = collect_parameters(options)
     if options.operation == "connector.add":
-        from retinue.cli.connector_wizard import with_answers
+        from retinue.cli.connector_wizard import prompt_for_parameters
 
-        parameters = with_answers(parameters)
-    return send(options, parameters) if options.operation == "envelope.send" else inquire(options, parameters)
+        parameters = prompt_for_parameters(parameters)
+    return run_send(options, parameters) if options.operation == "envelope.send" else run_call(options, parameters)
 
 
-def given(options: Namespace) -> dict[str, Any]:
+def collect_parameters(options: Namespace) -> dict[str, Any]:
     """Return the parameters that were typed. Others are omitted, so that the operation's defaults apply."""
-    from retinue.cli.parser import NULL, dest, find
+    from retinue.cli.parser import NULL, find_operation, to_dest
 
     parameters: dict[str, Any] = {}
-    for name, _, kind, *_ in find(options.operation)[5]:
-        value = getattr(options, dest(name), None)
+    for name, _, kind, *_ in find_operation(options.operation)[5]:
+        value = getattr(options, to_dest(name), None)
         if value is None:
             continue
         if value is NULL:
             parameters[name] = None
         elif kind == "words":
-            parameters[name] = text_from(value)
+            parameters[name] = read_text(value)
         elif kind == "file":
-            parameters[name] = _attachments(value)
+            parameters[name] = _read_attachments(value)
         else:
             parameters[name] = value
     return parameters
 
 
-def send(options: Namespace, parameters: dict[str, Any]) -> int:
+def run_send(options: Namespace, parameters: dict[str, Any]) -> int:
     """Send an envelope until it is accepted. Its idempotency key makes a retry after a lost response safe."""
     parameters["key"] = parameters.get("key") or os.urandom(16).hex()
     try:
-        sent = post(parameters, wait_s=options.wait, waiting=_say_waiting)
-    except HouseClosed as closed:
-        if closed.asked:
+        sent = send_until_accepted(parameters, wait_s=options.wait, on_waiting=_print_waiting)
+    except ServerNotAnswering as closed:
+        if closed.may_have_arrived:
             closed.try_this = f"retinue up, then send it again with --key {parameters['key']}: it is accepted once"
         raise
     if options.json:
         import json
 
-        say([json.dumps(sent, ensure_ascii=False)])
+        print_lines([json.dumps(sent, ensure_ascii=False)])
     else:
-        from retinue.cli.formatters import sent_lines
+        from retinue.cli.formatters import format_sent
 
-        say(sent_lines(sent))
-    return OK
+        print_lines(format_sent(sent))
+    return EXIT_OK
 
 
-def _say_waiting() -> None:
-    sys.stderr.write("the house is closed, waiting...\n")
+def _print_waiting() -> None:
+    sys.stderr.write("the server is not answering, waiting...\n")
     sys.stderr.flush()
 
 
-def inquire(options: Namespace, parameters: dict[str, Any]) -> int:
+def run_call(options: Namespace, parameters: dict[str, Any]) -> int:
     """Call an operation and print its response. Without a server, some are answered from the store."""
     import json
 
-    timeout_s = LONG_S if options.operation in TAKES_LONG else CALL_S
+    timeout_s = SLOW_CALL_TIMEOUT_S if options.operation in SLOW_OPERATIONS else CALL_TIMEOUT_S
     try:
-        heard = ask(options.operation, parameters, key=options.key, timeout_s=timeout_s)
-    except HouseClosed as closed:
-        if closed.asked or options.operation not in LOOKS_SELF or is_elsewhere():
+        response = call_raw(options.operation, parameters, key=options.key, timeout_s=timeout_s)
+    except ServerNotAnswering as closed:
+        if closed.may_have_arrived or options.operation not in OFFLINE_OPERATIONS or has_server_url():
             raise
-        heard = look(options.operation, parameters)
-    answer: dict[str, Any] = json.loads(heard)
+        response = run_offline(options.operation, parameters)
+    answer: dict[str, Any] = json.loads(response)
     if options.json:
-        say([heard.decode()])
+        print_lines([response.decode()])
     else:
-        say(_lines(options.operation, answer))
-    if (bad := bad_news(options.operation, answer)) is not None:
-        complain(bad)
-        return FAILED
-    return OK
+        print_lines(_format_response(options.operation, answer))
+    if (problem := find_problem(options.operation, answer)) is not None:
+        print_error(problem)
+        return EXIT_FAILED
+    return EXIT_OK
 
 
-def bad_news(operation: str, answer: dict[str, Any]) -> CliError | None:
+def find_problem(operation: str, response: dict[str, Any]) -> CliError | None:
     """Return an error if a successful response reports a problem, such as a failed check."""
-    if operation == "house.ledger" and not answer["holds"]:
+    if operation == "house.ledger" and not response["holds"]:
         return CliError(
-            "the ledger does not hold",
+            "the ledger is inconsistent",
             code="ledger.broken",
-            because="a sum above does not come out",
-            try_this="keep a copy of the house before anything else, and report it",
+            because="an equation above does not hold",
+            try_this="copy the data directory before you change anything, and report it",
         )
-    if operation == "house.doctor" and answer.get("health") == "problem":
+    if operation == "house.doctor" and response.get("health") == "problem":
         return CliError(
-            "the house is not well",
-            code="house.unwell",
-            because="there are problems above",
-            try_this="do what stands below each of them, then ask again",
+            "the doctor found problems",
+            code="server.unhealthy",
+            because="they are listed above",
+            try_this="take the next step of each problem, then run retinue doctor again",
         )
-    if operation == "connector.test" and not answer["ok"]:
+    if operation == "connector.test" and not response["ok"]:
         return CliError(
-            f"the connector '{answer['name']}' does not get in",
-            code="connector.not-accepted",
-            because=answer["because"] or answer["sentence"],
-            try_this=answer["try"] or "look at its settings, and at the page of its kind in docs/guides",
+            f"the connector '{response['name']}' cannot connect",
+            code="connector.rejected",
+            because=response["because"] or response["sentence"],
+            try_this=response["try"] or "check its settings; docs/guides has a page for its platform",
         )
-    if operation == "audit.verify" and not answer["holds"]:
+    if operation == "audit.verify" and not response["holds"]:
         return CliError(
-            "the audit does not hold",
+            "the audit log is inconsistent",
             code="audit.broken",
-            because="it is not as it was written, where it says so above",
-            try_this="keep a copy of the house before anything else; an older backup may show what was there",
+            because="entries were changed or removed, as shown above",
+            try_this="copy the data directory before you change anything; an older backup may have the entries",
         )
     return None
 
 
-def _lines(operation: str, answer: dict[str, Any]) -> list[str]:
-    from retinue.cli.formatters import lines_of, table_of
+def _format_response(operation: str, response: dict[str, Any]) -> list[str]:
+    from retinue.cli.formatters import format_for_terminal, format_lines
 
     if not sys.stdout.isatty():
-        return lines_of(operation, answer)
-    return table_of(operation, answer, os.get_terminal_size(sys.stdout.fileno()).columns or 80)
+        return format_lines(operation, response)
+    return format_for_terminal(operation, response, os.get_terminal_size(sys.stdout.fileno()).columns or 80)
 
 
-def look(operation: str, parameters: dict[str, Any]) -> bytes:
+def run_offline(operation: str, parameters: dict[str, Any]) -> bytes:
     """Answer an operation without a server: a child process takes the instance lock and reads the store."""
     import json
     import subprocess
@@ -168,9 +168,9 @@ def look(operation: str, parameters: dict[str, Any]) -> bytes:
     sys.stdout.flush()
     words = [sys.executable, "-P", "-m", "retinue.app.offline", operation, json.dumps(parameters)]
     done = subprocess.run(words, stdout=subprocess.PIPE, check=False)
-    if done.returncode != OK:
-        error = refusal(done.stdout)
-        error.exits = CLOSED if error.code == "house.closed" else error.exits
+    if done.returncode != EXIT_OK:
+        error = parse_error(done.stdout)
+        error.exit_code = EXIT_NOT_RUNNING if error.code == "server.not_running" else error.exit_code
         raise error
     return done.stdout.rstrip(b"\n")
 
@@ -178,38 +178,38 @@ def look(operation: str, parameters: dict[str, Any]) -> bytes:
 # Input from stdin and files
 
 
-def text_from(given: str) -> str:
+def read_text(value: str) -> str:
     """Return the text, or for `-` the text from stdin without the newline that tools append."""
-    if given != "-":
-        return given
-    heard = sys.stdin.buffer.read(INPUT_BYTES_MAX + 1)
-    if len(heard) > INPUT_BYTES_MAX:
-        raise _too_large("what came by stdin")
+    if value != "-":
+        return value
+    data = sys.stdin.buffer.read(INPUT_BYTES_MAX + 1)
+    if len(data) > INPUT_BYTES_MAX:
+        raise _too_large_error("the text from stdin")
     try:
-        return heard.decode().removesuffix("\n")
+        return data.decode().removesuffix("\n")
     except UnicodeDecodeError:
-        raise not_text() from None
+        raise not_utf8_error() from None
 
 
-def not_text() -> CliError:
+def not_utf8_error() -> CliError:
     return CliError(
-        "what came by stdin is no text",
-        code="text.not-utf8",
-        because="it is not UTF-8",
-        try_this="send bytes with --attach FILE",
+        "the input on stdin is not text",
+        code="text.not_utf8",
+        because="it is not valid UTF-8",
+        try_this="send it as a file: --attach FILE",
     )
 
 
-def _too_large(what: str) -> CliError:
+def _too_large_error(part: str) -> CliError:
     return CliError(
-        f"{what} is too large",
-        code="request.too-large",
-        because=f"one request carries at most {INPUT_BYTES_MAX:,} bytes",
-        try_this="send less at once",
+        "the request is too large",
+        code="request.too_large",
+        because=f"the limit is {INPUT_BYTES_MAX:,} bytes for {part}",
+        try_this="send less in one request",
     )
 
 
-def _attachments(paths: list[str]) -> list[dict[str, str]]:
+def _read_attachments(paths: list[str]) -> list[dict[str, str]]:
     import mimetypes
     from binascii import b2a_base64
 
@@ -221,14 +221,14 @@ def _attachments(paths: list[str]) -> list[dict[str, str]]:
                 data = file.read(left + 1)
         except OSError as error:
             raise CliError(
-                f"'{path}' cannot be attached",
+                f"cannot attach '{path}'",
                 code="attachment.unreadable",
                 because=(error.strerror or str(error)).lower(),
-                try_this="check the path",
+                try_this="check the path and its permissions",
             ) from None
         left -= len(data)
         if left < 0:
-            raise _too_large("what is attached")
+            raise _too_large_error("all attachments together")
         media_type = mimetypes.guess_type(path, strict=False)[0] or "application/octet-stream"
         encoded = b2a_base64(data, newline=False).decode()
         found.append({"name": os.path.basename(path), "data": encoded, "media_type": media_type})

@@ -12,17 +12,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any, TextIO
 
-SHORT_LENGTH = 8
+SHORT_ID_LENGTH = 8
 ID_LENGTH = 32
 INDENT = "  "
-UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")  # printable by definition, but invisible
+INVISIBLE_CHARS = frozenset(
+    "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"
+)  # printable by definition, but invisible
 
 
-def has_colours(stream: TextIO) -> bool:
+def has_colors(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def prepare(stream: TextIO) -> None:
+def configure_stream(stream: TextIO) -> None:
     """Use UTF-8 for pipes, whatever the locale. On a terminal, replace characters that it cannot encode."""
     reconfigure = getattr(stream, "reconfigure", None)  # missing on simple streams in tests
     if reconfigure is None:
@@ -33,36 +35,36 @@ def prepare(stream: TextIO) -> None:
         reconfigure(encoding="utf-8", errors="surrogatepass")
 
 
-def say(lines: Iterable[str]) -> None:
+def print_lines(lines: Iterable[str]) -> None:
     """Print lines to stdout. On a terminal, control characters are escaped."""
     _write(sys.stdout, "".join(f"{line}\n" for line in lines))
 
 
-def complain(error: CliError) -> None:
+def print_error(error: CliError) -> None:
     """Print an error to stderr."""
     sys.stdout.flush()
-    _write(sys.stderr, "".join(f"{line}\n" for line in error.lines()), mark="error:")
+    _write(sys.stderr, "".join(f"{line}\n" for line in error.to_lines()), red_prefix="error:")
 
 
-def _write(stream: TextIO, text: str, *, mark: str = "") -> None:
+def _write(stream: TextIO, text: str, *, red_prefix: str = "") -> None:
     if stream.isatty():
-        from retinue.cli.live_region import PLAIN, RED, visible
+        from retinue.cli.live_region import RED, RESET, escape_controls
 
-        text = visible(text)
-        if mark and has_colours(stream) and text.startswith(mark):
-            text = f"{RED}{mark}{PLAIN}{text[len(mark) :]}"
+        text = escape_controls(text)
+        if red_prefix and has_colors(stream) and text.startswith(red_prefix):
+            text = f"{RED}{red_prefix}{RESET}{text[len(red_prefix) :]}"
     stream.write(text)
     stream.flush()
 
 
-def short(value: str) -> str:
+def shorten_id(value: str) -> str:
     """Shorten an id, or the session id that ends an address. Return any other value unchanged."""
     head, slash, tail = value.rpartition("/")
     is_id = len(tail) == ID_LENGTH and all(digit in "0123456789abcdef" for digit in tail)
-    return head + slash + tail[:SHORT_LENGTH] if is_id else value
+    return head + slash + tail[:SHORT_ID_LENGTH] if is_id else value
 
 
-def pair(key: str, value: object) -> list[str]:
+def format_pair(key: str, value: object) -> list[str]:
     """Format `key: value`. A value of several lines becomes an indented block below the key."""
     match value:
         case None | "":
@@ -72,35 +74,37 @@ def pair(key: str, value: object) -> list[str]:
         case str() if "\n" in value:
             return [f"{key}:", *(INDENT + line for line in value.split("\n"))]
         case str():
-            return [f"{key}: {short(value)}"]
+            return [f"{key}: {shorten_id(value)}"]
         case _:
             return [f"{key}: {value}"]
 
 
-def pairs(form: dict[str, Any], keys: Sequence[str]) -> list[str]:
+def format_pairs(data: dict[str, Any], keys: Sequence[str]) -> list[str]:
     """Format those of the keys that the object has, in this order."""
-    return [line for key in keys if key in form for line in pair(key, form[key])]
+    return [line for key in keys if key in data for line in format_pair(key, data[key])]
 
 
-def blocks(forms: Sequence[list[str]]) -> list[str]:
+def join_blocks(line_blocks: Sequence[list[str]]) -> list[str]:
     """Join blocks of lines with an empty line between them."""
     lines: list[str] = []
-    for form in forms:
+    for form in line_blocks:
         lines += ["", *form] if lines else form
     return lines
 
 
-def indented(lines: Sequence[str]) -> list[str]:
+def indent(lines: Sequence[str]) -> list[str]:
     return [INDENT + line for line in lines]
 
 
-def call_line(call: dict[str, Any]) -> str:
+def format_call(call: dict[str, Any]) -> str:
     """Format a tool call exactly, with invisible characters escaped."""
-    return f"{call['tool']} {exact(call['arguments'])}"
+    return f"{call['tool']} {to_exact_json(call['arguments'])}"
 
 
-def exact(value: object) -> str:
+def to_exact_json(value: object) -> str:
     import json
 
     plain = json.dumps(value, ensure_ascii=False)
-    return "".join(char if char.isprintable() and char not in UNSEEN else json.dumps(char)[1:-1] for char in plain)
+    return "".join(
+        char if char.isprintable() and char not in INVISIBLE_CHARS else json.dumps(char)[1:-1] for char in plain
+    )

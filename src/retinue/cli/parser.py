@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 
-from retinue.cli.aliases import SHORTS
-from retinue.cli.errors import CliError, UsageError, nearest
+from retinue.cli.aliases import ALIASES
+from retinue.cli.errors import CliError, UsageError, find_nearest
 from retinue.cli.operation_table import OPERATIONS
 
 TYPE_CHECKING = False
@@ -16,40 +16,40 @@ if TYPE_CHECKING:
 
     from retinue.cli.operation_table import Operation, Parameter
 
-COLUMNS = 100
+HELP_COLUMNS_MAX = 100
 CHAT_WAIT_S = 120.0
 DOWN_WAIT_S = 30.0
 UP_WAIT_S = 60.0
-LOG_LINES = 50
-DAYS = 30
+LOG_LINES_DEFAULT = 50
+DRY_RUN_DAYS_DEFAULT = 30
 SHELLS = ("bash", "zsh", "fish")
 NULL = object()
-"""Stands for a value that is taken away, which is not the same as one that was not given."""
+"""Stands for a value that is removed, unlike one that was not given."""
 
 
-class Formatter(argparse.RawDescriptionHelpFormatter):
+class CliHelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Help formatter with a known width: argparse would import `shutil` to find it, at every start."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=28, width=_columns())
+        super().__init__(prog, max_help_position=28, width=_get_columns())
 
 
-def _columns() -> int:
+def _get_columns() -> int:
     try:
-        return min(os.get_terminal_size(1).columns, COLUMNS)
+        return min(os.get_terminal_size(1).columns, HELP_COLUMNS_MAX)
     except OSError:
-        return COLUMNS
+        return HELP_COLUMNS_MAX
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """Argument parser that raises `UsageError`, with a reason and a next step."""
 
     def error(self, message: str) -> NoReturn:
-        because, try_this = "the words do not fit", f"{self.prog} --help"
+        because, try_this = "the command line is invalid", f"{self.prog} --help"
         if message.startswith("unrecognized arguments: "):
-            because = f"{self.prog} takes no such words"
+            because = f"{self.prog} has no such option or argument"
             options = [name for action in self._actions for name in action.option_strings]
-            meant = [nearest(word.partition("=")[0], options) for word in message.split() if word.startswith("-")]
+            meant = [find_nearest(word.partition("=")[0], options) for word in message.split() if word.startswith("-")]
             try_this = f"{self.prog} {meant[0]}" if meant and meant[0] else try_this
         elif message.startswith("the following arguments are required: "):
             because = " ".join(self.format_usage().split())
@@ -59,15 +59,15 @@ class Parser(argparse.ArgumentParser):
         choices = [str(choice) for choice in action.choices or ()]
         if choices and value not in choices:
             option = action.option_strings[0] if action.option_strings else str(action.metavar)
-            meant = nearest(str(value), choices) or choices[0]
+            meant = find_nearest(str(value), choices) or choices[0]
             raise UsageError(
-                f"{option} cannot be '{value}'",
-                because=f"it is one of {', '.join(choices)}",
+                f"invalid value for {option}: '{value}'",
+                because=f"it must be one of {', '.join(choices)}",
                 try_this=f"{option} {meant}" if action.option_strings else f"{self.prog} {meant}",
             )
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
+def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the command, its operation and its options. Help is a command too."""
     words = list(arguments)
     if words[:1] == ["help"]:
@@ -75,146 +75,167 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     if not words or words[0] in ("-h", "--help"):
         return argparse.Namespace(command="help", noun="", json=False)
     first, *rest = words
-    if first not in SHORTS and not verbs_of(first) and (rest or not _meant(first)):
-        _ask_for_more()
-    verbs = verbs_of(first)
+    if first not in ALIASES and not list_verbs(first) and (rest or not _suggest_command(first)):
+        _load_plugin_operations()
+    verbs = list_verbs(first)
     if verbs and rest and rest[0] in verbs:
-        return _parse(build_operation(find(f"{first}.{rest[0]}")), f"{first} {rest[0]}", rest[1:])
-    if first in SHORTS:
-        return _parse(build(first), first, rest)
+        return _parse_options(
+            build_operation_parser(find_operation(f"{first}.{rest[0]}")), f"{first} {rest[0]}", rest[1:]
+        )
+    if first in ALIASES:
+        return _parse_options(build_alias_parser(first), first, rest)
     if not verbs:
-        raise _unknown(first)
+        raise _unknown_command_error(first)
     if not rest or rest[0] in ("-h", "--help"):
         return argparse.Namespace(command="help", noun=first, json=False)
-    raise _unknown_verb(first, rest[0], verbs)
+    raise _unknown_verb_error(first, rest[0], verbs)
 
 
-def _parse(parser: Parser, command: str, words: list[str]) -> argparse.Namespace:
-    options = parser.parse_args(words)
+def _parse_options(parser: CommandParser, command: str, arguments: list[str]) -> argparse.Namespace:
+    options = parser.parse_args(arguments)
     options.command = command
     return options
 
 
-def verbs_of(noun: str) -> list[str]:
-    return [each[1] for each in operations() if each[0] == noun]
+def list_verbs(noun: str) -> list[str]:
+    return [each[1] for each in list_operations() if each[0] == noun]
 
 
-def nouns() -> list[str]:
-    return list(dict.fromkeys([each[0] for each in operations()]))
+def list_nouns() -> list[str]:
+    return list(dict.fromkeys([each[0] for each in list_operations()]))
 
 
-def find(operation: str) -> Operation:
-    noun, _, verb = operation.partition(".")
-    return next(each for each in operations() if each[0] == noun and each[1] == verb)
+def find_operation(name: str) -> Operation:
+    noun, _, verb = name.partition(".")
+    return next(each for each in list_operations() if each[0] == noun and each[1] == verb)
 
 
-def operations() -> tuple[Operation, ...]:
+def list_operations() -> tuple[Operation, ...]:
     """Return the built-in operations, and those of plugins if they were loaded."""
-    return (*OPERATIONS, *_brought) if _brought else OPERATIONS
+    return (*OPERATIONS, *_plugin_operations) if _plugin_operations else OPERATIONS
 
 
-_brought: list[Operation] = []
+_plugin_operations: list[Operation] = []
 
 
-def _ask_for_more() -> None:
+def _load_plugin_operations() -> None:
     """Load the operations of plugins from the server, because an unknown noun may be theirs.
 
     They are never cached: plugins come and go, and only the server knows which are enabled. If it
     does not answer, the noun stays unknown.
     """
-    from retinue.cli.client import brought
+    from retinue.cli.client import list_plugin_operations
 
     try:
-        _brought[:] = [_operation(*each) for each in brought()]
+        _plugin_operations[:] = [_to_operation(*each) for each in list_plugin_operations()]
     except (CliError, LookupError, TypeError, ValueError):
         return
 
 
-def _operation(
-    noun: str, verb: str, summary: str, effect: bool, level: str, parameters: Sequence[Parameter]
+def _to_operation(
+    noun: str, verb: str, summary: str, has_effect: bool, level: str, parameters: Sequence[Parameter]
 ) -> Operation:
     """Convert an operation from JSON, which has lists instead of tuples."""
-    return (noun, verb, summary, effect, level, tuple((*each[:5], tuple(each[5]), each[6]) for each in parameters))
+    return (noun, verb, summary, has_effect, level, tuple((*each[:5], tuple(each[5]), each[6]) for each in parameters))
 
 
-def _meant(word: str) -> str:
-    return nearest(word, [*SHORTS, *nouns()])
+def _suggest_command(word: str) -> str:
+    return find_nearest(word, [*ALIASES, *list_nouns()])
 
 
-def _unknown(word: str) -> UsageError:
-    meant = _meant(word)
+def _unknown_command_error(word: str) -> UsageError:
+    meant = _suggest_command(word)
     if not meant:
-        verb = nearest(word, [each[1] for each in OPERATIONS])
+        verb = find_nearest(word, [each[1] for each in OPERATIONS])
         meant = next((f"{each[0]} {each[1]}" for each in OPERATIONS if verb and each[1] == verb), "")
     return UsageError(
-        f"there is no command '{word}'" + (f": did you mean '{meant}'?" if meant else ""),
-        because="no short name and no noun is called so",
+        f"no command named '{word}'" + (f": did you mean '{meant}'?" if meant else ""),
+        because="no alias and no noun has this name",
         try_this=f"retinue {meant}" if meant else "retinue --help",
-        code="usage.unknown-command",
+        code="usage.unknown_command",
     )
 
 
-def _unknown_verb(noun: str, word: str, verbs: list[str]) -> UsageError:
-    meant = nearest(word, verbs)
+def _unknown_verb_error(noun: str, word: str, verbs: list[str]) -> UsageError:
+    meant = find_nearest(word, verbs)
     return UsageError(
-        f"there is no '{noun} {word}'" + (f": did you mean '{noun} {meant}'?" if meant else ""),
-        because=f"what can be done with it is {', '.join(verbs)}",
+        f"no command named '{noun} {word}'" + (f": did you mean '{noun} {meant}'?" if meant else ""),
+        because=f"the verbs of {noun} are {', '.join(verbs)}",
         try_this=f"retinue {noun} {meant}" if meant else f"retinue {noun}",
-        code="usage.unknown-command",
+        code="usage.unknown_command",
     )
 
 
 # Parsers of single commands
 
 
-def build(short: str) -> Parser:
+def build_alias_parser(alias: str) -> CommandParser:
     """Build the parser of an alias."""
-    operation, summary, examples, places, said = SHORTS[short]
-    parser = _parser(short, summary, examples)
+    operation, summary, examples, positionals, fixed_values = ALIASES[alias]
+    parser = _build_parser(alias, summary, examples)
     add = parser.add_argument
     if operation:
-        _add_operation(parser, find(operation), places=places, said=dict(said))
+        _add_operation(parser, find_operation(operation), positionals=positionals, fixed_values=dict(fixed_values))
         return parser
-    match short:
+    match alias:
         case "chat":
-            add("--agent", default="", metavar="NAME", help="who to talk with; left out, who answers for the house")
-            add("--session", default="", metavar="NAME", help="a conversation of its own, by any name you like")
-            add("--once", metavar="TEXT", help="send this, print the answer and leave; - reads it from stdin")
-            _add_wait(parser, "how long to wait for a closed house", CHAT_WAIT_S)
+            add("--agent", default="", metavar="NAME", help="agent to chat with (the default agent)")
+            add(
+                "--session",
+                default="",
+                metavar="NAME",
+                help="name of a separate conversation; it is created if it does not exist",
+            )
+            add("--once", metavar="TEXT", help="send this text, print the answer and exit; - reads it from stdin")
+            _add_wait(parser, "time to wait for a server that is not running", CHAT_WAIT_S)
             _add_json(parser)
         case "up":
-            add("--force", action="store_true", help="close the one that is open first, and wait until it is")
-            _add_wait(parser, "how long to wait until it answers", UP_WAIT_S)
+            add("--force", action="store_true", help="stop a running server first")
+            _add_wait(parser, "time to wait until the server answers", UP_WAIT_S)
             _add_json(parser)
         case "down":
-            _add_wait(parser, "how long to let it finish before it is ended", DOWN_WAIT_S)
+            _add_wait(parser, "time for running work to finish before the server is killed", DOWN_WAIT_S)
             _add_json(parser)
         case "logs":
-            add("--lines", type=int, default=LOG_LINES, metavar="N", help=f"how many of the last ({LOG_LINES})")
-            add("--follow", action="store_true", help="go on with what is logged from now on")
+            add(
+                "--lines",
+                type=int,
+                default=LOG_LINES_DEFAULT,
+                metavar="N",
+                help=f"number of last lines to show ({LOG_LINES_DEFAULT})",
+            )
+            add("--follow", action="store_true", help="keep showing new lines")
         case "restore":
-            add("folder", metavar="FOLDER", help="what `retinue backup` made")
+            add("folder", metavar="FOLDER", help="backup folder created by `retinue backup`")
         case "rehearse":
-            add("--days", type=int, default=DAYS, metavar="N", help=f"how many ({DAYS})")
+            add(
+                "--days",
+                type=int,
+                default=DRY_RUN_DAYS_DEFAULT,
+                metavar="N",
+                help=f"number of days ({DRY_RUN_DAYS_DEFAULT})",
+            )
             add(
                 "--from",
                 dest="begin",
                 default="",
                 metavar="TIME",
-                help="when it begins, as in `send --deliver-at` (now)",
+                help="start time, in the format of `send --deliver-at` (now)",
             )
+            add("--run-takes", default="", metavar="SPAN", help="duration of each run (that of its last run)")
+            add("--seed", type=int, default=0, metavar="N", help="random seed for the order of simultaneous runs (0)")
             add(
-                "--run-takes", default="", metavar="SPAN", help="how long each run takes; left out, as long as the last"
+                "--gates",
+                action="store_true",
+                help="run each gate once, in the sandbox; by default, all gates count as open",
             )
-            add("--seed", type=int, default=0, metavar="N", help="what decides who goes first at the same moment (0)")
-            add("--gates", action="store_true", help="run each gate once, confined; left out, all are taken as open")
-            add("--keep", default="", metavar="FOLDER", help="keep the copy there")
-            add("--all", action="store_true", help="show every run, however many there are")
+            add("--keep", default="", metavar="FOLDER", help="keep the copy in this folder")
+            add("--all", action="store_true", help="show all runs")
             _add_json(parser)
         case "service":
-            add("action", metavar="install", nargs="?", choices=("install",), help="say how to install it")
+            add("action", metavar="install", nargs="?", choices=("install",), help="show how to install it")
         case "join":
-            add("invitation", metavar="INVITATION", help="what `retinue person invite` printed for you")
+            add("invitation", metavar="INVITATION", help="invitation printed by `retinue person invite`")
             _add_json(parser)
         case "completion":
             add("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")
@@ -223,56 +244,63 @@ def build(short: str) -> Parser:
     return parser
 
 
-def build_operation(operation: Operation) -> Parser:
+def build_operation_parser(operation: Operation) -> CommandParser:
     noun, verb, summary, *_ = operation
-    parser = _parser(f"{noun} {verb}", summary, "")
-    _add_operation(parser, operation, places=(), said={})
+    parser = _build_parser(f"{noun} {verb}", summary, "")
+    _add_operation(parser, operation, positionals=(), fixed_values={})
     return parser
 
 
-def _parser(command: str, summary: str, examples: str) -> Parser:
+def _build_parser(command: str, summary: str, examples: str) -> CommandParser:
     shown = "\n".join(f"  {line}" for line in examples.split("\n"))
-    return Parser(
+    return CommandParser(
         prog=f"retinue {command}",
         description=summary,
         epilog=f"examples:\n{shown}" if examples else None,
-        formatter_class=Formatter,
+        formatter_class=CliHelpFormatter,
         allow_abbrev=False,
     )
 
 
-def _add_operation(parser: Parser, operation: Operation, *, places: tuple[str, ...], said: dict[str, object]) -> None:
+def _add_operation(
+    parser: CommandParser, operation: Operation, *, positionals: tuple[str, ...], fixed_values: dict[str, object]
+) -> None:
     noun, verb, _, effect, _, parameters = operation
     parser.set_defaults(operation=f"{noun}.{verb}", key="", wait=0.0)
     for parameter in parameters:
         name, _, _, marks, *_ = parameter
-        if name in said:
-            parser.set_defaults(**{dest(name): said[name]})
-        elif name in places or "place" in marks:
-            _add_place(parser, parameter)
+        if name in fixed_values:
+            parser.set_defaults(**{to_dest(name): fixed_values[name]})
+        elif name in positionals or "place" in marks:
+            _add_positional(parser, parameter)
         else:
             _add_option(parser, parameter)
     if effect and all(parameter[0] != "key" for parameter in parameters):
-        parser.add_argument("--key", default="", metavar="KEY", help="asked twice with the same key, it is done once")
+        parser.add_argument(
+            "--key",
+            default="",
+            metavar="KEY",
+            help="idempotency key: a repeated request with the same key is performed once",
+        )
     if f"{noun}.{verb}" == "envelope.send":
-        _add_wait(parser, "how long to wait for a closed house", 0.0)
+        _add_wait(parser, "time to wait for a server that is not running", 0.0)
     _add_json(parser)
 
 
-def dest(name: str) -> str:
+def to_dest(name: str) -> str:
     """Return the attribute for a parameter's value. The prefix separates it from the command's own options."""
     return f"p_{name}"
 
 
-def _add_place(parser: Parser, parameter: Parameter) -> None:
+def _add_positional(parser: CommandParser, parameter: Parameter) -> None:
     name, option, _, marks, _, _, words = parameter
     metavar = option[2:].upper().replace("-", "_")
     words += "; - reads it from stdin" if parameter[2] == "words" else ""
     nargs = None if "required" in marks else "?"
-    parser.add_argument(dest(name), metavar=metavar, nargs=nargs, help=_help(words))
+    parser.add_argument(to_dest(name), metavar=metavar, nargs=nargs, help=_escape_help(words))
 
 
-def _add_option(parser: Parser, parameter: Parameter) -> None:
+def _add_option(parser: CommandParser, parameter: Parameter) -> None:
     name, option, kind, marks, default, choices, words = parameter
     required = "required" in marks and "nullable" not in marks
     if default not in (None, ""):
@@ -284,33 +312,35 @@ def _add_option(parser: Parser, parameter: Parameter) -> None:
         shown, hidden = (f"--no-{option[2:]}", option) if default is True else (option, f"--no-{option[2:]}")
         no = "not: " if default is True else ""
         group.add_argument(
-            shown, dest=dest(name), action="store_const", const=default is not True, help=_help(no + words)
+            shown, dest=to_dest(name), action="store_const", const=default is not True, help=_escape_help(no + words)
         )
         plain = None if required else argparse.SUPPRESS
-        group.add_argument(hidden, dest=dest(name), action="store_const", const=default is True, help=plain)
+        group.add_argument(hidden, dest=to_dest(name), action="store_const", const=default is True, help=plain)
         return
     metavar = {"number": "N", "decimal": "N", "file": "FILE", "json": "JSON", "words": "TEXT"}.get(kind)
     parser.add_argument(
         option,
-        dest=dest(name),
+        dest=to_dest(name),
         required=required,
         action="append" if "repeated" in marks else "store",
-        type={"number": int, "decimal": float, "json": _json}.get(kind, str),
+        type={"number": int, "decimal": float, "json": _parse_json}.get(kind, str),
         choices=choices or None,
         metavar=metavar or option[2:].upper().replace("-", "_"),
-        help=_help(words + ("; can be given again" if "repeated" in marks else "; or @FILE" if kind == "json" else "")),
+        help=_escape_help(
+            words + ("; can be repeated" if "repeated" in marks else "; or @FILE" if kind == "json" else "")
+        ),
     )
     if "nullable" in marks:
         parser.add_argument(
-            f"--no-{option[2:]}", dest=dest(name), action="store_const", const=NULL, help="take it away"
+            f"--no-{option[2:]}", dest=to_dest(name), action="store_const", const=NULL, help="remove the value"
         )
 
 
-def _help(words: str) -> str:
-    return words.replace("%", "%%")
+def _escape_help(text: str) -> str:
+    return text.replace("%", "%%")
 
 
-def _json(text: str) -> object:
+def _parse_json(text: str) -> object:
     """Parse a JSON value. `@FILE` reads it from a file."""
     import json
 
@@ -321,15 +351,15 @@ def _json(text: str) -> object:
         value = json.loads(text)
         return NULL if value is None else value
     except OSError as error:
-        raise argparse.ArgumentTypeError(f"'{text[1:]}' cannot be read ({error.strerror})") from None
+        raise argparse.ArgumentTypeError(f"cannot read '{text[1:]}' ({error.strerror})") from None
     except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text[:80]}' is no JSON") from None
+        raise argparse.ArgumentTypeError(f"'{text[:80]}' is not valid JSON") from None
 
 
-def _add_json(parser: Parser) -> None:
-    parser.add_argument("--json", action="store_true", help="the answer as the API gives it")
+def _add_json(parser: CommandParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print the response as JSON")
 
 
-def _add_wait(parser: Parser, words: str, default_s: float) -> None:
-    words = f"{words} ({default_s:g})"
-    parser.add_argument("--wait", type=float, default=default_s, metavar="SECONDS", help=words)
+def _add_wait(parser: CommandParser, help_text: str, default_s: float) -> None:
+    help_text = f"{help_text} ({default_s:g})"
+    parser.add_argument("--wait", type=float, default=default_s, metavar="SECONDS", help=help_text)

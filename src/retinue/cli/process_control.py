@@ -7,37 +7,37 @@ import signal
 import sys
 import time
 
-from retinue.cli.client import ask, home
-from retinue.cli.errors import FAILED, OK, CliError, HouseClosed
-from retinue.cli.output import complain, pair, say
+from retinue.cli.client import call_raw, get_data_dir
+from retinue.cli.errors import EXIT_FAILED, EXIT_OK, CliError, ServerNotAnswering
+from retinue.cli.output import format_pair, print_error, print_lines
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable
 
-LOOK_S = 0.05
+POLL_INTERVAL_S = 0.05
 KILL_WAIT_S = 10.0
-ANSWER_S = 5.0
-START_LOGS_KEPT = 5
-LEFT_LOCKED_S_MAX = 5.0
+ANSWER_TIMEOUT_S = 5.0
+START_LOGS_KEPT_MAX = 5
+LOCK_RELEASE_S_MAX = 5.0
 READ_BYTES = 64 * 1024
 
 
-def holder(folder: str) -> int:
+def find_server_pid(data_dir: str) -> int:
     """Return the process id of the server in this data directory: 0 if none runs, -1 if it is unknown.
 
     After a kill, a child process that the server had just started may hold the lock a moment longer.
     """
-    deadline = time.monotonic() + LEFT_LOCKED_S_MAX
-    while (process := _locked_by(folder)) > 0 and _is_gone(process) and time.monotonic() < deadline:
-        time.sleep(LOOK_S)
+    deadline = time.monotonic() + LOCK_RELEASE_S_MAX
+    while (process := _read_lock_holder(data_dir)) > 0 and _is_gone(process) and time.monotonic() < deadline:
+        time.sleep(POLL_INTERVAL_S)
     return process
 
 
-def _is_gone(process: int) -> bool:
+def _is_gone(pid: int) -> bool:
     try:
-        os.kill(process, 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
         return True
     except OSError:
@@ -45,11 +45,11 @@ def _is_gone(process: int) -> bool:
     return False
 
 
-def _locked_by(folder: str) -> int:
+def _read_lock_holder(data_dir: str) -> int:
     import fcntl
 
     try:
-        fd = os.open(os.path.join(folder, "lock"), os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(os.path.join(data_dir, "lock"), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return 0
     try:
@@ -66,36 +66,36 @@ def _locked_by(folder: str) -> int:
 # Up
 
 
-def up(options: Namespace) -> int:
-    folder = home()
-    if (process := holder(folder)) and not options.force:
+def start_server(options: Namespace) -> int:
+    folder = get_data_dir()
+    if (process := find_server_pid(folder)) and not options.force:
         raise CliError(
-            f"a house is already open in {folder}",
-            code="house.already-open",
-            because=f"process {process} serves it" if process > 0 else "another process holds its lock",
-            try_this="retinue status, or retinue up --force to open it anew",
+            f"a server is already running in {folder} (pid {process if process > 0 else 'unknown'})",
+            code="server.already_running",
+            because="only one process can use a data directory",
+            try_this="retinue chat, or retinue down; to restart it: retinue up --force",
         )
     if process:
-        _close(folder, process, wait_s=options.wait)
+        _stop_server(folder, process, wait_s=options.wait)
     os.makedirs(folder, mode=0o700, exist_ok=True)
     path, log = _new_start_log(folder)
-    process = _start(log)
-    _wait_until_open(folder, process, path, log, wait_s=options.wait)
+    process = _spawn_server(log)
+    _wait_until_running(folder, process, path, log, wait_s=options.wait)
     os.close(log)
-    return _tell(options, {"house": "open", "home": folder, "process": process, "log": _log_of(folder)})
+    return _print_result(options, {"house": "open", "home": folder, "process": process, "log": _find_log(folder)})
 
 
-def _tell(options: Namespace, form: dict[str, str | int]) -> int:
+def _print_result(options: Namespace, data: dict[str, str | int]) -> int:
     if options.json:
         import json
 
-        say([json.dumps(form, ensure_ascii=False)])
+        print_lines([json.dumps(data, ensure_ascii=False)])
     else:
-        say([line for key, value in form.items() for line in pair(key, value)])
-    return OK
+        print_lines([line for key, value in data.items() for line in format_pair(key, value)])
+    return EXIT_OK
 
 
-def _start(log: int) -> int:
+def _spawn_server(log: int) -> int:
     """Start the server in a new session, so that Ctrl-C or closing this terminal does not stop it."""
     words = [sys.executable, "-P", "-m", "retinue.app.server"]
     actions = [
@@ -107,68 +107,68 @@ def _start(log: int) -> int:
     return os.posix_spawn(sys.executable, words, environment, file_actions=actions, setsid=True)
 
 
-def _wait_until_open(folder: str, process: int, path: str, log: int, *, wait_s: float) -> None:
+def _wait_until_running(data_dir: str, pid: int, path: str, log: int, *, wait_s: float) -> None:
     """Wait until this process answers, since another process may have started a server just before us."""
     deadline = time.monotonic() + wait_s
     while True:
-        ended, status = os.waitpid(process, os.WNOHANG)
+        ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
-            raise _did_not_open(path, _said(log), os.waitstatus_to_exitcode(status))
-        if _answers() and holder(folder) == process:
+            raise _start_failed_error(path, _read_start_log(log), os.waitstatus_to_exitcode(status))
+        if _is_answering() and find_server_pid(data_dir) == pid:
             return
         if time.monotonic() > deadline:
             raise CliError(
-                "the house does not answer yet",
-                code="house.slow-start",
-                because=f"process {process} has been starting for {wait_s:g} s",
-                try_this=f"wait and look with `retinue status`, or read {path}",
+                "the server does not answer yet",
+                code="server.slow_start",
+                because=f"process {pid} has been starting for {wait_s:g} s",
+                try_this=f"wait, then run retinue status; or read {path}",
             )
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)
 
 
-def _answers() -> bool:
+def _is_answering() -> bool:
     try:
-        ask("house.status", timeout_s=ANSWER_S)
-    except HouseClosed:
+        call_raw("house.status", timeout_s=ANSWER_TIMEOUT_S)
+    except ServerNotAnswering:
         return False
     except CliError:
         return True  # an error response shows that it runs
     return True
 
 
-def _said(log: int) -> list[str]:
+def _read_start_log(log: int) -> list[str]:
     """Read the start log by descriptor, since its name may refer to a newer log by now."""
     return os.pread(log, READ_BYTES, 0).decode(errors="replace").splitlines()
 
 
-def _did_not_open(path: str, said: list[str], code: int) -> CliError:
+def _start_failed_error(path: str, lines: list[str], exit_code: int) -> CliError:
     """Build the error from the server's own error message, if it printed one."""
-    starts = [n for n, line in enumerate(said) if line.startswith("error: ")]
+    starts = [n for n, line in enumerate(lines) if line.startswith("error: ")]
     if starts:
-        told = said[starts[-1] :]
-        because = next((line[9:] for line in told if line.startswith("because: ")), "")
-        try_this = next((line[5:] for line in told if line.startswith("try: ")), f"read {path}")
-        sentence, _, end = told[0][7:].rpartition(" [")
+        error = lines[starts[-1] :]
+        because = next((line[9:] for line in error if line.startswith("because: ")), "")
+        try_this = next((line[5:] for line in error if line.startswith("try: ")), f"read {path}")
+        sentence, _, end = error[0][7:].rpartition(" [")
         return CliError(
-            sentence or end, code=end.rstrip("]") or "house.did-not-open", because=because, try_this=try_this
+            sentence or end, code=end.rstrip("]") or "server.start_failed", because=because, try_this=try_this
         )
-    ended = f"signal {-code}" if code < 0 else f"exit code {code}"
-    last = next((line.strip() for line in reversed(said) if line.strip()), "it said nothing")
+    ended = f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
     return CliError(
-        "the house did not open",
-        code="house.did-not-open",
+        "the server did not start",
+        code="server.start_failed",
         because=f"it ended with {ended}: {last}",
         try_this=f"read {path}",
     )
 
 
-def _new_start_log(folder: str) -> tuple[str, int]:
+def _new_start_log(data_dir: str) -> tuple[str, int]:
     """Open a new log for output during the start and crashes that cannot be logged. Rotates older ones."""
-    logs = os.path.join(folder, "logs")
+    logs = os.path.join(data_dir, "logs")
     os.makedirs(logs, mode=0o700, exist_ok=True)
     path = os.path.join(logs, "start.log")
     while True:
-        for number in range(START_LOGS_KEPT - 1, -1, -1):
+        for number in range(START_LOGS_KEPT_MAX - 1, -1, -1):
             try:
                 os.replace(f"{path}.{number}" if number else path, f"{path}.{number + 1}")
             except FileNotFoundError:
@@ -182,82 +182,82 @@ def _new_start_log(folder: str) -> tuple[str, int]:
 # Down
 
 
-def down(options: Namespace) -> int:
-    folder = home()
-    process = holder(folder)
+def stop_server(options: Namespace) -> int:
+    folder = get_data_dir()
+    process = find_server_pid(folder)
     if not process:
-        raise HouseClosed(f"nobody serves {folder}")
-    how = _close(folder, process, wait_s=options.wait)
-    return _tell(options, {"house": "closed", "home": folder, "process": process, "how": how})
+        raise ServerNotAnswering("no process holds its lock")
+    how = _stop_server(folder, process, wait_s=options.wait)
+    return _print_result(options, {"house": "closed", "home": folder, "process": process, "how": how})
 
 
-def _close(folder: str, process: int, *, wait_s: float) -> str:
+def _stop_server(data_dir: str, pid: int, *, wait_s: float) -> str:
     """Ask the server to finish, and kill it if it does not. Its work resumes at the next start either way."""
-    if process < 0:
+    if pid < 0:
         raise CliError(
-            f"whoever serves {folder} cannot be asked to stop",
-            code="house.unknown-process",
-            because="its lock does not say which process holds it",
-            try_this=f"fuser {os.path.join(folder, 'lock')}",
+            f"cannot stop the server in {data_dir}",
+            code="server.unknown_process",
+            because="its lock file does not say which process holds it",
+            try_this=f"find the process: fuser {os.path.join(data_dir, 'lock')}",
         )
-    for number, words, patience_s in ((signal.SIGTERM, "finished", wait_s), (signal.SIGKILL, "killed", KILL_WAIT_S)):
+    for number, result, patience_s in ((signal.SIGTERM, "finished", wait_s), (signal.SIGKILL, "killed", KILL_WAIT_S)):
         try:
-            os.kill(process, number)
+            os.kill(pid, number)
         except ProcessLookupError:
             pass
         except PermissionError:
             raise CliError(
-                f"process {process} is not yours to stop",
-                code="house.not-yours",
+                f"you cannot stop process {pid}",
+                code="server.not_yours",
                 because="another user started it",
-                try_this="ask them, or the owner of this machine",
+                try_this="ask that user, or the administrator of this machine",
             ) from None
         deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline:
-            if holder(folder) != process:
-                return words
-            time.sleep(LOOK_S)
+            if find_server_pid(data_dir) != pid:
+                return result
+            time.sleep(POLL_INTERVAL_S)
     raise CliError(
-        f"process {process} does not end",
-        code="house.does-not-end",
+        f"process {pid} does not end",
+        code="server.does_not_end",
         because=f"it was killed {KILL_WAIT_S:g} s ago and still holds its lock",
-        try_this="look at what it waits for; a disk that hangs does this",
+        try_this="check what it waits for, such as a disk that does not respond",
     )
 
 
 # Logs
 
 
-def _log_of(folder: str) -> str:
+def _find_log(data_dir: str) -> str:
     """Return the path of the server's log, or of the start log if there is none."""
-    logs = os.path.join(folder, "logs")
+    logs = os.path.join(data_dir, "logs")
     own = os.path.join(logs, "retinue.log")
     return own if os.path.exists(own) else os.path.join(logs, "start.log")
 
 
-def logs(options: Namespace) -> int:
-    path = _log_of(home())
+def show_logs(options: Namespace) -> int:
+    path = _find_log(get_data_dir())
     try:
         file = open(path, "rb")  # noqa: SIM115 - followed through rotations
     except OSError as error:
-        complain(
+        print_error(
             CliError(
-                "there is no log",
+                "no log file",
                 code="logs.missing",
-                because=f"{path} cannot be read ({error.strerror})",
-                try_this="retinue up",
+                because=f"cannot read {path} ({error.strerror})",
+                try_this="start the server: retinue up",
             )
         )
-        return FAILED
+        return EXIT_FAILED
     _write(_tail(file.read(), max(0, options.lines)))
     while options.follow:
         if new := file.read(READ_BYTES):
             _write(new)
             continue
-        time.sleep(LOOK_S)
-        file = _followed(file, path)
+        time.sleep(POLL_INTERVAL_S)
+        file = _reopen_if_rotated(file, path)
     file.close()
-    return OK
+    return EXIT_OK
 
 
 def _tail(data: bytes, lines: int) -> bytes:
@@ -265,7 +265,7 @@ def _tail(data: bytes, lines: int) -> bytes:
     return b"".join(kept[len(kept) - lines :] if lines < len(kept) else kept)
 
 
-def _followed(file: _File, path: str) -> _File:
+def _reopen_if_rotated(file: _File, path: str) -> _File:
     """Return the same file, or the one that replaced it in a rotation."""
     try:
         if os.stat(path).st_ino == os.fstat(file.fileno()).st_ino:
@@ -280,9 +280,9 @@ def _followed(file: _File, path: str) -> _File:
 def _write(data: bytes) -> None:
     text = data.decode(errors="replace")
     if sys.stdout.isatty():
-        from retinue.cli.live_region import visible
+        from retinue.cli.live_region import escape_controls
 
-        text = visible(text)
+        text = escape_controls(text)
     sys.stdout.write(text)
     sys.stdout.flush()
 
@@ -292,4 +292,4 @@ if TYPE_CHECKING:
 
     _File = BufferedReader
 
-COMMANDS: dict[str, Callable[[Namespace], int]] = {"up": up, "down": down, "logs": logs}
+COMMANDS: dict[str, Callable[[Namespace], int]] = {"up": start_server, "down": stop_server, "logs": show_logs}

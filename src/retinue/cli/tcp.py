@@ -5,16 +5,16 @@ from __future__ import annotations
 import _socket
 import os
 
-from retinue.cli.errors import CliError, HouseClosed
+from retinue.cli.errors import CliError, ServerNotAnswering
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    Place = tuple[str, int, bool]  # host, port, whether TLS is used
+    Endpoint = tuple[str, int, bool]  # host, port, whether TLS is used
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
-def parse_url(url: str) -> Place:
+def parse_url(url: str) -> Endpoint:
     """Parse a URL such as `http://127.0.0.1:7717`. Anything beyond host and port is an error."""
     scheme, _, rest = url.strip().partition("://") if "://" in url else ("http", "", url.strip())
     rest = rest.rstrip("/")
@@ -26,34 +26,34 @@ def parse_url(url: str) -> Place:
     fits = host and after[:1] in ("", ":") and port.isdecimal() and 0 < int(port) < 65536
     if scheme not in ("http", "https") or not fits or any(char in host for char in "/@?# "):
         raise CliError(
-            f"RETINUE_URL is '{url}'",
-            code="config.invalid",
-            because="it must be http:// or https://, a host, and a port if it is not the usual one",
+            f"invalid value for RETINUE_URL: '{url}'",
+            code="config.url_invalid",
+            because="it must be http:// or https://, a host, and a port if it is not the default port",
             try_this="RETINUE_URL=http://127.0.0.1:7717",
         )
     return host.lower(), int(port), scheme == "https"
 
 
-def connect(place: Place, timeout_s: float) -> tuple[_socket.socket, str]:
+def connect(endpoint: Endpoint, timeout_s: float) -> tuple[_socket.socket, str]:
     """Connect. Returns the socket and the Host header. The owner's token is never sent to another machine."""
-    host, port, secure = place
-    if host not in LOOPBACK and not os.environ.get("RETINUE_TOKEN"):
+    host, port, secure = endpoint
+    if host not in LOOPBACK_HOSTS and not os.environ.get("RETINUE_TOKEN"):
         raise CliError(
-            f"nobody is signed in for {host}",
-            code="auth.no-token",
-            because="the owner's token in the home is for this machine only",
-            try_this="RETINUE_TOKEN=... with a token of your own: see `retinue token create`",
+            f"no token for {host}",
+            code="auth.no_token",
+            because="the owner's token in the data directory is used only on this machine",
+            try_this="set RETINUE_TOKEN to a token that was created on that server: retinue token create",
         )
     name = f"[{host}]" if ":" in host else host
     shown = name if port == (443 if secure else 80) else f"{name}:{port}"
     try:
-        return (_tls(host, port, timeout_s) if secure else _plain(host, port, timeout_s)), shown
+        return (_connect_tls(host, port, timeout_s) if secure else _connect_plain(host, port, timeout_s)), shown
     except OSError as error:
-        raise HouseClosed(f"nobody answers at {shown} ({error.strerror or error})") from None
+        raise ServerNotAnswering(f"no answer at {shown} ({error.strerror or error})") from None
 
 
-def _plain(host: str, port: int, timeout_s: float) -> _socket.socket:
-    trouble: OSError = OSError("no address of that name")
+def _connect_plain(host: str, port: int, timeout_s: float) -> _socket.socket:
+    trouble: OSError = OSError("unknown host name")
     for family, kind, _, _, address in _socket.getaddrinfo(host, port, 0, _socket.SOCK_STREAM):
         link = _socket.socket(family, kind)
         link.settimeout(timeout_s)
@@ -66,7 +66,7 @@ def _plain(host: str, port: int, timeout_s: float) -> _socket.socket:
     raise trouble
 
 
-def _tls(host: str, port: int, timeout_s: float) -> _socket.socket:
+def _connect_tls(host: str, port: int, timeout_s: float) -> _socket.socket:
     import socket
     import ssl
 
@@ -78,13 +78,13 @@ def _tls(host: str, port: int, timeout_s: float) -> _socket.socket:
         raise
 
 
-def recorded(home: str, timeout_s: float) -> tuple[_socket.socket, str] | None:
+def connect_recorded(data_dir: str, timeout_s: float) -> tuple[_socket.socket, str] | None:
     """Connect to the recorded address if a server runs; otherwise another program may listen there by now."""
-    from retinue.cli.process_control import holder
+    from retinue.cli.process_control import find_server_pid
 
     try:
-        with open(os.path.join(home, "address"), encoding="utf-8") as file:
+        with open(os.path.join(data_dir, "address"), encoding="utf-8") as file:
             address = file.read()
     except OSError:
         return None
-    return connect(parse_url(address), timeout_s) if holder(home) else None
+    return connect(parse_url(address), timeout_s) if find_server_pid(data_dir) else None

@@ -4,121 +4,130 @@ from __future__ import annotations
 
 import sys
 
-from retinue.cli.output import blocks, pair, pairs, short
+from retinue.cli.output import format_pair, format_pairs, join_blocks, shorten_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    Form = dict[str, Any]
+    JsonObject = dict[str, Any]
 
-EIGHTHS = " ▏▎▍▌▋▊▉"
-FULL, EMPTY = "█", "░"
-BAR_LEAST, BAR_MOST = 8, 60
-LABEL_MOST = 40
+EIGHTH_BLOCKS = " ▏▎▍▌▋▊▉"
+FULL_BLOCK, EMPTY_BLOCK = "█", "░"
+BAR_CHARS_MIN, BAR_CHARS_MAX = 8, 60
+LABEL_CHARS_MAX = 40
 DAYS_FILLED_MAX = 62
 GAP = "  "
-TOKENS = ("input-tokens", "output-tokens", "cache-read-tokens", "cache-write-tokens", "reasoning-tokens")
+TOKEN_KEYS = ("input-tokens", "output-tokens", "cache-read-tokens", "cache-write-tokens", "reasoning-tokens")
 
 
 # For pipes
 
 
-def plain(form: Form) -> list[str]:
-    rows = [pair(form["by"], row["key"]) + _numbers(row) for row in form["rows"]]
-    total = pairs(form, ("from", "to")) + _numbers(form["total"], "total-")
-    left_out = pairs(form, ("left-out",)) if form["left-out"] else []
-    return blocks([*rows, total + left_out])
+def format_usage_lines(data: JsonObject) -> list[str]:
+    rows = [format_pair(data["by"], row["key"]) + _format_numbers(row) for row in data["rows"]]
+    total = format_pairs(data, ("from", "to")) + _format_numbers(data["total"], "total-")
+    left_out = format_pairs(data, ("left-out",)) if data["left-out"] else []
+    return join_blocks([*rows, total + left_out])
 
 
-def _numbers(row: Form, prefix: str = "") -> list[str]:
-    lines = [f"{prefix}{key}: {row[key]}" for key in ("calls", *TOKENS)]
-    lines.append(f"{prefix}cost: {dollars(row['cost-microusd'])}")
+def _format_numbers(row: JsonObject, prefix: str = "") -> list[str]:
+    lines = [f"{prefix}{key}: {row[key]}" for key in ("calls", *TOKEN_KEYS)]
+    lines.append(f"{prefix}cost: {format_exact_usd(row['cost-microusd'])}")
     if row["unknown-calls"]:
         lines.append(f"{prefix}unknown-calls: {row['unknown-calls']}")
-        lines.append(f"{prefix}unknown-cost: {dollars(row['unknown-microusd'])}")
+        lines.append(f"{prefix}unknown-cost: {format_exact_usd(row['unknown-microusd'])}")
     if row["held-microusd"]:
-        lines.append(f"{prefix}held: {dollars(row['held-microusd'])}")
+        lines.append(f"{prefix}held: {format_exact_usd(row['held-microusd'])}")
     return lines
 
 
-def plain_budgets(form: Form) -> list[str]:
+def format_budget_lines(data: JsonObject) -> list[str]:
     shown: list[list[str]] = []
-    for budget in form["budgets"]:
-        lines = pair("budget", budget["what"]) + (pair("of", budget["whose"]) if budget["whose"] else [])
+    for budget in data["budgets"]:
+        lines = format_pair("budget", budget["what"]) + (format_pair("of", budget["whose"]) if budget["whose"] else [])
         for key in ("cap", "spent", "held", "left"):
             if budget[f"{key}-microusd"] is not None:
-                lines += pair(key, dollars(budget[f"{key}-microusd"]))
-        lines += pair("resets-on", budget["resets-on"]) if budget["resets-on"] else []
-        shown.append(lines + pair("raised-by", budget["raised-by"]))
-    return blocks(shown) if shown else ["budgets: none"]
+                lines += format_pair(key, format_exact_usd(budget[f"{key}-microusd"]))
+        lines += format_pair("resets-on", budget["resets-on"]) if budget["resets-on"] else []
+        shown.append(lines + format_pair("raised-by", budget["raised-by"]))
+    return join_blocks(shown) if shown else ["budgets: none"]
 
 
 # For terminals
 
 
-def chart(form: Form, width: int) -> list[str]:
+def draw_usage_chart(data: JsonObject, width: int) -> list[str]:
     """Draw a bar for each row, proportional to its cost, or to its tokens if no row has a cost."""
-    rows: list[Form] = _every_day(form) if form["by"] == "day" else form["rows"]
-    head = [f"{form['from']} to {form['to']}, by {form['by']}"]
+    rows: list[JsonObject] = _fill_missing_days(data) if data["by"] == "day" else data["rows"]
+    head = [f"{data['from']} to {data['to']}, by {data['by']}"]
     if not rows:
-        return [*head, "nothing was used"]
+        return [*head, "no usage"]
     what = "cost-microusd" if any(row["cost-microusd"] for row in rows) else ""
     sizes = [row[what] if what else row["input-tokens"] + row["output-tokens"] for row in rows]
-    labels = [short(row["key"]) or f"(no {form['by']})" for row in rows]
-    told = [*rows, form["total"]]
-    amounts, sides = [dollars(row["cost-microusd"]) for row in told], [_side(row) for row in told]
-    lines = _bars([*labels, "total"], [*sizes, 0], amounts, sides, width)
-    return [*head, "", *lines, *_remarks(form)]
+    labels = [shorten_id(row["key"]) or f"(no {data['by']})" for row in rows]
+    all_rows = [*rows, data["total"]]
+    amounts, sides = (
+        [format_exact_usd(row["cost-microusd"]) for row in all_rows],
+        [_format_details(row) for row in all_rows],
+    )
+    lines = _draw_bars([*labels, "total"], [*sizes, 0], amounts, sides, width)
+    return [*head, "", *lines, *_format_remarks(data)]
 
 
-def _remarks(form: Form) -> list[str]:
-    total: Form = form["total"]
-    said: list[str] = []
+def _format_remarks(data: JsonObject) -> list[str]:
+    total: JsonObject = data["total"]
+    remarks: list[str] = []
     if total["unknown-microusd"]:
-        said.append(f"{dollars(total['unknown-microusd'])} of it is at most: what those calls came to was not told")
+        remarks.append(
+            f"{format_exact_usd(total['unknown-microusd'])} of it is an upper limit: usage of those calls is unknown"
+        )
     if total["unknown-calls"] and not total["unknown-microusd"]:
-        said.append(f"what {total['unknown-calls']} of the calls cost is not known")
+        remarks.append(f"the cost of {total['unknown-calls']} calls is unknown")
     if total["held-microusd"]:
-        said.append(f"{dollars(total['held-microusd'])} is held for calls under way")
-    if form["left-out"]:
-        said.append(f"{form['left-out']} more not shown; the total counts them")
-    return ["", *said] if said else []
+        remarks.append(f"{format_exact_usd(total['held-microusd'])} is reserved for calls in progress")
+    if data["left-out"]:
+        remarks.append(f"{data['left-out']} more not shown; the total includes them")
+    return ["", *remarks] if remarks else []
 
 
-def gauges(form: Form, width: int) -> list[str]:
+def draw_budget_gauges(data: JsonObject, width: int) -> list[str]:
     """Draw each budget and the share of it that is spent."""
-    budgets: list[Form] = form["budgets"]
+    budgets: list[JsonObject] = data["budgets"]
     if not budgets:
-        return ["no budget is set: see [budgets] in retinue.toml, and `retinue agent set`"]
+        return ["no budgets: set one under [budgets] in retinue.toml, or with `retinue agent set`"]
     names = [f"{each['what']} {each['whose']}".strip() for each in budgets]
-    sides = [_stands(each, form["warn-share"]) for each in budgets]
-    label = min(max(map(len, names)), LABEL_MOST)
-    room = min(width - label - max(map(len, sides)) - 2 * len(GAP), BAR_MOST)
+    sides = [_format_budget_status(each, data["warn-share"]) for each in budgets]
+    label = min(max(map(len, names)), LABEL_CHARS_MAX)
+    room = min(width - label - max(map(len, sides)) - 2 * len(GAP), BAR_CHARS_MAX)
     lines: list[str] = []
     for name, budget, side in zip(names, budgets, sides, strict=True):
-        bar = _bar(min(budget["share"] or 0, 1), room, rest=_solid()[1]) + GAP if room >= BAR_LEAST else ""
+        bar = (
+            _draw_bar(min(budget["share"] or 0, 1), room, empty_char=_get_bar_chars()[1]) + GAP
+            if room >= BAR_CHARS_MIN
+            else ""
+        )
         bar = " " * len(bar) if budget["share"] is None else bar
-        lines.append(_cut(f"{_cut(name, label).ljust(label)}{GAP}{bar}{side}", width))
+        lines.append(_truncate(f"{_truncate(name, label).ljust(label)}{GAP}{bar}{side}", width))
     return lines
 
 
-def _stands(budget: Form, warn_share: float) -> str:
-    cap = dollars(budget["cap-microusd"])
+def _format_budget_status(budget: JsonObject, warn_share: float) -> str:
+    cap = format_exact_usd(budget["cap-microusd"])
     if budget["share"] is None:
         return f"  {cap} each"
     mark = "!" if budget["share"] >= warn_share else " "
-    return f"{mark} {dollars(budget['spent-microusd'])} of {cap}, until {budget['resets-on']}"
+    return f"{mark} {format_exact_usd(budget['spent-microusd'])} of {cap}, until {budget['resets-on']}"
 
 
-def _every_day(form: Form) -> list[Form]:
+def _fill_missing_days(data: JsonObject) -> list[JsonObject]:
     """Add rows for the days without usage, so that gaps are visible."""
     from datetime import date, timedelta
 
-    rows: list[Form] = form["rows"]
+    rows: list[JsonObject] = data["rows"]
     if not rows:
         return rows
-    first, last = date.fromisoformat(rows[0]["key"]), date.fromisoformat(form["to"])
+    first, last = date.fromisoformat(rows[0]["key"]), date.fromisoformat(data["to"])
     if (last - first).days >= DAYS_FILLED_MAX:
         return rows
     known = {row["key"]: row for row in rows}
@@ -127,52 +136,52 @@ def _every_day(form: Form) -> list[Form]:
     return [known.get(day, {"key": day} | nothing) for day in days]
 
 
-def _bars(labels: list[str], sizes: list[int], amounts: list[str], sides: list[str], width: int) -> list[str]:
+def _draw_bars(labels: list[str], sizes: list[int], amounts: list[str], sides: list[str], width: int) -> list[str]:
     """Draw labeled bars. If they do not fit, omit the details beside the amounts, then the bars."""
-    label = min(max(map(len, labels)), LABEL_MOST, max(width // 2, BAR_LEAST))
+    label = min(max(map(len, labels)), LABEL_CHARS_MAX, max(width // 2, BAR_CHARS_MIN))
     amount, side = max(map(len, amounts)), max(map(len, sides)) + len(GAP)
     room = width - label - amount - 2 * len(GAP)
-    if room - side < BAR_LEAST:
+    if room - side < BAR_CHARS_MIN:
         sides, side = [""] * len(sides), 0
-    room = min(room - side, BAR_MOST)
+    room = min(room - side, BAR_CHARS_MAX)
     most = max(sizes) or 1
     lines: list[str] = []
-    for name, size, said, beside in zip(labels, sizes, amounts, sides, strict=True):
-        bar = _bar(size / most, room).ljust(room) + GAP if room >= BAR_LEAST else ""
-        line = f"{_cut(name, label).ljust(label)}{GAP}{bar}{said.rjust(amount)}{GAP}{beside}"
-        lines.append(_cut(line.rstrip(), width))
+    for name, size, cost, beside in zip(labels, sizes, amounts, sides, strict=True):
+        bar = _draw_bar(size / most, room).ljust(room) + GAP if room >= BAR_CHARS_MIN else ""
+        line = f"{_truncate(name, label).ljust(label)}{GAP}{bar}{cost.rjust(amount)}{GAP}{beside}"
+        lines.append(_truncate(line.rstrip(), width))
     return lines
 
 
-def _bar(share: float, room: int, rest: str = "") -> str:
+def _draw_bar(share: float, width: int, empty_char: str = "") -> str:
     """Draw a bar to the eighth of a character. It is empty only if the share is zero."""
-    full, _, fine = _solid()
-    eighths = max(round(share * room * 8), 1) if share > 0 else 0
+    full, _, fine = _get_bar_chars()
+    eighths = max(round(share * width * 8), 1) if share > 0 else 0
     bar = full * (eighths // 8)
     if eighths % 8:
-        bar += EIGHTHS[eighths % 8] if fine else full if not bar or eighths % 8 >= 4 else ""
-    return bar + rest * (room - len(bar))
+        bar += EIGHTH_BLOCKS[eighths % 8] if fine else full if not bar or eighths % 8 >= 4 else ""
+    return bar + empty_char * (width - len(bar))
 
 
-def _solid() -> tuple[str, str, bool]:
+def _get_bar_chars() -> tuple[str, str, bool]:
     """Return the characters for the full and the empty part, and whether eighths can be drawn."""
     can = (getattr(sys.stdout, "encoding", "") or "").lower().replace("-", "").startswith("utf8")
-    return (FULL, EMPTY, True) if can else ("#", ".", False)
+    return (FULL_BLOCK, EMPTY_BLOCK, True) if can else ("#", ".", False)
 
 
-def _side(row: Form) -> str:
+def _format_details(row: JsonObject) -> str:
     calls = f"{row['calls']} call{'' if row['calls'] == 1 else 's'}"
     if not row["calls"]:
         return ""
-    read, written = (count(row[f"{name}-tokens"]).rjust(6) for name in ("input", "output"))
+    read, written = (format_count(row[f"{name}-tokens"]).rjust(6) for name in ("input", "output"))
     return f"{calls.rjust(9)}{GAP}{read} in{GAP}{written} out"
 
 
-def _cut(text: str, size: int) -> str:
+def _truncate(text: str, size: int) -> str:
     return text if len(text) <= size else f"{text[: max(size - 1, 0)]}…"
 
 
-def count(number: int) -> str:
+def format_count(number: int) -> str:
     """Format a count: 950, 12.3k, 4.5M."""
     for size, unit in ((1_000_000_000, "G"), (1_000_000, "M"), (1_000, "k")):
         if number >= size:
@@ -180,7 +189,7 @@ def count(number: int) -> str:
     return str(number)
 
 
-def dollars(microusd: int) -> str:
+def format_exact_usd(microusd: int) -> str:
     """Format an amount with two decimal places, or with more if a small amount needs them."""
     size = abs(microusd)
     digits = 2 if size % 10_000 == 0 or size >= 100_000_000 else 4 if size % 100 == 0 or size >= 1_000_000 else 6

@@ -6,39 +6,39 @@ it needs tomlkit.
 
 from __future__ import annotations
 
-from retinue.config.declarations import Staff, default_agent, normal_id
-from retinue.config.errors import BadConfig, Fault
+from retinue.config.declarations import Declarations, choose_default_agent, normalize_id
+from retinue.config.errors import InvalidSettings, SettingFault
 from retinue.config.loader import (
     Configuration,
-    Examined,
-    Reloaded,
-    examine,
-    from_environment,
-    load,
-    reload,
-    text_hash,
+    ExaminedSettings,
+    ReloadResult,
+    examine_configuration,
+    hash_settings_text,
+    load_configuration,
+    load_settings,
+    reload_configuration,
 )
-from retinue.config.secret import Secret
-from retinue.config.settings import Effect, Settings
-from retinue.config.settings_diff import Change, diff
+from retinue.config.secret import SecretReference
+from retinue.config.settings import SettingEffect, Settings
+from retinue.config.settings_diff import SettingChange, diff_configurations
 
 __all__ = [
-    "BadConfig",
-    "Change",
     "Configuration",
-    "Effect",
-    "Examined",
-    "Fault",
-    "Reloaded",
-    "Secret",
+    "Declarations",
+    "ExaminedSettings",
+    "InvalidSettings",
+    "ReloadResult",
+    "SecretReference",
+    "SettingChange",
+    "SettingEffect",
+    "SettingFault",
     "Settings",
-    "Staff",
-    "default_agent",
-    "diff",
-    "examine",
-    "from_environment",
-    "load",
-    "normal_id",
-    "reload",
-    "text_hash",
+    "choose_default_agent",
+    "diff_configurations",
+    "examine_configuration",
+    "hash_settings_text",
+    "load_configuration",
+    "load_settings",
+    "normalize_id",
+    "reload_configuration",
 ]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from retinue.config import validators
 from retinue.config.heartbeats import HeartbeatDefaults
-from retinue.config.setting_metadata import Effect, setting
+from retinue.config.setting_metadata import SettingEffect, setting
 from retinue.domain.agent import ARCHIVE_AFTER_S, CONCURRENCY, RUN_SECONDS_MAX, Agent, SubagentRules
-from retinue.domain.display_options import Elevation, Manner, Verbosity
+from retinue.domain.display_options import DisplayOptions, Elevation, Verbosity
 
 
 class TimeFormat(StrEnum):
@@ -31,60 +31,72 @@ class SubagentDefaults:
 
     model: str | None = setting(
         None,
-        "The model they think with. Not set: their own.",
-        effect=Effect.MESSAGE,
-        check=validators.model_reference,
+        "Model of subagents. Default: the subagent's own.",
+        effect=SettingEffect.MESSAGE,
+        check=validators.check_model_reference,
         example="anthropic/claude-haiku-5-5",
     )
     effort: str | None = setting(
-        None, "How hard that model is to think.", effect=Effect.MESSAGE, check=validators.effort, example="low"
+        None,
+        "Effort of that model.",
+        effect=SettingEffect.MESSAGE,
+        check=validators.check_effort,
+        example="low",
     )
     run_seconds_max: float | None = setting(
         None,
-        "How long a run of theirs may take. Not set: as long as any of that agent.",
-        effect=Effect.MESSAGE,
+        "Maximum time of a subagent's run, in seconds. Default: that agent's own limit.",
+        effect=SettingEffect.MESSAGE,
         least=1,
     )
     archive_after_s: float = setting(
         ARCHIVE_AFTER_S,
-        "How long after its end the session of one is put away; 0 is never.",
-        effect=Effect.MESSAGE,
+        "Time until the session of a finished subagent is archived, in seconds. 0: never.",
+        effect=SettingEffect.MESSAGE,
         least=0,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Defaults:
+class AgentDefaults:
     """Defaults for every agent. The time zone is `house.zone`, the model `models.default`."""
 
     workspace: Path | None = setting(
         None,
-        "A folder in which each agent has one of its own to work in, by its name; from the house's home if relative. "
-        "Not set: each works in its home.",
-        effect=Effect.MESSAGE,
+        "Folder with one workspace per agent, relative to the data directory. Default: each agent works in "
+        "its agent directory.",
+        effect=SettingEffect.MESSAGE,
     )
-    time_format: TimeFormat = setting(TimeFormat.AUTO, "How agents are told the time of day.", effect=Effect.MESSAGE)
+    time_format: TimeFormat = setting(
+        TimeFormat.AUTO, "How the system prompt writes times of day.", effect=SettingEffect.MESSAGE
+    )
     context_tokens: int | None = setting(
         None,
-        "How large the window of a model is said to be where it is shown. It is only shown: nothing is counted by it.",
-        effect=Effect.MESSAGE,
+        "Context window to display, in tokens; it limits nothing. Default: the model's own.",
+        effect=SettingEffect.MESSAGE,
         least=1,
     )
     effort: str | None = setting(
         None,
-        "How hard models are to think. Not set: as each would have it.",
-        effect=Effect.MESSAGE,
-        check=validators.effort,
+        "Effort of models. Default: each model's own.",
+        effect=SettingEffect.MESSAGE,
+        check=validators.check_effort,
         example="medium",
     )
     verbose: Verbosity | None = setting(
-        None, "What people are told of tool calls as they are made, until they say otherwise.", effect=Effect.MESSAGE
+        None,
+        "Which tool calls people see while a run works, unless the session sets it.",
+        effect=SettingEffect.MESSAGE,
     )
     elevated: Elevation | None = setting(
-        None, "Whether commands ask to leave the sandbox, until somebody says otherwise.", effect=Effect.MESSAGE
+        None,
+        "Whether commands request to run outside the sandbox, unless the session sets it.",
+        effect=SettingEffect.MESSAGE,
     )
-    concurrency: int = setting(CONCURRENCY, "How many runs of one agent may be active at once.", least=1, most=1000)
-    run_seconds_max: float = setting(RUN_SECONDS_MAX, "How long a run may take.", effect=Effect.MESSAGE, least=1)
+    concurrency: int = setting(CONCURRENCY, "Maximum number of active runs of one agent.", least=1, most=1000)
+    run_seconds_max: float = setting(
+        RUN_SECONDS_MAX, "Maximum time of a run, in seconds.", effect=SettingEffect.MESSAGE, least=1
+    )
     subagents: SubagentDefaults = SubagentDefaults()
     heartbeat: HeartbeatDefaults = HeartbeatDefaults()
 
@@ -97,15 +109,15 @@ class Defaults:
     def effort_of(self, agent: Agent) -> str | None:
         return self.effort if agent.effort is None else agent.effort
 
-    def manner_of(self, agent: Agent) -> Manner:
-        own = Manner(verbose=agent.verbose, elevated=agent.elevated)
-        return own.over(Manner(verbose=self.verbose, elevated=self.elevated))
+    def display_options_of(self, agent: Agent) -> DisplayOptions:
+        own = DisplayOptions(verbose=agent.verbose, elevated=agent.elevated)
+        return own.with_defaults(DisplayOptions(verbose=self.verbose, elevated=self.elevated))
 
-    def workspace_of(self, agent: Agent, home: Path) -> Path:
+    def workspace_of(self, agent: Agent, agent_directory: Path) -> Path:
         """Return the agent's workspace: its own setting, the default workspace, or its agent directory."""
         if agent.workspace:
-            return home / Path(agent.workspace).expanduser()
-        return home if self.workspace is None else self.workspace / agent.name
+            return agent_directory / Path(agent.workspace).expanduser()
+        return agent_directory if self.workspace is None else self.workspace / agent.name
 
     def subagents_of(self, agent: Agent) -> SubagentRules:
         """Return the subagent rules of an agent, with unset values from these defaults."""
@@ -119,9 +131,9 @@ class Defaults:
         )
 
 
-PLAIN = Defaults()
+BUILT_IN_AGENT_DEFAULTS = AgentDefaults()
 
 
-def plain() -> Defaults:
+def built_in_agent_defaults() -> AgentDefaults:
     """Return the built-in defaults, for an instance without such settings."""
-    return PLAIN
+    return BUILT_IN_AGENT_DEFAULTS

@@ -15,148 +15,183 @@ from enum import StrEnum
 from typing import Any, cast
 
 from retinue.config import heartbeats, validators
-from retinue.config.errors import Faults, KeyPath
+from retinue.config.errors import FaultCollector, KeyPath
 from retinue.config.models import ModelChoice
-from retinue.config.secret import Secret
-from retinue.config.setting_metadata import Rule
-from retinue.config.table_parser import NOTHING, hints_of, nearest, table_at, unknown_key, values
-from retinue.config.toml_source import Table, merge, shown
+from retinue.config.secret import SecretReference
+from retinue.config.setting_metadata import SettingRule
+from retinue.config.table_parser import (
+    INVALID,
+    cached_type_hints,
+    closest_match,
+    expect_table,
+    parse_table,
+    report_unknown_key,
+)
+from retinue.config.toml_source import Table, format_value, merge_tables
 from retinue.domain import cron
 from retinue.domain.address import NAME_LENGTH_MAX
-from retinue.domain.agent import Agent, External
+from retinue.domain.agent import Agent, ExternalAgentEndpoint
 from retinue.domain.binding import PeerKind
 from retinue.domain.errors import Invalid
 from retinue.domain.person import Person
-from retinue.domain.reset_rules import CONTEXT_TOKENS_MOST, IDLE_MINUTES_MAX
-from retinue.domain.schedule import GATE_TIMEOUT_MS, Missed, Place
+from retinue.domain.reset_rules import CONTEXT_TOKENS_LIMIT, IDLE_MINUTES_MAX
+from retinue.domain.schedule import GATE_TIMEOUT_MS, MissedPolicy, ScheduleSession
 
 EXTENDS_DEPTH_MAX = 20
-DEPTH_MOST = 10  # limit of `delegation.depth_max`
+DELEGATION_DEPTH_LIMIT = 10  # limit of `delegation.depth_max`
 RUNNERS = frozenset({"loop", "claude", "codex", "pi", "external"})
-MAIN = "main"
+MAIN_AGENT = "main"
 
-AGENT_RULES: Mapping[str, Rule] = {
-    "model": Rule(
-        says="The model it thinks with; `default` is the house's.",
-        check=validators.model_reference,
+AGENT_SETTING_RULES: Mapping[str, SettingRule] = {
+    "model": SettingRule(
+        description="Model of the agent; `default` is the server's.",
+        check=validators.check_model_reference,
         example="anthropic/claude-opus-5-5",
     ),
-    "fallbacks": Rule(
-        says="Which models to ask, in order, when that one fails.",
-        check=validators.model_reference,
+    "fallbacks": SettingRule(
+        description="Models to use, in order, when that one fails.",
+        check=validators.check_model_reference,
         example="openai/gpt-6.1-sol",
     ),
-    "effort": Rule(
-        says="How hard the model is to think; `default` leaves it to the model.",
-        check=validators.effort_or_default,
+    "effort": SettingRule(
+        description="Effort of the model; `default` is the model's own.",
+        check=validators.check_effort_or_default,
         example="medium",
     ),
-    "verbose": Rule(says="What people are told of its calls as they are made, until they say otherwise."),
-    "elevated": Rule(says="Whether its commands ask to leave the sandbox; `off`: they never leave it."),
-    "display_name": Rule(
-        says="What people call it; not set, its name.", check=validators.display_name, example="Ada of the night"
+    "verbose": SettingRule(description="Which tool calls people see while a run works, unless the session sets it."),
+    "elevated": SettingRule(description="Whether commands request to run outside the sandbox. `off`: they never do."),
+    "display_name": SettingRule(
+        description="Name that people see. Default: the agent's name.",
+        check=validators.check_display_name,
+        example="Ada of the night",
     ),
-    "external.url": Rule(says="Where it is reached.", check=validators.url, example="https://agent.example/in"),
-    "external.secret": Rule(
-        says="Where the key is that signs our letters to it.", check=validators.secret_reference, example="env:ADA_KEY"
+    "external.url": SettingRule(
+        description="URL of the external agent.", check=validators.check_url, example="https://agent.example/in"
     ),
-    "external.timeout_s": Rule(says="How long its answer is waited for.", least=1, most=30 * 86_400),
-    "external.retries": Rule(says="How often a letter that did not arrive is sent again.", least=0, most=20),
-    "workspace": Rule(
-        says="Where it works: a folder, or one below its home. Not set: as [defaults] has it, and else its home.",
-        check=validators.folder,
+    "external.secret": SettingRule(
+        description="Location of the key that signs requests to the external agent.",
+        check=validators.check_secret_reference,
+        example="env:ADA_KEY",
+    ),
+    "external.timeout_s": SettingRule(
+        description="Time to wait for the external agent's answer, in seconds.", least=1, most=30 * 86_400
+    ),
+    "external.retries": SettingRule(
+        description="Maximum number of times a failed request is repeated.", least=0, most=20
+    ),
+    "workspace": SettingRule(
+        description="Workspace: an absolute path, or one relative to the agent directory. Default: the workspace from "
+        "[defaults], otherwise the agent directory.",
+        check=validators.check_folder,
         example="/srv/ada",
     ),
-    "context_files": Rule(
-        says="Files of its workspace that it is told with its instructions: paths, or patterns with `*`.",
-        check=validators.context_file,
+    "context_files": SettingRule(
+        description="Files of the workspace that are added to the system prompt: paths, or patterns with `*`.",
+        check=validators.check_context_file,
         example="docs/*.md",
     ),
-    "instructions_mode": Rule(
-        says="How much it is told: `full`, `minimal` (no persona, no skills), or `none` (who it is, and nothing else)."
+    "instructions_mode": SettingRule(
+        description="Size of the system prompt: `full`, `minimal` (no persona, no skills), or `none` (only the agent's "
+        "name)."
     ),
-    "sandbox.mode": Rule(says="Whose commands are confined, where that is stricter than the house."),
-    "sandbox.image": Rule(says="The image of its containers.", check=validators.image, example="debian:stable-slim"),
-    "sandbox.cpus": Rule(says="How many processors a container of its may use.", least=0.1, most=1024),
-    "sandbox.idle_hours": Rule(says="A container not used for so long is removed.", least=0.1, most=8760),
-    "sandbox.age_days": Rule(says="A container older than this is removed.", least=0.01, most=3650),
-    "concurrency": Rule(least=1, most=1000),
-    "queue.cap": Rule(least=1, most=100_000),
-    "queue.debounce_s": Rule(says="What waited is taken up once nothing more has come for so long.", least=0, most=60),
-    "reset.daily_at": Rule(
-        says="When its contexts begin anew each day, in the owner's zone; `never` for not.",
-        check=validators.daily_at,
+    "sandbox.mode": SettingRule(description="Which commands run in a sandbox, if stricter than the server's setting."),
+    "sandbox.image": SettingRule(
+        description="Image of the agent's containers.", check=validators.check_image, example="debian:stable-slim"
+    ),
+    "sandbox.cpus": SettingRule(description="Maximum number of CPUs of a container.", least=0.1, most=1024),
+    "sandbox.idle_hours": SettingRule(
+        description="Time until an unused container is removed, in hours.", least=0.1, most=8760
+    ),
+    "sandbox.age_days": SettingRule(description="Time until a container is removed, in days.", least=0.01, most=3650),
+    "concurrency": SettingRule(least=1, most=1000),
+    "queue.cap": SettingRule(least=1, most=100_000),
+    "queue.debounce_s": SettingRule(
+        description="Time without a new message before the waiting messages are processed.", least=0, most=60
+    ),
+    "reset.daily_at": SettingRule(
+        description="Time of day at which contexts are reset, in the owner's time zone. `never`: no daily reset.",
+        check=validators.check_daily_at,
         example="04:00",
     ),
-    "reset.idle_minutes": Rule(
-        says="After how many minutes without activity its contexts begin anew; 0 is never.",
+    "reset.idle_minutes": SettingRule(
+        description="Minutes without activity before a context is reset. 0: never.",
         least=0,
         most=IDLE_MINUTES_MAX,
     ),
-    "reset.context_tokens_max": Rule(
-        says="How many tokens a context may have come to for the next run to go on with it; 0 is any number.",
+    "reset.context_tokens_max": SettingRule(
+        description="Maximum size of a context that the next run continues, in tokens. 0: no limit.",
         least=0,
-        most=CONTEXT_TOKENS_MOST,
+        most=CONTEXT_TOKENS_LIMIT,
     ),
-    "tools.profile": Rule(check=validators.tool_profile, example="coding"),
-    "delegation.allow": Rule(says="Which agents it sees and may write to: names, or patterns with `*`."),
-    "delegation.deny": Rule(says="Which of these not."),
-    "delegation.depth_max": Rule(
-        says="How often work may be handed on below the run that a person or the clock began.",
+    "tools.profile": SettingRule(check=validators.check_tool_profile, example="coding"),
+    "delegation.allow": SettingRule(
+        description="Agents that this agent can see and write to: names, or patterns with `*`."
+    ),
+    "delegation.deny": SettingRule(description="Agents excluded from these."),
+    "delegation.depth_max": SettingRule(
+        description="Maximum delegation depth below a run started by a person or a schedule.",
         least=0,
-        most=DEPTH_MOST,
+        most=DELEGATION_DEPTH_LIMIT,
     ),
-    "delegation.open_max": Rule(
-        says="How much of what one session has handed out may be open at once.", least=1, most=1000
+    "delegation.open_max": SettingRule(
+        description="Maximum number of open delegations of one session.", least=1, most=1000
     ),
-    "delegation.exchanges_max": Rule(says="How often two sessions may answer each other.", least=0, most=100),
-    "delegation.circles": Rule(says="Whether work may come back to an agent that it came from."),
-    "delegation.histories": Rule(says="Whether it may read and write to sessions of other agents."),
-    "subagents.allow": Rule(says="Whom it may send out beside itself: names, or patterns with `*`."),
-    "subagents.model": Rule(
-        says="The model of those it sends out; not set, their own.",
-        check=validators.model_reference,
+    "delegation.exchanges_max": SettingRule(
+        description="Maximum number of replies between two sessions in one exchange.", least=0, most=100
+    ),
+    "delegation.circles": SettingRule(description="Whether work may return to an agent it came from."),
+    "delegation.histories": SettingRule(
+        description="Whether the agent may read and write to sessions of other agents."
+    ),
+    "subagents.allow": SettingRule(
+        description="Agents that this agent may start as subagents, besides itself: names, or patterns with `*`."
+    ),
+    "subagents.model": SettingRule(
+        description="Model of its subagents. Default: the subagent's own.",
+        check=validators.check_model_reference,
         example="anthropic/claude-haiku-5-5",
     ),
-    "subagents.effort": Rule(says="How hard that model is to think.", check=validators.effort, example="low"),
-    "subagents.run_seconds_max": Rule(says="How long their runs may take.", least=1),
-    "subagents.archive_after_s": Rule(
-        says="How long after its end the session of one that was sent out is put away; 0 is never.", least=0
+    "subagents.effort": SettingRule(description="Effort of that model.", check=validators.check_effort, example="low"),
+    "subagents.run_seconds_max": SettingRule(description="Maximum time of a subagent's run, in seconds.", least=1),
+    "subagents.archive_after_s": SettingRule(
+        description="Time until the session of a finished subagent is archived, in seconds. 0: never.", least=0
     ),
-    **{f"heartbeat.{name}": rule for name, rule in heartbeats.RULES.items()},
-    "turns_max": Rule(least=1, most=100_000),
-    "run_seconds_max": Rule(least=1),
-    "tokens_max": Rule(least=1),
-    "cost_microusd_max": Rule(least=0),
-    "tree_microusd_max": Rule(least=0),
-    "day_microusd_max": Rule(least=0),
-    "month_microusd_max": Rule(least=0),
-    "attempts_max": Rule(least=1, most=1000),
-    "replay_age_s": Rule(least=0),
-    "approval_wait_s": Rule(least=0),
-    "icon": Rule(
-        says="An emoji or a few letters, by which pages show it.", check=validators.icon, example="\N{FOX FACE}"
+    **{f"heartbeat.{name}": rule for name, rule in heartbeats.HEARTBEAT_SETTING_RULES.items()},
+    "turns_max": SettingRule(least=1, most=100_000),
+    "run_seconds_max": SettingRule(least=1),
+    "tokens_max": SettingRule(least=1),
+    "cost_microusd_max": SettingRule(least=0),
+    "tree_microusd_max": SettingRule(least=0),
+    "day_microusd_max": SettingRule(least=0),
+    "month_microusd_max": SettingRule(least=0),
+    "attempts_max": SettingRule(least=1, most=1000),
+    "replay_age_s": SettingRule(least=0),
+    "approval_wait_s": SettingRule(least=0),
+    "icon": SettingRule(
+        description="Emoji or a few letters that represent the agent in the web app.",
+        check=validators.check_icon,
+        example="\N{FOX FACE}",
     ),
-    "colour": Rule(says="The colour in which pages show it.", example="teal"),
-    "visible": Rule(says="Whether pages show it, and other agents see it."),
+    "colour": SettingRule(description="Color of the agent in the web app.", example="teal"),
+    "visible": SettingRule(description="Whether the web app and other agents show the agent."),
 }
-_NOT_DECLARED = frozenset({"name", "version"})  # the name is the table's key, and the store counts versions
+_UNDECLARABLE_FIELDS = frozenset({"name", "version"})  # the name is the table's key, and the store counts versions
 
 
-class ScheduleKind(StrEnum):
+class DeclaredScheduleKind(StrEnum):
     ONCE = "once"
     EVERY = "every"
     CRON = "cron"
     HEARTBEAT = "heartbeat"
 
 
-_EXTENDS = "it says from which templates to inherit"
-_EXTENDS_SO = 'extends = "careful" or extends = ["careful", "german"]'
-_CLEAR = "it says what is not to be inherited"
-_CLEAR_SO = 'clear = ["instructions", "tools.ask"]'
-_ELSEWHERE_SO = 'external = { url = "https://agent.example/in" }'
-_WHEN_SO = {"at": 'at = "2027-01-31 09:00"', "every_s": "every_s = 3600", "cron": 'cron = "0 7 * * *"'}
-_MISSING_SO = {
+_EXTENDS_MEANING = "it names the templates to inherit from"
+_EXTENDS_EXAMPLE = 'extends = "careful" or extends = ["careful", "german"]'
+_CLEAR_MEANING = "it names the keys that are not inherited"
+_CLEAR_EXAMPLE = 'clear = ["instructions", "tools.ask"]'
+_EXTERNAL_EXAMPLE = 'external = { url = "https://agent.example/in" }'
+_TRIGGER_EXAMPLES = {"at": 'at = "2027-01-31 09:00"', "every_s": "every_s = 3600", "cron": 'cron = "0 7 * * *"'}
+_REQUIRED_EXAMPLES = {
     "agent": 'agent = "ada"',
     "connector": 'connector = "telegram"',
     "kind": 'kind = "cron"',
@@ -164,15 +199,15 @@ _MISSING_SO = {
 }
 
 # The key that says when, for each kind.
-_WHEN = {
-    ScheduleKind.ONCE: "at",
-    ScheduleKind.EVERY: "every_s",
-    ScheduleKind.CRON: "cron",
+_TRIGGER_KEYS = {
+    DeclaredScheduleKind.ONCE: "at",
+    DeclaredScheduleKind.EVERY: "every_s",
+    DeclaredScheduleKind.CRON: "cron",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Staff:
+class Declarations:
     """Everything the file declares besides the settings."""
 
     agents: tuple[Agent, ...] = ()
@@ -181,13 +216,13 @@ class Staff:
     schedules: Mapping[str, Table]
 
 
-def normal_id(text: str) -> str:
+def normalize_id(text: str) -> str:
     """Return an id as it is compared: lower case, with other characters than letters and digits as
     single hyphens, never empty."""
-    return re.sub(r"[^a-z0-9]+", "-", text.casefold()).strip("-")[:NAME_LENGTH_MAX].strip("-") or MAIN
+    return re.sub(r"[^a-z0-9]+", "-", text.casefold()).strip("-")[:NAME_LENGTH_MAX].strip("-") or MAIN_AGENT
 
 
-def default_agent(named: str | None, names: Iterable[str]) -> str | None:
+def choose_default_agent(configured: str | None, names: Iterable[str]) -> str | None:
     """Return the default agent: the one configured, otherwise `main`, otherwise the first. None if
     there are no agents.
 
@@ -196,31 +231,33 @@ def default_agent(named: str | None, names: Iterable[str]) -> str | None:
     """
     spelled: dict[str, str] = {}
     for name in names:
-        spelled.setdefault(normal_id(name), name)
-    if named is not None:
-        return spelled.get(normal_id(named), named)
-    return spelled.get(MAIN) or next(iter(spelled.values()), None)
+        spelled.setdefault(normalize_id(name), name)
+    if configured is not None:
+        return spelled.get(normalize_id(configured), configured)
+    return spelled.get(MAIN_AGENT) or next(iter(spelled.values()), None)
 
 
-def read_staff(tree: Table, faults: Faults, *, runners: frozenset[str] = RUNNERS, guests: bool = False) -> Staff:
+def parse_declarations(
+    tree: Table, faults: FaultCollector, *, runners: frozenset[str] = RUNNERS, allow_unknown: bool = False
+) -> Declarations:
     """Parse the declarations of a settings tree.
 
     With `allow_unknown`, an unknown runner may come from a plugin: `apply` checks it again.
     """
-    known = None if guests else runners
-    templates = _Templates(_named(tree, "templates", validators.name, faults), faults, known)
-    agents = _agents(_named(tree, "agents", validators.agent_name, faults), templates, faults, known)
+    known = None if allow_unknown else runners
+    templates = _TemplateResolver(_named_tables(tree, "templates", validators.check_name, faults), faults, known)
+    agents = _parse_agents(_named_tables(tree, "agents", validators.check_agent_name, faults), templates, faults, known)
     names = [agent.name for agent in agents]
-    return Staff(
+    return Declarations(
         agents=agents,
-        people=_people(_named(tree, "people", validators.name, faults), faults),
-        bindings=_bindings(_named(tree, "bindings", validators.name, faults), names, faults),
-        schedules=_schedules(_named(tree, "schedules", validators.name, faults), names, faults),
+        people=_parse_people(_named_tables(tree, "people", validators.check_name, faults), faults),
+        bindings=_parse_bindings(_named_tables(tree, "bindings", validators.check_name, faults), names, faults),
+        schedules=_parse_schedules(_named_tables(tree, "schedules", validators.check_name, faults), names, faults),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _NamedTable:
     """One named table: its name, path and content."""
 
     name: str
@@ -228,72 +265,77 @@ class _Entry:
     table: Table
 
 
-def _named(tree: Table, section: str, check: Callable[[str], str | None], faults: Faults) -> list[_Entry]:
+def _named_tables(
+    tree: Table, section: str, check: Callable[[str], str | None], faults: FaultCollector
+) -> list[_NamedTable]:
     """Return the tables of a section. Invalid names are normalized; two equal names are reported."""
-    entries: list[_Entry] = []
+    entries: list[_NamedTable] = []
     seen: dict[str, str] = {}
-    for key, value in table_at(tree.get(section, {}), (section,), faults).items():
+    for key, value in expect_table(tree.get(section, {}), (section,), faults).items():
         path: KeyPath = (section, key)
-        name = normal_id(key) if validators.name(key) and re.search(r"[A-Za-z0-9]", key) else key
+        name = normalize_id(key) if validators.check_name(key) and re.search(r"[A-Za-z0-9]", key) else key
         if wrong := check(name):
             faults.add(
-                path, wrong, because="it is part of addresses and paths", try_this="for example: ada, night-clerk, Ops2"
+                path,
+                wrong,
+                because="it is part of addresses and paths",
+                try_this="choose a name such as ada, night-clerk or Ops2",
             )
             continue
         if other := seen.get(name.casefold()):
             faults.add(
                 path,
-                f"is there already, as {section}.{other}",
-                because="capitals and signs do not tell names apart",
-                try_this="rename one of them, or make them one",
+                f"already exists, as {section}.{other}",
+                because="names are case-insensitive, and `-` and `_` are the same",
+                try_this="rename one of them, or merge them",
             )
             continue
         seen[name.casefold()] = key
-        entries.append(_Entry(name, path, table_at(value, path, faults)))
+        entries.append(_NamedTable(name, path, expect_table(value, path, faults)))
     return entries
 
 
 # --- agents and templates ---
 
 
-class _Templates:
+class _TemplateResolver:
     """Resolves templates, each once with everything it extends."""
 
-    def __init__(self, entries: list[_Entry], faults: Faults, runners: frozenset[str] | None) -> None:
+    def __init__(self, entries: list[_NamedTable], faults: FaultCollector, runners: frozenset[str] | None) -> None:
         self._entries = {entry.name.casefold(): entry for entry in entries}
-        self._laid_out: dict[str, Table | None] = {}
+        self._resolved: dict[str, Table | None] = {}
         self._faults = faults
-        self._sound = {name: _is_sound(entry, faults, runners) for name, entry in self._entries.items()}
+        self._is_valid = {name: _check_agent_table(entry, faults, runners) for name, entry in self._entries.items()}
         for name, entry in self._entries.items():
-            if name not in self._laid_out:
-                self._laid_out[name] = self.laid_out(entry, ())
+            if name not in self._resolved:
+                self._resolved[name] = self.resolve(entry, ())
 
-    def laid_out(self, entry: _Entry, chain: tuple[str, ...]) -> Table | None:
+    def resolve(self, entry: _NamedTable, chain: tuple[str, ...]) -> Table | None:
         """Return the merged table of an agent or template, with its parents below it. None if one
         cannot be resolved."""
         before = self._faults.count
         inherited: Table = {}
         is_whole = True
         for path, name in self._parents(entry):
-            parent = self._template(path, name, (*chain, entry.name))
+            parent = self._resolve_template(path, name, (*chain, entry.name))
             is_whole = is_whole and parent is not None
-            inherited = merge(inherited, parent or {})
-        for cleared in _cleared(entry, self._faults):
-            inherited = _without(inherited, cleared)
+            inherited = merge_tables(inherited, parent or {})
+        for cleared in _parse_cleared_keys(entry, self._faults):
+            inherited = _remove_key(inherited, cleared)
         if not is_whole or self._faults.count > before:
             return None
         own = {key: value for key, value in entry.table.items() if key not in ("extends", "clear")}
-        return merge(inherited, own)
+        return merge_tables(inherited, own)
 
-    def _template(self, path: KeyPath, name: str, chain: tuple[str, ...]) -> Table | None:
+    def _resolve_template(self, path: KeyPath, name: str, chain: tuple[str, ...]) -> Table | None:
         key = name.casefold()
         entry = self._entries.get(key)
         if entry is None:
-            near = nearest(name, [each.name for each in self._entries.values()])
+            near = closest_match(name, [each.name for each in self._entries.values()])
             self._faults.add(
                 path,
-                f"names the template {name!r}, which is not there",
-                because=f"there are {len(self._entries)} templates, and none of that name",
+                f"names the template {name!r}, which does not exist",
+                because=f"none of the {len(self._entries)} templates has that name",
                 try_this=f"did you mean `{near}`?" if near else f"declare it: [templates.{name}]",
             )
             return None
@@ -301,24 +343,24 @@ class _Templates:
             start = [each.casefold() for each in chain].index(key)
             self._faults.add(
                 path,
-                "goes in a circle",
+                "is circular",
                 because=" -> ".join((*chain[start:], entry.name)),
-                try_this="take one of these `extends` out",
+                try_this="remove one of these `extends`",
             )
             return None
         if len(chain) > EXTENDS_DEPTH_MAX:
             self._faults.add(
                 path,
-                "goes too deep",
-                because=f"templates extend {EXTENDS_DEPTH_MAX} deep at most",
-                try_this="make one template of several",
+                "is too deep",
+                because=f"the limit is {EXTENDS_DEPTH_MAX} levels of templates",
+                try_this="merge several templates into one",
             )
             return None
-        if key not in self._laid_out:
-            self._laid_out[key] = self.laid_out(entry, chain if path[0] == "templates" else ())
-        return self._laid_out[key] if self._sound[key] else None
+        if key not in self._resolved:
+            self._resolved[key] = self.resolve(entry, chain if path[0] == "templates" else ())
+        return self._resolved[key] if self._is_valid[key] else None
 
-    def _parents(self, entry: _Entry) -> list[tuple[KeyPath, str]]:
+    def _parents(self, entry: _NamedTable) -> list[tuple[KeyPath, str]]:
         named = entry.table.get("extends", [])
         path = (*entry.path, "extends")
         if isinstance(named, str):
@@ -327,9 +369,9 @@ class _Templates:
             if named is not None:
                 self._faults.add(
                     path,
-                    f"must be the name of a template or a list of names, and is {shown(named)}",
-                    because=_EXTENDS,
-                    try_this=_EXTENDS_SO,
+                    f"must be the name of a template or a list of names, not {format_value(named)}",
+                    because=_EXTENDS_MEANING,
+                    try_this=_EXTENDS_EXAMPLE,
                 )
             return []
         parents: list[tuple[KeyPath, str]] = []
@@ -337,114 +379,126 @@ class _Templates:
             if not isinstance(name, str):
                 self._faults.add(
                     (*path, index),
-                    f"must be the name of a template, and is {shown(name)}",
-                    because=_EXTENDS,
-                    try_this=_EXTENDS_SO,
+                    f"must be the name of a template, not {format_value(name)}",
+                    because=_EXTENDS_MEANING,
+                    try_this=_EXTENDS_EXAMPLE,
                 )
             else:
                 parents.append(((*path, index), name))
         return parents
 
 
-def _agents(
-    entries: list[_Entry], templates: _Templates, faults: Faults, runners: frozenset[str] | None
+def _parse_agents(
+    entries: list[_NamedTable], templates: _TemplateResolver, faults: FaultCollector, runners: frozenset[str] | None
 ) -> tuple[Agent, ...]:
     declared: list[Agent] = []
     for entry in entries:
-        sound = _is_sound(entry, faults, runners)
-        whole = templates.laid_out(entry, ())
+        sound = _check_agent_table(entry, faults, runners)
+        whole = templates.resolve(entry, ())
         if whole is None or not sound:
             continue
         agent = Agent(
-            name=entry.name, **values(Agent, _in_form(whole, entry.path, faults), entry.path, faults, rules=AGENT_RULES)
+            name=entry.name,
+            **parse_table(
+                Agent, _to_agent_fields(whole, entry.path, faults), entry.path, faults, rules=AGENT_SETTING_RULES
+            ),
         )
         _check_external(agent, entry, faults)
         declared.append(agent)
     return tuple(declared)
 
 
-def _is_sound(entry: _Entry, faults: Faults, runners: frozenset[str] | None) -> bool:
+def _check_agent_table(entry: _NamedTable, faults: FaultCollector, runners: frozenset[str] | None) -> bool:
     """Whether the table's own keys are valid. Errors are reported at its own path, so a template's
     error is reported once."""
     before = faults.count
     own = {key: value for key, value in entry.table.items() if key not in ("extends", "clear")}
     for unknown in [key for key in own if key not in _AGENT_KEYS]:
-        unknown_key(unknown, entry.path, [*_AGENT_KEYS, "extends", "clear"], faults)
+        report_unknown_key(unknown, entry.path, [*_AGENT_KEYS, "extends", "clear"], faults)
         del own[unknown]
-    own = _in_form(own, entry.path, faults)
-    read = values(Agent, own, entry.path, faults, rules=AGENT_RULES, leave_out=_NOT_DECLARED)
+    own = _to_agent_fields(own, entry.path, faults)
+    read = parse_table(Agent, own, entry.path, faults, rules=AGENT_SETTING_RULES, leave_out=_UNDECLARABLE_FIELDS)
     runner = read.get("runner")
     if runner is not None and runners is not None and runner not in runners:
-        near = nearest(runner, runners)
+        near = closest_match(runner, runners)
         faults.add(
             (*entry.path, "runner"),
-            f"is {runner!r}, and there is no such runner",
+            f"is {runner!r}, which is not a known runner",
             because=f"the runners are {', '.join(sorted(runners))}",
-            try_this=f"did you mean `{near}`?" if near else 'runner = "loop"',
+            try_this=f"did you mean `{near}`?" if near else 'set runner = "loop"',
         )
     return faults.count == before
 
 
-def _in_form(table: Table, path: KeyPath, faults: Faults) -> Table:
+def _to_agent_fields(table: Table, path: KeyPath, faults: FaultCollector) -> Table:
     """Convert the keys of an agent to the fields of `Agent`."""
-    own = _with_mind(table, path, faults)
+    own = _split_model(table, path, faults)
     external = own.get("external")
     if isinstance(external, dict):
         elsewhere = cast(Table, external)
-        if isinstance(secret := elsewhere.get("secret"), Secret):
-            own["external"] = {**elsewhere, "secret": secret.reference}
+        if isinstance(secret := elsewhere.get("secret"), SecretReference):
+            own["external"] = {**elsewhere, "secret": secret.as_text}
     return own
 
 
-def _with_mind(table: Table, path: KeyPath, faults: Faults) -> Table:
+def _split_model(table: Table, path: KeyPath, faults: FaultCollector) -> Table:
     """Split `model = { primary, fallbacks }` into two keys, and remove values that are `default`."""
-    own = {key: value for key, value in table.items() if key not in ("model", "effort") or value != validators.DEFAULT}
+    own = {
+        key: value
+        for key, value in table.items()
+        if key not in ("model", "effort") or value != validators.DEFAULT_VALUE
+    }
     model = own.get("model")
     if not isinstance(model, dict):
         return own
     if "fallbacks" in model and "fallbacks" in own:
         faults.add(
             (*path, "fallbacks"),
-            "is said twice",
-            because="`model` says it too",
-            try_this="say it in one of the two places",
+            "is set twice",
+            because="`model` sets it too",
+            try_this="keep one of the two",
         )
     del own["model"]
-    choice = values(ModelChoice, cast(Table, model), (*path, "model"), faults)
-    if choice.get("primary", validators.DEFAULT) != validators.DEFAULT:
+    choice = parse_table(ModelChoice, cast(Table, model), (*path, "model"), faults)
+    if choice.get("primary", validators.DEFAULT_VALUE) != validators.DEFAULT_VALUE:
         own["model"] = choice["primary"]
     if "fallbacks" in choice:
         own["fallbacks"] = list(choice["fallbacks"])
     return own
 
 
-_AGENT_KEYS = tuple(each.name for each in fields(Agent) if each.name not in _NOT_DECLARED)
+_AGENT_KEYS = tuple(each.name for each in fields(Agent) if each.name not in _UNDECLARABLE_FIELDS)
 
 
-def _check_external(agent: Agent, entry: _Entry, faults: Faults) -> None:
+def _check_external(agent: Agent, entry: _NamedTable, faults: FaultCollector) -> None:
     path = (*entry.path, "external")
     if agent.runner == "external" and not agent.external.url:
         faults.add(
             (*path, "url"),
             "is missing",
-            because="the agent runs elsewhere, and nothing says where",
-            try_this=_ELSEWHERE_SO,
+            because="the agent is external, so it needs a URL",
+            try_this=_EXTERNAL_EXAMPLE,
         )
-    elif agent.runner != "external" and agent.external != External():
+    elif agent.runner != "external" and agent.external != ExternalAgentEndpoint():
         faults.add(
             path,
             "is set, but the agent's runner is not `external`",
-            because="an agent that runs here has no address elsewhere",
-            try_this='runner = "external", or clear = ["external"] where a template brought it',
+            because="only an external agent has a URL",
+            try_this='set runner = "external", or clear = ["external"] if it comes from a template',
         )
 
 
-def _cleared(entry: _Entry, faults: Faults) -> list[tuple[str, ...]]:
+def _parse_cleared_keys(entry: _NamedTable, faults: FaultCollector) -> list[tuple[str, ...]]:
     named = entry.table.get("clear", [])
     path = (*entry.path, "clear")
     if not isinstance(named, list):
         if named is not None:
-            faults.add(path, f"must be a list of keys, and is {shown(named)}", because=_CLEAR, try_this=_CLEAR_SO)
+            faults.add(
+                path,
+                f"must be a list of keys, not {format_value(named)}",
+                because=_CLEAR_MEANING,
+                try_this=_CLEAR_EXAMPLE,
+            )
         return []
     cleared: list[tuple[str, ...]] = []
     for index, key in enumerate(cast("list[object]", named)):
@@ -452,12 +506,12 @@ def _cleared(entry: _Entry, faults: Faults) -> list[tuple[str, ...]]:
         if _is_clearable(parts):
             cleared.append(parts)
         else:
-            near = nearest(str(key), _AGENT_KEYS)
+            near = closest_match(str(key), _AGENT_KEYS)
             faults.add(
                 (*path, index),
-                f"is {shown(key)}, which is no key of an agent",
-                because=_CLEAR,
-                try_this=f"did you mean `{near}`?" if near else _CLEAR_SO,
+                f"is {format_value(key)}, which is not a key of an agent",
+                because=_CLEAR_MEANING,
+                try_this=f"did you mean `{near}`?" if near else _CLEAR_EXAMPLE,
             )
     return cleared
 
@@ -469,33 +523,33 @@ def _is_clearable(parts: tuple[str, ...]) -> bool:
         case (key,):
             return key in _AGENT_KEYS
         case (key, inner):
-            hint = hints_of(Agent).get(key)
+            hint = cached_type_hints(Agent).get(key)
             return is_dataclass(hint) and inner in [each.name for each in fields(cast(Any, hint))]
         case _:
             return False
 
 
-def _without(table: Table, parts: tuple[str, ...]) -> Table:
+def _remove_key(table: Table, parts: tuple[str, ...]) -> Table:
     key, rest = parts[0], parts[1:]
     inner = table.get(key)
     if not rest:
         return {name: value for name, value in table.items() if name != key}
-    return {**table, key: _without(cast(Table, inner), rest)} if isinstance(inner, dict) else table
+    return {**table, key: _remove_key(cast(Table, inner), rest)} if isinstance(inner, dict) else table
 
 
 # --- people, bindings, schedules: shape now, nouns when they come ---
 
 
-def _people(entries: list[_Entry], faults: Faults) -> dict[str, Table]:
+def _parse_people(entries: list[_NamedTable], faults: FaultCollector) -> dict[str, Table]:
     return {
-        entry.name: values(Person, entry.table, entry.path, faults, leave_out=("name",))
+        entry.name: parse_table(Person, entry.table, entry.path, faults, leave_out=("name",))
         for entry in entries
-        if _required(entry, ("role",), faults)
+        if _has_required_keys(entry, ("role",), faults)
     }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Binding:
+class _BindingTable:
     agent: str
     connector: str
     account: str | None = None
@@ -507,28 +561,28 @@ class _Binding:
     also: tuple[str, ...] = ()
 
 
-def _bindings(entries: list[_Entry], names: list[str], faults: Faults) -> dict[str, Table]:
+def _parse_bindings(entries: list[_NamedTable], names: list[str], faults: FaultCollector) -> dict[str, Table]:
     bindings: dict[str, Table] = {}
     matches: dict[tuple[object, ...], str] = {}
     for entry in entries:
-        if not _required(entry, ("agent", "connector"), faults):
+        if not _has_required_keys(entry, ("agent", "connector"), faults):
             continue
-        read = values(_Binding, entry.table, entry.path, faults, rules=_AGENT_REFERENCE)
-        match_ = tuple(read.get(each.name) for each in fields(_Binding) if each.name not in ("agent", "also"))
+        read = parse_table(_BindingTable, entry.table, entry.path, faults, rules=_AGENT_REFERENCE)
+        match_ = tuple(read.get(each.name) for each in fields(_BindingTable) if each.name not in ("agent", "also"))
         if other := matches.get(match_):
             faults.add(
                 entry.path,
-                f"is for the same place as bindings.{other}",
-                because="one place has one agent",
-                try_this="remove one of them, or say more exactly what it is for",
+                f"matches the same channel as bindings.{other}",
+                because="one channel has one agent",
+                try_this="remove one of them, or make one more specific",
             )
         matches.setdefault(match_, entry.name)
-        bindings[entry.name] = _with_agent(read, names)
+        bindings[entry.name] = _resolve_agent(read, names)
     return bindings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleGate:
+class DeclaredGate:
     """The gate of a declared schedule. The domain type `ScheduleGate` defines what is valid."""
 
     command: str = ""
@@ -540,9 +594,9 @@ class ScheduleGate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Schedule:
+class _ScheduleTable:
     agent: str
-    kind: ScheduleKind
+    kind: DeclaredScheduleKind
     text: str = ""
     description: str = ""
     enabled: bool = True
@@ -550,85 +604,89 @@ class _Schedule:
     at: str = ""
     cron: str = ""
     every_s: float = 0.0
-    place: Place = Place.FRESH
+    place: ScheduleSession = ScheduleSession.FRESH
     deliver: str = ""
-    missed: Missed | None = None
+    missed: MissedPolicy | None = None
     delete_after_run: bool = False
     model: str = ""
     title: str = ""
-    gate: ScheduleGate | None = None
+    gate: DeclaredGate | None = None
 
 
-def _schedules(entries: list[_Entry], names: list[str], faults: Faults) -> dict[str, Table]:
+def _parse_schedules(entries: list[_NamedTable], names: list[str], faults: FaultCollector) -> dict[str, Table]:
     schedules: dict[str, Table] = {}
     for entry in entries:
-        if not _required(entry, ("agent", "kind"), faults):
+        if not _has_required_keys(entry, ("agent", "kind"), faults):
             continue
-        read = values(_Schedule, entry.table, entry.path, faults, rules=_SCHEDULE_RULES)
+        read = parse_table(_ScheduleTable, entry.table, entry.path, faults, rules=_SCHEDULE_RULES)
         kind = read.get("kind")
-        if kind is ScheduleKind.HEARTBEAT:
+        if kind is DeclaredScheduleKind.HEARTBEAT:
             faults.add(
                 (*entry.path, "kind"),
-                "is not declared here",
-                because="an agent has one heartbeat, which is part of what it is",
+                "is not valid here",
+                because="an agent has one heartbeat, which is declared with the agent",
                 try_this="write it as [agents.NAME.heartbeat], with every_s = 1800 below",
             )
             continue
-        if isinstance(kind, ScheduleKind):
-            _check_when(kind, entry, faults)
-        schedules[entry.name] = _with_agent(read, names)
+        if isinstance(kind, DeclaredScheduleKind):
+            _check_trigger(kind, entry, faults)
+        schedules[entry.name] = _resolve_agent(read, names)
     return schedules
 
 
-def _check_when(kind: ScheduleKind, entry: _Entry, faults: Faults) -> None:
-    wanted = _WHEN[kind]
+def _check_trigger(kind: DeclaredScheduleKind, entry: _NamedTable, faults: FaultCollector) -> None:
+    wanted = _TRIGGER_KEYS[kind]
     if wanted not in entry.table:
         faults.add(
             (*entry.path, wanted),
             "is missing",
-            because=f"a schedule of the kind `{kind}` says when by it",
-            try_this=_WHEN_SO[wanted],
+            because=f"a schedule of the kind `{kind}` needs it",
+            try_this=_TRIGGER_EXAMPLES[wanted],
         )
-    for other in sorted(set(_WHEN.values()) - {wanted}):
+    for other in sorted(set(_TRIGGER_KEYS.values()) - {wanted}):
         if other in entry.table:
             faults.add(
                 (*entry.path, other),
-                f"does not go with the kind `{kind}`",
-                because=f"such a schedule says when by `{wanted}`",
-                try_this="take it out",
+                f"is not valid for the kind `{kind}`",
+                because=f"such a schedule is timed by `{wanted}`",
+                try_this="remove it",
             )
 
 
-def _required(entry: _Entry, keys: tuple[str, ...], faults: Faults) -> bool:
+def _has_required_keys(entry: _NamedTable, keys: tuple[str, ...], faults: FaultCollector) -> bool:
     missing = [key for key in keys if key not in entry.table]
     for key in missing:
         section = str(entry.path[0])
-        faults.add((*entry.path, key), "is missing", because=f"each of [{section}] needs it", try_this=_MISSING_SO[key])
+        faults.add(
+            (*entry.path, key), "is missing", because=f"every [{section}] needs it", try_this=_REQUIRED_EXAMPLES[key]
+        )
     return not missing
 
 
-def _agent_reference(text: str) -> str | None:
+def _check_agent_reference(text: str) -> str | None:
     return None if text.strip() else "must name an agent"
 
 
-def _cron_expression(text: str) -> str | None:
+def _check_cron_expression(text: str) -> str | None:
     try:
-        cron.checked(text)
+        cron.normalize_cron(text)
     except Invalid as error:
         return f"is not a cron expression: {error.because}"
     return None
 
 
-_AGENT_REFERENCE: Mapping[str, Rule] = {
-    "agent": Rule(says="Which agent it is for.", check=_agent_reference, example="ada")
+_AGENT_REFERENCE: Mapping[str, SettingRule] = {
+    "agent": SettingRule(description="Agent that receives it.", check=_check_agent_reference, example="ada")
 }
-_SCHEDULE_RULES: Mapping[str, Rule] = {
+_SCHEDULE_RULES: Mapping[str, SettingRule] = {
     **_AGENT_REFERENCE,
-    "every_s": Rule(least=1),
-    "cron": Rule(says="When it comes.", check=_cron_expression, example="0 9 * * 1-5"),
+    "every_s": SettingRule(least=1),
+    "cron": SettingRule(
+        description="Cron expression of the occurrences.", check=_check_cron_expression, example="0 9 * * 1-5"
+    ),
 }
 
 
-def _with_agent(read: dict[str, Any], names: list[str]) -> Table:
-    agent = read.get("agent", NOTHING)
-    return {**read, "agent": default_agent(agent, names)} if isinstance(agent, str) else read
+def _resolve_agent(read: dict[str, Any], names: list[str]) -> Table:
+    agent = read.get("agent", INVALID)
+    return {**read, "agent": choose_default_agent(agent, names)} if isinstance(agent, str) else read

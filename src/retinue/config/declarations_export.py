@@ -10,19 +10,19 @@ from typing import Any, cast
 
 import tomlkit
 
-from retinue.domain.agent import Agent, External
+from retinue.domain.agent import Agent, ExternalAgentEndpoint
 from retinue.domain.person import Person, Role
 
-_PLAIN = Agent(name="plain")
-_NOT_SAID = frozenset({"name", "version"})
+_DEFAULT_AGENT = Agent(name="plain")
+_OMITTED_FIELDS = frozenset({"name", "version"})
 
 
-def export(agents: Iterable[Agent], people: Iterable[Person]) -> str:
+def export_declarations(agents: Iterable[Agent], people: Iterable[Person]) -> str:
     """Return the file as TOML, with only values that differ from the defaults. The owner is not
     declared: each instance has one."""
     document = tomlkit.document()
     document["config_version"] = 2
-    staff: dict[str, Any] = {agent.name: _said(agent, _PLAIN) for agent in agents}
+    staff: dict[str, Any] = {agent.name: _changed_fields(agent, _DEFAULT_AGENT) for agent in agents}
     if staff:
         document["agents"] = staff
     members = {person.name: {"role": person.role.value} for person in people if person.role is not Role.OWNER}
@@ -31,20 +31,20 @@ def export(agents: Iterable[Agent], people: Iterable[Person]) -> str:
     return tomlkit.dumps(document)
 
 
-def _said(value: Any, plain: Any) -> Mapping[str, Any]:
+def _changed_fields(value: Any, default: Any) -> Mapping[str, Any]:
     said: dict[str, Any] = {}
     for each in fields(value):
-        own, usual = getattr(value, each.name), getattr(plain, each.name)
-        if each.name in _NOT_SAID or own == usual or own is None:
+        own, usual = getattr(value, each.name), getattr(default, each.name)
+        if each.name in _OMITTED_FIELDS or own == usual or own is None:
             continue
-        said[each.name] = _said(own, usual) if is_dataclass(own) else _toml(own)
-    if isinstance(value, External) and value.secret:
+        said[each.name] = _changed_fields(own, usual) if is_dataclass(own) else _to_toml(own)
+    if isinstance(value, ExternalAgentEndpoint) and value.secret:
         kind, _, where = value.secret.partition(":")
         said["secret"] = {kind: where}
     return said
 
 
-def _toml(value: Any) -> Any:
+def _to_toml(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
-    return [_toml(part) for part in cast("tuple[Any, ...]", value)] if isinstance(value, tuple) else value
+    return [_to_toml(part) for part in cast("tuple[Any, ...]", value)] if isinstance(value, tuple) else value

@@ -8,33 +8,33 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from retinue.domain.errors import Invalid
+from retinue.domain.errors import Conflict, Invalid, RetinueError
 
-FAULTS_TOLD_MAX = 20
+FAULTS_SHOWN_MAX = 20
 FAULTS_KEPT_MAX = 200
-PART_LENGTH_MAX = 100
+KEY_PART_LENGTH_MAX = 100
 SHOWN_LENGTH_MAX = 60
 
 KeyPath = tuple[str | int, ...]
 
-_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
-def dotted(path: KeyPath) -> str:
+def format_key_path(path: KeyPath) -> str:
     """Format a path: `house.listen.port`, `include[0]`, `house.permission_policy."agent.set"`."""
     text = ""
     for part in path:
         if isinstance(part, int):
             text += f"[{part}]"
         else:
-            part = part if len(part) <= PART_LENGTH_MAX else part[:PART_LENGTH_MAX] + "..."
+            part = part if len(part) <= KEY_PART_LENGTH_MAX else part[:KEY_PART_LENGTH_MAX] + "..."
             quoted = part.replace("\\", "\\\\").replace('"', '\\"')
-            name = part if _BARE.fullmatch(part) else f'"{quoted}"'
+            name = part if _BARE_KEY.fullmatch(part) else f'"{quoted}"'
             text += f".{name}" if text else name
     return text
 
 
-class Place(Struct, frozen=True):
+class SettingPosition(Struct, frozen=True):
     """Where something is written. An environment variable has no file, and some positions have no
     line."""
 
@@ -47,12 +47,12 @@ class Place(Struct, frozen=True):
         return f"{self.file}, line {self.line}" if self.line else str(self.file)
 
 
-class Fault(Struct, frozen=True, kw_only=True):
+class SettingFault(Struct, frozen=True, kw_only=True):
     """One error in the settings."""
 
     path: str
     sentence: str
-    place: Place
+    position: SettingPosition
     because: str = ""
     try_this: str = ""
     code: str = ""  # if it has a specific code
@@ -60,92 +60,203 @@ class Fault(Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         why = f": {self.because}" if self.because else ""
         then = f"; try: {self.try_this}" if self.try_this else ""
-        return f"{self.sentence} ({self.place}){why}{then}"
+        return f"{self.sentence} ({self.position}){why}{then}"
 
 
-class Faults:
+class FaultCollector:
     """Collects errors during parsing, so that all are reported at once."""
 
     def __init__(self) -> None:
-        self.places: dict[KeyPath, Place] = {}
+        self.positions: dict[KeyPath, SettingPosition] = {}
         self.count = 0
-        self._found: dict[Fault, None] = {}
+        self._faults: dict[SettingFault, None] = {}
 
-    def add(self, path: KeyPath, says: str, *, because: str = "", try_this: str = "", code: str = "") -> None:
+    def add(self, path: KeyPath, predicate: str, *, because: str = "", try_this: str = "", code: str = "") -> None:
         """Add an error. `predicate` continues a sentence that starts with the path: "must be a
         whole number"."""
-        name = dotted(path)
-        sentence = f"{name} {says}"
-        self._note(
-            Fault(path=name, sentence=sentence, place=self.place(path), because=because, try_this=try_this, code=code)
+        name = format_key_path(path)
+        sentence = f"{name} {predicate}"
+        self._add(
+            SettingFault(
+                path=name,
+                sentence=sentence,
+                position=self.position_of(path),
+                because=because,
+                try_this=try_this,
+                code=code,
+            )
         )
 
-    def add_at(self, place: Place, sentence: str, *, path: str = "", because: str = "", try_this: str = "") -> None:
+    def add_at(
+        self, position: SettingPosition, sentence: str, *, path: str = "", because: str = "", try_this: str = ""
+    ) -> None:
         """Add an error without a key: an unreadable file, an environment variable."""
-        self._note(Fault(path=path, sentence=sentence, place=place, because=because, try_this=try_this))
+        self._add(SettingFault(path=path, sentence=sentence, position=position, because=because, try_this=try_this))
 
     @property
     def is_full(self) -> bool:
         """Whether the maximum number of errors has been collected."""
-        return len(self._found) >= FAULTS_KEPT_MAX
+        return len(self._faults) >= FAULTS_KEPT_MAX
 
-    def in_order(self) -> tuple[Fault, ...]:
+    def in_file_order(self) -> tuple[SettingFault, ...]:
         """Return the errors in file order, from top to bottom."""
-        return tuple(sorted(self._found, key=lambda fault: (str(fault.place.file or ""), fault.place.line or 0)))
+        return tuple(sorted(self._faults, key=lambda fault: (str(fault.position.file or ""), fault.position.line or 0)))
 
-    def place(self, path: KeyPath) -> Place:
+    def position_of(self, path: KeyPath) -> SettingPosition:
         """Return the position of a path, or of the nearest table around it."""
         for length in range(len(path), -1, -1):
-            if found := self.places.get(path[:length]):
+            if found := self.positions.get(path[:length]):
                 return found
-        return Place()
+        return SettingPosition()
 
-    def _note(self, fault: Fault) -> None:
+    def _add(self, fault: SettingFault) -> None:
         self.count += 1
         if not self.is_full:
-            self._found.setdefault(fault)
+            self._faults.setdefault(fault)
 
 
-class BadConfig(Invalid):
+class InvalidSettings(Invalid):
     """The settings are invalid; `faults` holds everything that is wrong with them."""
 
     code = "config.invalid"
 
-    def __init__(self, faults: Sequence[Fault]) -> None:
+    def __init__(self, faults: Sequence[SettingFault]) -> None:
         self.faults = tuple(faults)
         if len(faults) == 1:
             only = faults[0]
-            super().__init__(f"{only.sentence} ({only.place})", because=only.because, try_this=only.try_this)
+            super().__init__(f"{only.sentence} ({only.position})", because=only.because, try_this=only.try_this)
             self.code = only.code or self.code
         else:
             super().__init__(
-                f"the settings have {_many(len(faults))} faults",
-                because=_told(self.faults),
-                try_this="correct these; each setting is explained in docs/reference/settings.md",
+                f"the settings have {_format_count(len(faults))} errors",
+                because=_format_faults(self.faults),
+                try_this="correct them; docs/reference/settings.md explains each setting",
             )
 
-    def as_table(self) -> list[Mapping[str, str | int | None]]:
+    def as_json(self) -> list[Mapping[str, str | int | None]]:
         """Return one JSON object per error, for programs."""
         return [
             {
                 "path": fault.path,
                 "sentence": fault.sentence,
-                "file": str(fault.place.file) if fault.place.file else None,
-                "line": fault.place.line,
+                "file": str(fault.position.file) if fault.position.file else None,
+                "line": fault.position.line,
                 "because": fault.because,
                 "try": fault.try_this,
-                "code": fault.code or BadConfig.code,
+                "code": fault.code or InvalidSettings.code,
             }
             for fault in self.faults
         ]
 
 
-def _many(count: int) -> str:
+def _format_count(count: int) -> str:
     return f"{count} or more" if count >= FAULTS_KEPT_MAX else str(count)
 
 
-def _told(faults: tuple[Fault, ...]) -> str:
-    lines = [f"\n  - {fault}" for fault in faults[:FAULTS_TOLD_MAX]]
-    if len(faults) > FAULTS_TOLD_MAX:
-        lines.append(f"\n  - and {len(faults) - FAULTS_TOLD_MAX} more")
+def _format_faults(faults: tuple[SettingFault, ...]) -> str:
+    lines = [f"\n  - {fault}" for fault in faults[:FAULTS_SHOWN_MAX]]
+    if len(faults) > FAULTS_SHOWN_MAX:
+        lines.append(f"\n  - and {len(faults) - FAULTS_SHOWN_MAX} more")
     return "".join(lines).lstrip(" ")
+
+
+class EnvironmentPathInvalid(Invalid):
+    """An environment variable of the server must be an absolute path, and is not."""
+
+    code = "config.path_invalid"
+
+    def __init__(self, variable: str, value: str, *, example: str) -> None:
+        super().__init__(
+            f"invalid value for {variable}: '{value}'",
+            because="it must be an absolute path, or begin with ~",
+            try_this=f"set it to a path such as {example}",
+        )
+
+
+class SettingsFileChanged(Conflict):
+    """The settings file has changed since it was read; nothing was written."""
+
+    code = "config.changed"
+
+    def __init__(self, file: Path | None = None) -> None:
+        super().__init__(
+            f"{file or 'the settings file'} has changed since you read it",
+            because="another change was saved in the meantime; nothing was written",
+            try_this="read the settings again, and repeat the change",
+        )
+
+
+class SettingsFileUnreadable(Invalid):
+    """The settings file cannot be read."""
+
+    code = "config.unreadable"
+
+    def __init__(self, file: Path, *, because: str) -> None:
+        super().__init__(
+            f"cannot read {file}", because=because, try_this="make it a UTF-8 text file that the server can read"
+        )
+
+
+class SettingsFileUnchangeable(RetinueError):
+    """A change cannot be made to the settings file without damaging it."""
+
+    code = "config.unchangeable"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "cannot change the settings file",
+            because="some of its tables are written in a form that cannot be extended",
+            try_this="make this change in an editor",
+        )
+
+
+class SettingInexpressible(Invalid):
+    """A value cannot be written to the settings file, because TOML cannot express it."""
+
+    code = "config.value_invalid"
+
+    def __init__(self, path: str, *, because: str) -> None:
+        super().__init__(
+            f"cannot write {path} to the settings file",
+            because=because,
+            try_this="use null only to remove a key, never in a list",
+        )
+
+
+class SecretVariableMissing(Invalid):
+    """The environment variable that contains a secret is not set."""
+
+    code = "config.secret_missing"
+
+    def __init__(self, variable: str) -> None:
+        super().__init__(
+            f"the environment variable {variable}, which contains a secret, is not set",
+            because="it is missing or empty in the environment of the server",
+            try_this=f"set {variable} where the server is started, or keep the secret in a file",
+        )
+
+
+class SecretFileUnusable(Invalid):
+    """The file that contains a secret is missing, or its content is not a secret."""
+
+    code = "config.secret_file_unusable"
+
+    def __init__(self, path: Path, *, because: str) -> None:
+        super().__init__(
+            f"cannot use the secret file {path}",
+            because=because,
+            try_this=f"write the secret, and nothing else, to {path}",
+        )
+
+
+class SecretFileExposed(Invalid):
+    """Other users can read or change the file that contains a secret."""
+
+    code = "config.secret_exposed"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"other users can access the secret file {path}",
+            because="it belongs to another user, or its mode allows others to read or change it",
+            try_this=f"chmod 600 {path}",
+        )

@@ -5,31 +5,31 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from retinue.config import validators
-from retinue.config.secret import Secret
-from retinue.config.setting_metadata import Effect, setting
-from retinue.config.web import host_and_port
+from retinue.config.secret import SecretReference
+from retinue.config.setting_metadata import SettingEffect, setting
+from retinue.config.web import check_host_and_port
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExternalSettings:
+class ExternalAgentSettings:
     """Requests to external agents and to webhooks."""
 
     callback_url: str | None = setting(
         None,
-        "The address of this house as those agents reach it. Not set: `public_url`, and else where the house listens.",
-        effect=Effect.MESSAGE,
-        check=validators.public_url,
+        "URL of this server as external agents reach it. Default: `public_url`, otherwise the address of the listener.",
+        effect=SettingEffect.MESSAGE,
+        check=validators.check_public_url,
         example="http://house.lan:7717",
     )
     private_hosts: tuple[str, ...] = setting(
         (),
-        "Hosts of your own network, or other ports than 80 and 443, that letters may go to, as HOST:PORT.",
-        effect=Effect.MESSAGE,
-        check=host_and_port,
+        "Hosts in your own network, or with ports other than 80 and 443, that requests may go to, as HOST:PORT.",
+        effect=SettingEffect.MESSAGE,
+        check=check_host_and_port,
         example="127.0.0.1:9000",
     )
-    webhook_secret: Secret | None = setting(
+    webhook_secret: SecretReference | None = setting(
         None,
-        "Where the key is that signs what is sent to a webhook: `env` or `file`. Not set, there are no webhooks.",
-        effect=Effect.MESSAGE,
+        "Location of the key that signs outgoing webhooks: `env` or `file`. Default: no webhooks are sent.",
+        effect=SettingEffect.MESSAGE,
     )

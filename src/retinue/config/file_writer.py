@@ -8,38 +8,50 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from retinue.config.loader import Configuration, examine, file_from, home_from, load, read_text, text_hash
-from retinue.config.settings_diff import Change, diff
-from retinue.config.toml_patch import Changes, patch
-from retinue.config.toml_source import reason
-from retinue.domain.errors import Conflict, Invalid
+from retinue.config.errors import SettingsFileChanged, SettingsFileUnreadable
+from retinue.config.loader import (
+    Configuration,
+    examine_configuration,
+    find_data_directory,
+    find_settings_file,
+    hash_settings_text,
+    load_configuration,
+    read_settings_text,
+)
+from retinue.config.settings_diff import SettingChange, diff_configurations
+from retinue.config.toml_patch import Changes, patch_settings_text
+from retinue.config.toml_source import read_error_reason
 
 NEW_FILE_MODE = 0o600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class SettingsFileChange:
     """The file after a change, and the settings that changed."""
 
     configuration: Configuration
-    changes: tuple[Change, ...]
+    changes: tuple[SettingChange, ...]
 
 
-def change_file(environment: Mapping[str, str], changes: Changes, *, expected_hash: str) -> Written:
+def patch_settings_file(environment: Mapping[str, str], changes: Changes, *, expected_hash: str) -> SettingsFileChange:
     """Patch the settings file of this instance. It is written completely or not at all."""
-    file = file_from(environment, home_from(environment))
-    text = text_of(file)
-    result = patch(text, changes, expected_hash=expected_hash, validate=lambda new: load(environment, text=new))
-    after = load(environment, text=result)
-    before = examine(environment, text=text).configuration  # a change may be the fix for an invalid file
-    write(file, result, expected_hash=expected_hash)
-    return Written(
+    file = find_settings_file(environment, find_data_directory(environment))
+    text = read_current_text(file)
+    result = patch_settings_text(
+        text, changes, expected_hash=expected_hash, validate=lambda new: load_configuration(environment, text=new)
+    )
+    after = load_configuration(environment, text=result)
+    before = examine_configuration(environment, text=text).configuration  # a change may be the fix for an invalid file
+    replace_settings_file(file, result, expected_hash=expected_hash)
+    return SettingsFileChange(
         configuration=after,
-        changes=tuple(diff((before.settings, before.staff), (after.settings, after.staff))),
+        changes=tuple(
+            diff_configurations((before.settings, before.declarations), (after.settings, after.declarations))
+        ),
     )
 
 
-def write(file: Path, text: str, *, expected_hash: str) -> None:
+def replace_settings_file(file: Path, text: str, *, expected_hash: str) -> None:
     """Replace the file atomically and durably, keeping its mode."""
     file = file.resolve()  # A symlink stays, and its target is replaced.
     try:
@@ -54,13 +66,8 @@ def write(file: Path, text: str, *, expected_hash: str) -> None:
             os.fchmod(descriptor, mode)
             opened.flush()
             os.fsync(descriptor)
-        if text_hash(text_of(file)) != expected_hash:  # another process wrote it in the meantime
-            raise Conflict(
-                f"{file} has changed since it was read",
-                because="someone else wrote it in this very moment",
-                try_this="read the settings again, and make the change once more",
-                code="config.changed",
-            )
+        if hash_settings_text(read_current_text(file)) != expected_hash:  # another process wrote it in the meantime
+            raise SettingsFileChanged(file)
         os.rename(temporary, file)
     except BaseException:
         os.unlink(temporary)
@@ -72,16 +79,11 @@ def write(file: Path, text: str, *, expected_hash: str) -> None:
         os.close(folder)
 
 
-def text_of(file: Path) -> str:
+def read_current_text(file: Path) -> str:
     """Return the current text; empty if there is no file yet."""
     try:
-        return read_text(file)
+        return read_settings_text(file)
     except FileNotFoundError:
         return ""
     except (OSError, ValueError) as error:
-        raise Invalid(
-            f"{file} cannot be read",
-            because=reason(error),
-            try_this="make it a text file that the house may read",
-            code="config.unreadable",
-        ) from None
+        raise SettingsFileUnreadable(file, because=read_error_reason(error)) from None

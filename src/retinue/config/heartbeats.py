@@ -7,106 +7,114 @@ from dataclasses import dataclass
 from typing import cast
 
 from retinue.config import validators
-from retinue.config.setting_metadata import Rule, setting
+from retinue.config.setting_metadata import SettingRule, setting
 from retinue.domain import address
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import HeartbeatRules
 from retinue.domain.errors import Invalid
-from retinue.domain.heartbeat import ACK_CHARS_MOST, EVERY_S_MIN, Shown, minute_of
-from retinue.domain.heartbeat import BUILT_IN as SHOWN
-from retinue.domain.schedule import EVERY_S_MAX, TEXT_BYTES_MAX, Place
-from retinue.domain.times import zone
+from retinue.domain.heartbeat import ACK_CHARS_LIMIT, HEARTBEAT_EVERY_S_MIN, HeartbeatVisibility, parse_minute_of_day
+from retinue.domain.heartbeat import DEFAULT_VISIBILITY as SHOWN
+from retinue.domain.schedule import EVERY_S_MAX, SCHEDULE_TEXT_BYTES_MAX, ScheduleSession
+from retinue.domain.times import load_zone
 
-LAST, NOWHERE = "last", "none"
-
-
-def hour(text: str) -> str | None:
-    return None if minute_of(text) is not None else "must be a time of day, HH:MM, up to 24:00"
+TARGET_LAST, TARGET_NONE = "last", "none"
 
 
-def zone_name(text: str) -> str | None:
+def check_hour(text: str) -> str | None:
+    return None if parse_minute_of_day(text) is not None else "must be a time of day, HH:MM, up to 24:00"
+
+
+def check_zone_name(text: str) -> str | None:
     try:
-        zone(text)
+        load_zone(text)
     except Invalid as error:
-        return f"is no time zone: {error.because}"
+        return f"is not a time zone: {error.because}"
     return None
 
 
-def target(text: str) -> str | None:
-    if text in (LAST, NOWHERE):
+def check_target(text: str) -> str | None:
+    if text in (TARGET_LAST, TARGET_NONE):
         return None
     try:
-        to = address.parse(text)
+        to = address.parse_address(text)
     except Invalid as error:
         return f"must be `last`, `none` or an address: {error.because}"
     fits = to.kind in (AddressKind.PERSON, AddressKind.CHANNEL)
-    return None if fits else "must be where people are: person:NAME, or channel:CONNECTOR:ROOM"
+    return None if fits else "must be the address of people: person:NAME or channel:CONNECTOR:CHANNEL"
 
 
-def prompt(text: str) -> str | None:
-    return None if len(text.encode()) <= TEXT_BYTES_MAX // 2 else f"may have {TEXT_BYTES_MAX // 2:,} bytes"
+def check_prompt(text: str) -> str | None:
+    return (
+        None
+        if len(text.encode()) <= SCHEDULE_TEXT_BYTES_MAX // 2
+        else f"must have at most {SCHEDULE_TEXT_BYTES_MAX // 2:,} bytes"
+    )
 
 
-RULES: Mapping[str, Rule] = {
-    "every_s": Rule(
-        says="How often an agent looks by itself whether something needs attention; 0 is never, and no more often than "
-        f"every {EVERY_S_MIN:g} seconds.",
+HEARTBEAT_SETTING_RULES: Mapping[str, SettingRule] = {
+    "every_s": SettingRule(
+        description=f"Time between heartbeats, in seconds, at least {HEARTBEAT_EVERY_S_MIN:g}. 0: no heartbeats.",
         least=0,
         most=EVERY_S_MAX,
     ),
-    "active_start": Rule(says="From when on each day; not set, from midnight.", check=hour, example="08:00"),
-    "active_end": Rule(
-        says="Until when; earlier than the start, across midnight. Not set, until midnight.",
-        check=hour,
+    "active_start": SettingRule(
+        description="Time of day at which heartbeats start. Default: midnight.", check=check_hour, example="08:00"
+    ),
+    "active_end": SettingRule(
+        description="Time of day at which heartbeats end; before the start means the next day. Default: midnight.",
+        check=check_hour,
         example="22:00",
     ),
-    "active_zone": Rule(
-        says="By which zone these hours go; not set, the owner's.", check=zone_name, example="Europe/Berlin"
+    "active_zone": SettingRule(
+        description="Time zone of these hours. Default: the owner's.",
+        check=check_zone_name,
+        example="Europe/Berlin",
     ),
-    "prompt": Rule(says="What is said before the checklist.", check=prompt, example="Look at the checklist."),
-    "model": Rule(
-        says="The model for it; not set, the agent's.",
-        check=validators.model_reference,
+    "prompt": SettingRule(
+        description="Text before the checklist in the prompt.", check=check_prompt, example="Look at the checklist."
+    ),
+    "model": SettingRule(
+        description="Model for heartbeats. Default: the agent's.",
+        check=validators.check_model_reference,
         example="anthropic/claude-haiku-5-5",
     ),
-    "place": Rule(
-        says="In which conversation: `own`, which remembers; `fresh`, which begins anew each time; `main`, the one "
-        "that the owner last had with the agent. Not set: `own`."
+    "place": SettingRule(
+        description="Session of the heartbeat: `own` (keeps its context), `fresh` (a new context each time) or `main` "
+        "(the owner's last one with the agent). Default: `own`."
     ),
-    "target": Rule(
-        says="Where what needs attention is said: `last`, where the owner last spoke with the agent; `none`; or an "
-        "address. Not set: `last`.",
-        check=target,
+    "target": SettingRule(
+        description="Recipient of alerts: `last` (where the owner last wrote to the agent), `none`, or an address. "
+        "Default: `last`.",
+        check=check_target,
         example="channel:telegram:42",
     ),
-    "ack_chars_max": Rule(
-        says="How many characters may stand beside HEARTBEAT_OK in an answer that still says no more than that. Not "
-        "set: 300.",
+    "ack_chars_max": SettingRule(
+        description="Maximum number of characters besides HEARTBEAT_OK in a reply that notifies no one. Default: 300.",
         least=0,
-        most=ACK_CHARS_MOST,
+        most=ACK_CHARS_LIMIT,
     ),
 }
 
 
-def _ruled(name: str) -> None:
-    rule = RULES[name]
-    return setting(None, rule.says, least=rule.least, most=rule.most, check=rule.check, example=rule.example)
+def _heartbeat_setting(name: str) -> None:
+    rule = HEARTBEAT_SETTING_RULES[name]
+    return setting(None, rule.description, least=rule.least, most=rule.most, check=rule.check, example=rule.example)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShownSettings:
+class HeartbeatVisibilitySettings:
     """Which heartbeat messages are shown on one platform or connector.
 
     Unset values come from the general ones.
     """
 
-    show_ok: bool | None = setting(None, "Whether it is said that nothing needs attention.")
-    show_alerts: bool | None = setting(None, "Whether it is said what does.")
-    use_indicator: bool | None = setting(None, "Whether pages are given a sign of life.")
+    show_ok: bool | None = setting(None, "Whether a heartbeat without alerts sends a message.")
+    show_alerts: bool | None = setting(None, "Whether alerts are sent.")
+    use_indicator: bool | None = setting(None, "Whether the web app shows that a heartbeat ran.")
 
     @property
-    def shown(self) -> Shown:
-        return Shown(ok=self.show_ok, alerts=self.show_alerts, indicator=self.use_indicator)
+    def visibility(self) -> HeartbeatVisibility:
+        return HeartbeatVisibility(ok=self.show_ok, alerts=self.show_alerts, indicator=self.use_indicator)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,32 +125,32 @@ class HeartbeatDefaults(HeartbeatRules):
     apply to the agents that have one, for values they do not set.
     """
 
-    every_s: float | None = _ruled("every_s")
-    active_start: str | None = _ruled("active_start")
-    active_end: str | None = _ruled("active_end")
-    active_zone: str | None = _ruled("active_zone")
-    prompt: str | None = _ruled("prompt")
-    model: str | None = _ruled("model")
-    place: Place | None = _ruled("place")
-    target: str | None = _ruled("target")
-    ack_chars_max: int | None = _ruled("ack_chars_max")
-    show_ok: bool = setting(bool(SHOWN.ok), "Whether it is said that nothing needs attention.")
-    show_alerts: bool = setting(bool(SHOWN.alerts), "Whether it is said what does.")
-    use_indicator: bool = setting(bool(SHOWN.indicator), "Whether pages are given a sign of life.")
-    channels: Mapping[str, ShownSettings] = setting(
-        cast("Mapping[str, ShownSettings]", {}),
-        "The same for one channel, such as `telegram`, or for `person`: what goes to somebody's own inbox.",
-        check=validators.name,
+    every_s: float | None = _heartbeat_setting("every_s")
+    active_start: str | None = _heartbeat_setting("active_start")
+    active_end: str | None = _heartbeat_setting("active_end")
+    active_zone: str | None = _heartbeat_setting("active_zone")
+    prompt: str | None = _heartbeat_setting("prompt")
+    model: str | None = _heartbeat_setting("model")
+    place: ScheduleSession | None = _heartbeat_setting("place")
+    target: str | None = _heartbeat_setting("target")
+    ack_chars_max: int | None = _heartbeat_setting("ack_chars_max")
+    show_ok: bool = setting(bool(SHOWN.ok), "Whether a heartbeat without alerts sends a message.")
+    show_alerts: bool = setting(bool(SHOWN.alerts), "Whether alerts are sent.")
+    use_indicator: bool = setting(bool(SHOWN.indicator), "Whether the web app shows that a heartbeat ran.")
+    channels: Mapping[str, HeartbeatVisibilitySettings] = setting(
+        cast("Mapping[str, HeartbeatVisibilitySettings]", {}),
+        "The same settings for one platform, such as `telegram`, or for `person`: a person's inbox.",
+        check=validators.check_name,
         example="telegram",
     )
-    accounts: Mapping[str, ShownSettings] = setting(
-        cast("Mapping[str, ShownSettings]", {}),
-        "The same for one account of a channel, such as `telegram-2`. It goes before the channel's.",
-        check=validators.name,
+    accounts: Mapping[str, HeartbeatVisibilitySettings] = setting(
+        cast("Mapping[str, HeartbeatVisibilitySettings]", {}),
+        "The same settings for one connector, such as `telegram-2`. They override those of its platform.",
+        check=validators.check_name,
         example="telegram-2",
     )
 
     @property
     def rules(self) -> HeartbeatRules:
         """The rules without the visibility settings."""
-        return self.over(HeartbeatRules())
+        return self.with_defaults(HeartbeatRules())

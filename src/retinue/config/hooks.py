@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from retinue.config.setting_metadata import Effect, setting
+from retinue.config.setting_metadata import SettingEffect, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookSettings:
     """Folders with a HOOK.md and a handler that runs in the sandbox after an event."""
 
-    enabled: bool = setting(
-        False, "Whether any hook is run. Each one must be found good beside: `retinue hook enable`."
-    )
-    deny: tuple[str, ...] = setting(
-        (), "Hooks that are not run, as globs, whatever else says so.", effect=Effect.MESSAGE
-    )
+    enabled: bool = setting(False, "Whether hooks run. Each hook must also be enabled: `retinue hook enable`.")
+    deny: tuple[str, ...] = setting((), "Hooks that never run, as globs.", effect=SettingEffect.MESSAGE)
     folders: tuple[str, ...] = setting(
-        (), "Workspaces whose `hooks` folder is looked through too; from the home if relative.", effect=Effect.MESSAGE
+        (),
+        "Workspaces whose `hooks` folder is also searched, relative to the data directory.",
+        effect=SettingEffect.MESSAGE,
     )
-    timeout_s: float = setting(10.0, "How long one hook may take.", effect=Effect.MESSAGE, least=0.1, most=300)
+    timeout_s: float = setting(
+        10.0, "Maximum time of one hook, in seconds.", effect=SettingEffect.MESSAGE, least=0.1, most=300
+    )

@@ -11,24 +11,39 @@ from typing import Any, TypeVar, cast
 from msgspec import Struct
 
 from retinue.config import validators
-from retinue.config.declarations import RUNNERS, Staff, default_agent, read_staff
-from retinue.config.errors import BadConfig, Fault, Faults, KeyPath, Place
-from retinue.config.models_parser import read_minds
-from retinue.config.setting_metadata import Effect
-from retinue.config.settings import OWN_SECTIONS, Settings
-from retinue.config.settings_diff import Change, diff
-from retinue.config.table_parser import rule_of, table_at, unknown_key, values
-from retinue.config.toml_source import FILE_BYTES_MAX, FILES_MAX, Disk, Filled, Source, Table, reason
+from retinue.config.declarations import RUNNERS, Declarations, choose_default_agent, parse_declarations
+from retinue.config.errors import (
+    EnvironmentPathInvalid,
+    FaultCollector,
+    InvalidSettings,
+    KeyPath,
+    SettingFault,
+    SettingPosition,
+)
+from retinue.config.models_parser import parse_top_level_sections
+from retinue.config.setting_metadata import SettingEffect
+from retinue.config.settings import TOP_LEVEL_SECTIONS, Settings
+from retinue.config.settings_diff import SettingChange, diff_configurations
+from retinue.config.table_parser import expect_table, parse_table, report_unknown_key, setting_rule
+from retinue.config.toml_source import (
+    FILE_BYTES_MAX,
+    FILES_MAX,
+    ExpandedText,
+    FileAccess,
+    SettingsReader,
+    Table,
+    read_error_reason,
+)
 from retinue.domain.errors import Invalid
 from retinue.domain.structs import replace
-from retinue.domain.times import zone
+from retinue.domain.times import load_zone
 
 FILE_NAME = "retinue.toml"
 SECTIONS = (
     "config_version",
     "include",
     "house",
-    *OWN_SECTIONS,
+    *TOP_LEVEL_SECTIONS,
     "agents",
     "templates",
     "people",
@@ -36,13 +51,13 @@ SECTIONS = (
     "schedules",
 )
 # Keys of similar servers and older versions, and what replaces them.
-_MOVED = {
-    "version": "the version of the file is `config_version`",
-    "memory": "memory is each agent's own, in its home",
+_MOVED_KEYS = {
+    "version": "the file version is `config_version`",
+    "memory": "each agent has its own memory, in its agent directory",
     "profiles": "there are no profiles; use templates",
-    "home": "the home is where this file is found, so it is set by RETINUE_HOME",
+    "home": "the data directory contains this file, so it is set with RETINUE_HOME",
 }
-_BESIDE = "it is a section of its own, beside [house]"
+_TOP_LEVEL_REASON = "it is a top-level section, next to [house]"
 
 T = TypeVar("T")
 
@@ -52,7 +67,7 @@ class Configuration(Struct, frozen=True, kw_only=True):
     for a later patch."""
 
     settings: Settings
-    staff: Staff
+    declarations: Declarations
     file: Path
     files: tuple[Path, ...]
     hash: str
@@ -61,11 +76,11 @@ class Configuration(Struct, frozen=True, kw_only=True):
     def default_agent(self) -> str | None:
         """The agent that answers if none is named: the configured one, otherwise `main`, otherwise
         the first declared."""
-        return default_agent(self.settings.default_agent, [agent.name for agent in self.staff.agents])
+        return choose_default_agent(self.settings.default_agent, [agent.name for agent in self.declarations.agents])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Examined:
+class ExaminedSettings:
     """The usable settings, with defaults in place of invalid values, and all errors. For diagnosis.
 
     `tree` is the content of the files, with texts before and after variable expansion; `positions`
@@ -73,12 +88,12 @@ class Examined:
     """
 
     configuration: Configuration
-    faults: tuple[Fault, ...]
+    faults: tuple[SettingFault, ...]
     tree: Table = field(default_factory=dict[str, object], repr=False)
-    places: Mapping[KeyPath, Place] = field(default_factory=dict[KeyPath, Place], repr=False)
+    positions: Mapping[KeyPath, SettingPosition] = field(default_factory=dict[KeyPath, SettingPosition], repr=False)
 
 
-class Reloaded(Struct, frozen=True, kw_only=True):
+class ReloadResult(Struct, frozen=True, kw_only=True):
     """The result of a reload. `settings` can be used at once; values that need a restart keep their
     old value.
 
@@ -86,103 +101,99 @@ class Reloaded(Struct, frozen=True, kw_only=True):
     """
 
     configuration: Configuration
-    changes: tuple[Change, ...]
+    changes: tuple[SettingChange, ...]
 
     @property
     def settings(self) -> Settings:
         return self.configuration.settings
 
     @property
-    def waiting(self) -> tuple[Change, ...]:
-        return tuple(change for change in self.changes if change.effect is Effect.RESTART)
+    def pending_restart(self) -> tuple[SettingChange, ...]:
+        return tuple(change for change in self.changes if change.effect is SettingEffect.RESTART)
 
 
-def from_environment(environment: Mapping[str, str]) -> Settings:
+def load_settings(environment: Mapping[str, str]) -> Settings:
     """Return the settings from the settings file, if there is one, and the environment, which wins."""
-    return load(environment).settings
+    return load_configuration(environment).settings
 
 
-def load(
+def load_configuration(
     environment: Mapping[str, str], *, text: str | None = None, runners: frozenset[str] = RUNNERS
 ) -> Configuration:
     """Return the configuration, or raise InvalidSettings with all errors. `text` replaces the text
     of the main file."""
-    examined = examine(environment, text=text, runners=runners)
+    examined = examine_configuration(environment, text=text, runners=runners)
     if examined.faults:
-        raise BadConfig(examined.faults)
+        raise InvalidSettings(examined.faults)
     return examined.configuration
 
 
-def examine(environment: Mapping[str, str], *, text: str | None = None, runners: frozenset[str] = RUNNERS) -> Examined:
+def examine_configuration(
+    environment: Mapping[str, str], *, text: str | None = None, runners: frozenset[str] = RUNNERS
+) -> ExaminedSettings:
     """Like `load_configuration`, but never raises for errors in a file: for commands that inspect a broken instance."""
-    home = home_from(environment)
-    file = file_from(environment, home)
-    faults = Faults()
-    source = Source(Disk(read=read_text, fitting=_fitting), environment, faults)
-    content = _content(file, environment, faults) if text is None else text
-    tree = {} if content is None else source.tree(file, content)
+    home = find_data_directory(environment)
+    file = find_settings_file(environment, home)
+    faults = FaultCollector()
+    source = SettingsReader(FileAccess(read=read_settings_text, glob=_matching_files), environment, faults)
+    content = _read_main_file(file, environment, faults) if text is None else text
+    tree = {} if content is None else source.read(file, content)
     for key in tree:
         if key not in SECTIONS:
-            _unknown_section(key, faults)
-    settings = _settings(home, tree, environment, faults)
+            _report_unknown_section(key, faults)
+    settings = _parse_settings(home, tree, environment, faults)
     configuration = Configuration(
         settings=settings,
-        staff=read_staff(tree, faults, runners=runners, guests=bool(settings.plugins)),
+        declarations=parse_declarations(tree, faults, runners=runners, allow_unknown=bool(settings.plugins)),
         file=file,
         files=tuple(dict.fromkeys(source.files)),
-        hash=text_hash(content or ""),
+        hash=hash_settings_text(content or ""),
     )
-    return Examined(configuration=configuration, faults=faults.in_order(), tree=tree, places=faults.places)
+    return ExaminedSettings(
+        configuration=configuration, faults=faults.in_file_order(), tree=tree, positions=faults.positions
+    )
 
 
-def reload(current: Configuration, environment: Mapping[str, str]) -> Reloaded:
+def reload_configuration(current: Configuration, environment: Mapping[str, str]) -> ReloadResult:
     """Read the settings again. Raises InvalidSettings, and changes nothing, if they are invalid.
 
     A value that needs a restart keeps its old value and is reported as pending at every reload
     until the restart.
     """
-    found = load(environment)
-    settings = _kept_where_restart(current.settings, found.settings)
-    return Reloaded(
+    found = load_configuration(environment)
+    settings = _keep_until_restart(current.settings, found.settings)
+    return ReloadResult(
         configuration=replace(found, settings=settings),
-        changes=tuple(diff((current.settings, current.staff), (found.settings, found.staff))),
+        changes=tuple(
+            diff_configurations((current.settings, current.declarations), (found.settings, found.declarations))
+        ),
     )
 
 
-def text_hash(text: str) -> str:
+def hash_settings_text(text: str) -> str:
     """Return the hash of a settings text. A patch made for one text is never applied to another."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def home_from(environment: Mapping[str, str]) -> Path:
+def find_data_directory(environment: Mapping[str, str]) -> Path:
     named = environment.get("RETINUE_HOME")
     home = Path(named).expanduser() if named else Path("~/.retinue").expanduser()
     if not home.is_absolute():
-        raise Invalid(
-            f"RETINUE_HOME is '{named}'",
-            because="it must be an absolute path, or one from ~",
-            try_this="RETINUE_HOME=~/.retinue",
-            code="config.invalid",
-        )
+        raise EnvironmentPathInvalid("RETINUE_HOME", str(named), example="~/.retinue")
     return home
 
 
-def file_from(environment: Mapping[str, str], home: Path) -> Path:
+def find_settings_file(environment: Mapping[str, str], data_directory: Path) -> Path:
     """Return the settings file: RETINUE_CONFIG, or `retinue.toml` in the data directory. It must
     exist only if named."""
     named = environment.get("RETINUE_CONFIG")
-    file = Path(named).expanduser() if named else home / FILE_NAME
+    file = Path(named).expanduser() if named else data_directory / FILE_NAME
     if not file.is_absolute():
-        raise Invalid(
-            f"RETINUE_CONFIG is '{named}'",
-            because="it must be an absolute path, or one from ~, as the house may be started from anywhere",
-            try_this="RETINUE_CONFIG=~/retinue.toml",
-            code="config.invalid",
-        )
+        raise EnvironmentPathInvalid("RETINUE_CONFIG", str(named), example="~/retinue.toml")
     return file
 
 
-def read_text(file: Path) -> str:
+def read_settings_text(file: Path) -> str:
     """Return the exact text of a settings file. Raises ValueError if it is too large."""
     with file.open("rb") as opened:
         content = opened.read(FILE_BYTES_MAX + 1)
@@ -191,29 +202,29 @@ def read_text(file: Path) -> str:
     return content.decode()
 
 
-def _content(file: Path, environment: Mapping[str, str], faults: Faults) -> str | None:
+def _read_main_file(file: Path, environment: Mapping[str, str], faults: FaultCollector) -> str | None:
     try:
-        return read_text(file)
+        return read_settings_text(file)
     except FileNotFoundError:
         if environment.get("RETINUE_CONFIG"):
             faults.add_at(
-                Place(),
-                f"RETINUE_CONFIG names {file}, which is not there",
+                SettingPosition(),
+                f"RETINUE_CONFIG names {file}, which does not exist",
                 path="RETINUE_CONFIG",
-                because="a settings file that was asked for is not passed over",
+                because="a settings file that is named must exist",
                 try_this="correct RETINUE_CONFIG, or unset it",
             )
     except (OSError, ValueError) as error:
         faults.add_at(
-            Place(file),
+            SettingPosition(file),
             "the settings file cannot be read",
-            because=reason(error),
-            try_this=f"make {file} a text file that the house may read",
+            because=read_error_reason(error),
+            try_this=f"make {file} a UTF-8 text file that the server can read",
         )
     return None
 
 
-def _fitting(folder: Path, pattern: str) -> list[Path]:
+def _matching_files(folder: Path, pattern: str) -> list[Path]:
     """Return the files that match a pattern, sorted by name."""
     anchored = Path(pattern).expanduser()
     start, rest = (
@@ -228,76 +239,80 @@ def _fitting(folder: Path, pattern: str) -> list[Path]:
     return sorted(found)
 
 
-def _unknown_section(key: str, faults: Faults) -> None:
-    if hint := _MOVED.get(key):
-        faults.add((key,), "is not a setting", because=hint, try_this="take it out")
+def _report_unknown_section(key: str, faults: FaultCollector) -> None:
+    if hint := _MOVED_KEYS.get(key):
+        faults.add((key,), "is not a setting", because=hint, try_this="remove it")
     elif key in {each.name for each in fields(Settings)}:
         faults.add(
-            (key,), "is not a setting", because="settings of the house stand in [house]", try_this=f"house.{key}"
+            (key,), "is not a setting", because="settings of the server belong in [house]", try_this=f"house.{key}"
         )
     else:
-        unknown_key(key, (), SECTIONS, faults)
+        report_unknown_key(key, (), SECTIONS, faults)
 
 
-def _settings(home: Path, tree: Table, environment: Mapping[str, str], faults: Faults) -> Settings:
+def _parse_settings(
+    data_directory: Path, tree: Table, environment: Mapping[str, str], faults: FaultCollector
+) -> Settings:
     path = ("house",)
-    house = dict(table_at(tree.get("house", {}), path, faults))
+    house = dict(expect_table(tree.get("house", {}), path, faults))
     if "home" in house:
         del house["home"]
-        faults.add((*path, "home"), "is not a setting", because=_MOVED["home"], try_this="take it out")
-    for section in OWN_SECTIONS:
+        faults.add((*path, "home"), "is not a setting", because=_MOVED_KEYS["home"], try_this="remove it")
+    for section in TOP_LEVEL_SECTIONS:
         if section in house:
             del house[section]
-            faults.add((*path, section), "is not a setting", because=_BESIDE, try_this=f"write it as [{section}]")
+            faults.add(
+                (*path, section), "is not a setting", because=_TOP_LEVEL_REASON, try_this=f"write it as [{section}]"
+            )
     _check_password(house.get("store"), faults)
-    found: dict[str, Any] = {"store": home / "house.db", "zone": zone("UTC")}
-    found |= values(Settings, house, path, faults)
-    found |= read_minds(tree, faults)
-    found |= _from_variables(environment, faults)
+    found: dict[str, Any] = {"store": data_directory / "house.db", "zone": load_zone("UTC")}
+    found |= parse_table(Settings, house, path, faults)
+    found |= parse_top_level_sections(tree, faults)
+    found |= _environment_overrides(environment, faults)
     mirror = found.get("mirror")
     if mirror is not None and mirror.folder is not None:
-        found["mirror"] = replace(mirror, folder=home / mirror.folder)
+        found["mirror"] = replace(mirror, folder=data_directory / mirror.folder)
     defaults = found.get("defaults")
     if defaults is not None and defaults.workspace is not None:
-        found["defaults"] = replace(defaults, workspace=home / defaults.workspace)
-    settings = Settings(home=home, **found)
+        found["defaults"] = replace(defaults, workspace=data_directory / defaults.workspace)
+    settings = Settings(home=data_directory, **found)
     _check_exposure(settings, faults)
     return settings
 
 
-def _check_password(store: object, faults: Faults) -> None:
-    written = store.written if isinstance(store, Filled) else store
-    password = validators.password_in(written) if isinstance(written, str) else ""
+def _check_password(store: object, faults: FaultCollector) -> None:
+    written = store.original if isinstance(store, ExpandedText) else store
+    password = validators.find_password(written) if isinstance(written, str) else ""
     if password and "${" not in password:
         faults.add(
             ("house", "store"),
-            "holds a password in plain text",
+            "contains a password in plain text",
             because="this file is read, copied and backed up",
-            try_this="postgresql://USER:${VARIABLE}@HOST/NAME, or leave it to ~/.pgpass",
+            try_this="write postgresql://USER:${VARIABLE}@HOST/NAME, or use ~/.pgpass",
         )
 
 
-def _from_variables(environment: Mapping[str, str], faults: Faults) -> dict[str, Any]:
+def _environment_overrides(environment: Mapping[str, str], faults: FaultCollector) -> dict[str, Any]:
     """Return the values of RETINUE_STORE and RETINUE_ZONE. They win over the file, so one command
     can use another store."""
     found: dict[str, Any] = {}
     if store := environment.get("RETINUE_STORE"):
-        if validators.store(store):
+        if validators.check_store(store):
             faults.add_at(
-                Place(),
-                "RETINUE_STORE is not an address we know",
+                SettingPosition(),
+                "RETINUE_STORE is not a valid database URL",
                 path="RETINUE_STORE",
-                because="it names a PostgreSQL database (postgresql://USER@HOST/NAME); without it the store is a file",
+                because="it must be a PostgreSQL URL (postgresql://USER@HOST/NAME); without it the database is a file",
                 try_this="unset RETINUE_STORE",
             )
         else:
             found["store"] = store
     if name := environment.get("RETINUE_ZONE"):
         try:
-            found["zone"] = zone(name)
+            found["zone"] = load_zone(name)
         except Invalid as error:
             faults.add_at(
-                Place(),
+                SettingPosition(),
                 f"RETINUE_ZONE: {error.sentence}",
                 path="RETINUE_ZONE",
                 because=error.because,
@@ -306,7 +321,7 @@ def _from_variables(environment: Mapping[str, str], faults: Faults) -> dict[str,
     return found
 
 
-def _check_exposure(settings: Settings, faults: Faults) -> None:
+def _check_exposure(settings: Settings, faults: FaultCollector) -> None:
     """Check that TCP is open beyond this machine only behind a trusted proxy with TLS."""
     if not settings.listen.enabled or validators.is_loopback(settings.listen.host):
         return
@@ -321,19 +336,19 @@ def _check_exposure(settings: Settings, faults: Faults) -> None:
     if missing:
         faults.add(
             ("house", "listen", "host"),
-            f"is {settings.listen.host!r}, which others than this machine can reach",
-            because=f"tokens would cross the network in the clear; {' and '.join(missing)} must be set first",
-            try_this='host = "127.0.0.1", and put a proxy that speaks TLS before the house',
+            f"is {settings.listen.host!r}, which other machines can reach",
+            because=f"tokens would be sent unencrypted; set {' and '.join(missing)} first",
+            try_this='set host = "127.0.0.1", and use a reverse proxy with TLS',
         )
 
 
-def _kept_where_restart(old: T, new: T) -> T:
+def _keep_until_restart(old: T, new: T) -> T:
     """Return the new settings, with old values for fields that need a restart."""
     kept: dict[str, Any] = {}
     for each in fields(cast(Any, new)):
         before, after = getattr(old, each.name), getattr(new, each.name)
         if is_dataclass(after):
-            kept[each.name] = _kept_where_restart(before, after)
+            kept[each.name] = _keep_until_restart(before, after)
         else:
-            kept[each.name] = before if rule_of(each).effect is Effect.RESTART else after
+            kept[each.name] = before if setting_rule(each).effect is SettingEffect.RESTART else after
     return cast(T, replace(cast(Any, new), **kept))

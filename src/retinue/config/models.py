@@ -8,13 +8,13 @@ from enum import StrEnum
 from typing import Any, ClassVar, cast
 
 from retinue.config import validators
-from retinue.config.secret import Secret
-from retinue.config.setting_metadata import Effect, setting
+from retinue.config.secret import SecretReference
+from retinue.config.setting_metadata import SettingEffect, setting
 
-DOLLARS_MAX = 1e9
+USD_MAX = 1e9
 
 # Providers known by name; `models/providers` has their URLs and wire formats.
-PROVIDERS = frozenset(
+KNOWN_PROVIDERS = frozenset(
     {
         "anthropic",
         "bridge",
@@ -62,7 +62,7 @@ class WireFormat(StrEnum):
     GOOGLE = "google"
 
 
-class Auth(StrEnum):
+class ProviderAuth(StrEnum):
     """How a key is sent to a provider."""
 
     BEARER = "bearer"  # in the header `authorization`
@@ -70,7 +70,7 @@ class Auth(StrEnum):
     NONE = "none"  # no key is needed
 
 
-class Quirk(StrEnum):
+class ProviderQuirk(StrEnum):
     """Deviations of some servers from their wire format. The format modules use the same names."""
 
     MAX_COMPLETION_TOKENS = "max-completion-tokens"  # its name for the maximum reply length
@@ -89,56 +89,72 @@ class ProviderSettings:
     Unset values come from the built-in provider of that name.
     """
 
-    format: WireFormat | None = setting(None, "How it is spoken to; `openai-chat` fits most.", effect=Effect.MESSAGE)
+    format: WireFormat | None = setting(
+        None, "API format of the provider; `openai-chat` fits most.", effect=SettingEffect.MESSAGE
+    )
     url: str | None = setting(
         None,
-        "Where it is reached.",
-        effect=Effect.MESSAGE,
-        check=validators.public_url,
+        "Base URL of the provider.",
+        effect=SettingEffect.MESSAGE,
+        check=validators.check_public_url,
         example="http://127.0.0.1:11434/v1",
     )
     name: str | None = setting(
-        None, "What people call it.", effect=Effect.MESSAGE, check=validators.display_name, example="The shed"
+        None,
+        "Name that people see.",
+        effect=SettingEffect.MESSAGE,
+        check=validators.check_display_name,
+        example="The shed",
     )
-    auth: Auth | None = setting(None, "How it is shown its key. Not set: as its format has it.", effect=Effect.MESSAGE)
-    key: Secret | None = setting(None, "Where its key is: `env` or `file`.", effect=Effect.MESSAGE)
-    headers: Mapping[str, str | Secret] = setting(
-        cast("Mapping[str, str | Secret]", {}),
-        "Headers that every request carries; those that hold a secret say where it is.",
-        effect=Effect.MESSAGE,
-        check=validators.header,
+    auth: ProviderAuth | None = setting(
+        None, "How the key is sent. Default: as usual for the format.", effect=SettingEffect.MESSAGE
+    )
+    key: SecretReference | None = setting(None, "Location of the key: `env` or `file`.", effect=SettingEffect.MESSAGE)
+    headers: Mapping[str, str | SecretReference] = setting(
+        cast("Mapping[str, str | SecretReference]", {}),
+        "Headers of every request; one with a secret names its location.",
+        effect=SettingEffect.MESSAGE,
+        check=validators.check_header,
         example="x-title",
     )
-    quirks: tuple[Quirk, ...] = setting((), "What it does its own way.", effect=Effect.MESSAGE)
-    window_tokens: int | None = setting(None, "How much its models can have in mind.", least=1)
-    requests_per_minute: int | None = setting(None, "Requests to it in a minute.", least=1)
-    tokens_per_minute: int | None = setting(None, "Tokens, read and written, in a minute.", least=1)
+    quirks: tuple[ProviderQuirk, ...] = setting(
+        (), "Deviations of this provider from the format.", effect=SettingEffect.MESSAGE
+    )
+    window_tokens: int | None = setting(None, "Context window of its models, in tokens.", least=1)
+    requests_per_minute: int | None = setting(None, "Maximum number of requests per minute.", least=1)
+    tokens_per_minute: int | None = setting(None, "Maximum number of input and output tokens per minute.", least=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSettings:
+class ModelEntry:
     """Facts about one model, and parameters for its requests."""
 
     alias: str | None = setting(
-        None, "A short name for it.", effect=Effect.MESSAGE, check=validators.model_alias, example="opus"
+        None,
+        "Short name of the model.",
+        effect=SettingEffect.MESSAGE,
+        check=validators.check_model_alias,
+        example="opus",
     )
-    window_tokens: int | None = setting(None, "How much it can have in mind.", least=1)
-    output_tokens_max: int | None = setting(None, "The longest reply asked for.", least=1)
-    vision: bool | None = setting(None, "Whether it sees images.")
-    tools: bool | None = setting(None, "Whether it can call tools.")
+    window_tokens: int | None = setting(None, "Context window, in tokens.", least=1)
+    output_tokens_max: int | None = setting(None, "Maximum length of a reply, in tokens.", least=1)
+    vision: bool | None = setting(None, "Whether the model accepts images.")
+    tools: bool | None = setting(None, "Whether the model can call tools.")
     efforts: tuple[str, ...] | None = setting(
-        None, "Which levels of effort it takes.", check=validators.effort, example="medium"
+        None, "Effort levels that the model accepts.", check=validators.check_effort, example="medium"
     )
-    input_usd: float | None = setting(None, "Dollars for a million tokens read.", least=0, most=DOLLARS_MAX)
-    output_usd: float | None = setting(None, "Dollars for a million tokens written.", least=0, most=DOLLARS_MAX)
+    input_usd: float | None = setting(None, "Price of a million input tokens, in US dollars.", least=0, most=USD_MAX)
+    output_usd: float | None = setting(None, "Price of a million output tokens, in US dollars.", least=0, most=USD_MAX)
     cache_read_usd: float | None = setting(
-        None, "Dollars for a million read from its cache.", least=0, most=DOLLARS_MAX
+        None, "Price of a million input tokens read from the cache, in US dollars.", least=0, most=USD_MAX
     )
     cache_write_usd: float | None = setting(
-        None, "Dollars for a million written to its cache.", least=0, most=DOLLARS_MAX
+        None, "Price of a million input tokens written to the cache, in US dollars.", least=0, most=USD_MAX
     )
     params: Mapping[str, Any] = setting(
-        cast("Mapping[str, Any]", {}), "What goes into its requests as it stands here.", effect=Effect.MESSAGE
+        cast("Mapping[str, Any]", {}),
+        "Additional fields of each request, sent unchanged.",
+        effect=SettingEffect.MESSAGE,
     )
 
 
@@ -150,43 +166,46 @@ class ModelChoice:
 
     primary: str | None = setting(
         None,
-        "The model to ask, as PROVIDER/MODEL or an alias.",
-        effect=Effect.MESSAGE,
-        check=validators.model_reference,
+        "Model to use, as PROVIDER/MODEL or an alias.",
+        effect=SettingEffect.MESSAGE,
+        check=validators.check_model_reference,
         example="anthropic/claude-opus-5-5",
     )
     fallbacks: tuple[str, ...] = setting(
         (),
-        "Which to ask, in order, when that one fails.",
-        effect=Effect.MESSAGE,
-        check=validators.model_reference,
+        "Models to use, in order, when that one fails.",
+        effect=SettingEffect.MESSAGE,
+        check=validators.check_model_reference,
         example="openai/gpt-6.1-sol",
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Models:
+class ModelRoutingSettings:
     """Which models agents use by default, and facts about single models."""
 
-    default: ModelChoice = setting(ModelChoice(), "What an agent thinks with that names no model of its own.")
-    image: ModelChoice = setting(ModelChoice(), "Asked first where an image came in that the agent's model cannot see.")
+    default: ModelChoice = setting(ModelChoice(), "Model of agents that name none.")
+    image: ModelChoice = setting(ModelChoice(), "Model to try first for images that the agent's model does not accept.")
     utility: ModelChoice = setting(
-        ModelChoice(), "For summaries and other small work. Not set: what the agent thinks with."
+        ModelChoice(), "Model for summaries and other small tasks. Default: the agent's model."
     )
     allow: tuple[str, ...] = setting(
         (),
-        "If set, no other models are asked than these: references, aliases or patterns. "
-        "The default model, and those of the house itself, need no mention.",
-        effect=Effect.MESSAGE,
-        check=validators.model_reference,
+        "Models that may be used: references, aliases or patterns; the default model and built-in models are "
+        "always allowed. Default: all.",
+        effect=SettingEffect.MESSAGE,
+        check=validators.check_model_reference,
         example="anthropic/*",
     )
     retries_max: int = setting(
-        2, "How often a busy or broken provider is asked again before the next.", least=0, most=10
+        2,
+        "Maximum number of retries after a provider's rate limit or error, before the next model is tried.",
+        least=0,
+        most=10,
     )
-    first_byte_s: float = setting(120.0, "How long a reply may take to begin.", least=1, most=3600)
-    silence_s: float = setting(120.0, "How long a reply may pause once it has begun.", least=1, most=3600)
-    entries: Mapping[str, ModelSettings] = field(default_factory=dict[str, ModelSettings])
+    first_byte_s: float = setting(120.0, "Time to wait for the first part of a reply, in seconds.", least=1, most=3600)
+    silence_s: float = setting(120.0, "Time to wait for the next part of a reply, in seconds.", least=1, most=3600)
+    entries: Mapping[str, ModelEntry] = field(default_factory=dict[str, ModelEntry])
 
 
 class CompactionMode(StrEnum):
@@ -195,23 +214,29 @@ class CompactionMode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryFlush:
+class MemoryFlushSettings:
     """What an agent may save to memory before its context is compacted."""
 
-    enabled: bool = setting(True, "Whether an agent may write to its memory before its context is compacted.")
-    soft_threshold_tokens: int = setting(4_000, "How long before compaction it is asked to.", least=0)
+    enabled: bool = setting(True, "Whether an agent can write to its memory before its context is compacted.")
+    soft_threshold_tokens: int = setting(
+        4_000, "Distance from the compaction limit at which the memory is written, in tokens.", least=0
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compaction:
+class CompactionSettings:
     """When a context is compacted, and how much of it stays unchanged."""
 
-    mode: CompactionMode = setting(CompactionMode.DEFAULT, "How the summary is made.")
-    start_share: float = setting(0.75, "The share of the window at which it starts.", least=0.1, most=0.95)
-    reserve_tokens_floor: int = setting(20_000, "What must stay free for a reply, whatever the share.", least=0)
-    max_history_share: float = setting(0.5, "The share of the window that what is kept may take.", least=0.05, most=0.9)
-    timeout_s: float = setting(120.0, "How long a summary may take.", least=1, most=3600)
-    memory_flush: MemoryFlush = MemoryFlush()
+    mode: CompactionMode = setting(CompactionMode.DEFAULT, "How the summary is written.")
+    start_share: float = setting(0.75, "Share of the context window at which compaction starts.", least=0.1, most=0.95)
+    reserve_tokens_floor: int = setting(
+        20_000, "Minimum number of tokens that stay free for a reply, regardless of the share.", least=0
+    )
+    max_history_share: float = setting(
+        0.5, "Maximum share of the context window for the records that are kept.", least=0.05, most=0.9
+    )
+    timeout_s: float = setting(120.0, "Maximum time to write a summary, in seconds.", least=1, most=3600)
+    memory_flush: MemoryFlushSettings = MemoryFlushSettings()
 
 
 class PruningMode(StrEnum):
@@ -220,67 +245,88 @@ class PruningMode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrunedTools:
+class PrunedToolSettings:
     """Patterns over tool names. Deny wins."""
 
     allow: tuple[str, ...] = setting(("*",), "Tools whose results may be pruned.")
-    deny: tuple[str, ...] = setting((), "Tools whose results never are.")
+    deny: tuple[str, ...] = setting((), "Tools whose results are never pruned.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SoftTrim:
+class SoftTrimSettings:
     """How much of a long result is kept."""
 
-    max_chars: int = setting(4_000, "Longer results are trimmed.", least=0)
-    head_chars: int = setting(1_500, "What is kept of the beginning.", least=0)
-    tail_chars: int = setting(1_500, "What is kept of the end.", least=0)
+    max_chars: int = setting(4_000, "Length above which a result is trimmed, in characters.", least=0)
+    head_chars: int = setting(1_500, "Characters kept from the beginning.", least=0)
+    tail_chars: int = setting(1_500, "Characters kept from the end.", least=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HardClear:
+class HardClearSettings:
     """What replaces a result that is removed."""
 
-    enabled: bool = setting(True, "Whether results are taken out whole where trimming was not enough.")
-    placeholder: str = setting("[Old tool result content cleared]", "What stands in their place.")
+    enabled: bool = setting(True, "Whether whole results are removed if trimming is not enough.")
+    placeholder: str = setting("[Old tool result content cleared]", "Text that replaces a removed result.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pruning:
+class PruningSettings:
     """Old tool results, shortened in what is sent to the model but not in what is stored."""
 
-    mode: PruningMode = setting(PruningMode.OFF, "Whether old results are pruned once the provider's cache is cold.")
-    ttl_s: float = setting(300.0, "How long that cache stays warm.", least=0)
-    keep_last_assistants: int = setting(3, "Replies whose results stay as they are.", least=0)
-    soft_trim_ratio: float = setting(0.3, "The share of the window from which results are trimmed.", least=0, most=1)
-    hard_clear_ratio: float = setting(0.5, "The share of the window from which they are cleared.", least=0, most=1)
-    min_prunable_chars: int = setting(50_000, "Below so many, clearing is not worth it.", least=0)
-    tools: PrunedTools = PrunedTools()
-    soft_trim: SoftTrim = SoftTrim()
-    hard_clear: HardClear = HardClear()
+    mode: PruningMode = setting(
+        PruningMode.OFF, "Whether old results are pruned once the provider's cache has expired."
+    )
+    ttl_s: float = setting(300.0, "Time until that cache expires, in seconds.", least=0)
+    keep_last_assistants: int = setting(3, "Number of latest replies whose results are kept.", least=0)
+    soft_trim_ratio: float = setting(0.3, "Share of the context window at which results are trimmed.", least=0, most=1)
+    hard_clear_ratio: float = setting(0.5, "Share of the context window at which results are removed.", least=0, most=1)
+    min_prunable_chars: int = setting(
+        50_000, "Minimum number of prunable characters; below it, nothing is removed.", least=0
+    )
+    tools: PrunedToolSettings = PrunedToolSettings()
+    soft_trim: SoftTrimSettings = SoftTrimSettings()
+    hard_clear: HardClearSettings = HardClearSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Context:
+class ContextSettings:
     """Limits of an agent's context."""
 
     emergency_context_limit: int = setting(
-        200_000, "At so many tokens, by our estimate, a context is begun afresh before any model is asked.", least=1
+        200_000,
+        "Maximum estimated size of a context, in tokens; a larger one is reset before a model is called.",
+        least=1,
     )
-    compaction: Compaction = Compaction()
-    pruning: Pruning = Pruning()
+    compaction: CompactionSettings = CompactionSettings()
+    pruning: PruningSettings = PruningSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Budgets:
+class BudgetSettings:
     """Budgets in dollars. Unset means no limit.
 
     Days and months are in the owner's time zone.
     """
 
-    house_day_usd: float | None = setting(None, "By everyone, in a day.", least=0, most=DOLLARS_MAX)
-    house_month_usd: float | None = setting(None, "By everyone, in a month.", least=0, most=DOLLARS_MAX)
-    person_day_usd: float | None = setting(None, "For one person, in a day.", least=0, most=DOLLARS_MAX)
-    person_month_usd: float | None = setting(None, "For one person, in a month.", least=0, most=DOLLARS_MAX)
-    run_usd: float | None = setting(None, "By one run.", least=0, most=DOLLARS_MAX)
-    tree_usd: float | None = setting(None, "By one run and all that came of it.", least=0, most=DOLLARS_MAX)
-    warn_share: float = setting(0.8, "The share of a cap at which its owner is warned.", least=0.01, most=1)
+    house_day_usd: float | None = setting(
+        None, "Maximum cost of this server in a day, in US dollars. Default: no limit.", least=0, most=USD_MAX
+    )
+    house_month_usd: float | None = setting(
+        None, "Maximum cost of this server in a month, in US dollars. Default: no limit.", least=0, most=USD_MAX
+    )
+    person_day_usd: float | None = setting(
+        None, "Maximum cost for one person in a day, in US dollars. Default: no limit.", least=0, most=USD_MAX
+    )
+    person_month_usd: float | None = setting(
+        None, "Maximum cost for one person in a month, in US dollars. Default: no limit.", least=0, most=USD_MAX
+    )
+    run_usd: float | None = setting(
+        None, "Maximum cost of one run, in US dollars. Default: no limit.", least=0, most=USD_MAX
+    )
+    tree_usd: float | None = setting(
+        None,
+        "Maximum cost of one run and all runs it started, in US dollars. Default: no limit.",
+        least=0,
+        most=USD_MAX,
+    )
+    warn_share: float = setting(0.8, "Share of a budget at which its owner is warned.", least=0.01, most=1)

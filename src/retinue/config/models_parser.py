@@ -7,81 +7,83 @@ from dataclasses import fields
 from typing import Any
 
 from retinue.config import validators
-from retinue.config.connectors import read_connectors
-from retinue.config.errors import Faults, KeyPath
-from retinue.config.models import PROVIDER_ALIASES, PROVIDERS, ModelChoice, Models, ProviderSettings
-from retinue.config.settings import OWN_SECTIONS, Settings
-from retinue.config.table_parser import nearest, table_at, values
-from retinue.config.toml_source import Table, shown
+from retinue.config.connectors import parse_connectors
+from retinue.config.errors import FaultCollector, KeyPath
+from retinue.config.models import KNOWN_PROVIDERS, PROVIDER_ALIASES, ModelChoice, ModelRoutingSettings, ProviderSettings
+from retinue.config.settings import TOP_LEVEL_SECTIONS, Settings
+from retinue.config.table_parser import closest_match, expect_table, parse_table
+from retinue.config.toml_source import Table, format_value
 
-_GLOBS = frozenset("*?[")
+_GLOB_CHARS = frozenset("*?[")
 
 
-def read_minds(tree: Table, faults: Faults) -> dict[str, Any]:
+def parse_top_level_sections(tree: Table, faults: FaultCollector) -> dict[str, Any]:
     """Parse the settings that have a top-level section. Invalid values are reported and left out."""
-    written = {name: tree[name] for name in OWN_SECTIONS if name in tree}
-    others = [each.name for each in fields(Settings) if each.name not in OWN_SECTIONS]
+    written = {name: tree[name] for name in TOP_LEVEL_SECTIONS if name in tree}
+    others = [each.name for each in fields(Settings) if each.name not in TOP_LEVEL_SECTIONS]
     connectors = written.pop("connectors", None)
-    found = values(Settings, written, (), faults, leave_out=others)
+    found = parse_table(Settings, written, (), faults, leave_out=others)
     if connectors:
-        found["connectors"] = read_connectors(connectors, faults, guests=bool(found.get("plugins")))
+        found["connectors"] = parse_connectors(connectors, faults, allow_unknown=bool(found.get("plugins")))
     providers: Mapping[str, ProviderSettings] = found.get("providers", {})
     _check_providers(providers, faults)
-    entries = table_at(table_at(tree.get("models", {}), ("models",), Faults()).get("entries", {}), (), Faults())
-    models: Models = found.get("models", Models())
+    entries = expect_table(
+        expect_table(tree.get("models", {}), ("models",), FaultCollector()).get("entries", {}), (), FaultCollector()
+    )
+    models: ModelRoutingSettings = found.get("models", ModelRoutingSettings())
     _check_entries(models, entries, faults)
     if not found.get("plugins"):
         _check_references(models, providers, faults)  # otherwise an unknown provider may come from a plugin
     return found
 
 
-def _known_provider(name: str, providers: Mapping[str, ProviderSettings]) -> str:
+def _canonical_provider(name: str, providers: Mapping[str, ProviderSettings]) -> str:
     """Return a provider's canonical spelling: as declared, otherwise as built in."""
     folded = name.casefold()
     declared = {each.casefold(): each for each in providers}
     return declared.get(folded) or PROVIDER_ALIASES.get(folded, folded)
 
 
-def _check_providers(providers: Mapping[str, ProviderSettings], faults: Faults) -> None:
+def _check_providers(providers: Mapping[str, ProviderSettings], faults: FaultCollector) -> None:
     seen: dict[str, str] = {}
     for name, provider in providers.items():
         path: KeyPath = ("providers", name)
-        if wrong := validators.model_alias(name):
+        if wrong := validators.check_model_alias(name):
             faults.add(
                 path, wrong, because="it is the part of a model's name before the /", try_this="[providers.mine]"
             )
         elif other := seen.get(name.casefold()):
             faults.add(
                 path,
-                f"is there already, as providers.{other}",
-                because="capitals do not tell providers apart",
-                try_this="make them one",
+                f"already exists, as providers.{other}",
+                because="names of providers are case-insensitive",
+                try_this="merge them",
             )
-        elif provider.url is None and name.casefold() not in PROVIDERS:
-            near = PROVIDER_ALIASES.get(name.casefold()) or nearest(name, PROVIDERS)
+        elif provider.url is None and name.casefold() not in KNOWN_PROVIDERS:
+            near = PROVIDER_ALIASES.get(name.casefold()) or closest_match(name, KNOWN_PROVIDERS)
             faults.add(
                 (*path, "url"),
                 "is missing",
-                because="the house knows no provider of that name, so nothing says where it is reached",
-                try_this=f"did you mean [providers.{near}]?" if near else 'url = "https://HOST/v1"',
+                because="it is not a built-in provider, so its URL must be set",
+                try_this=f"did you mean [providers.{near}]?" if near else 'set url = "https://HOST/v1"',
             )
         seen.setdefault(name.casefold(), name)
         for header, value in provider.headers.items():
             if isinstance(value, str) and not (value.isprintable() and value.isascii()):
                 faults.add(
                     (*path, "headers", header),
-                    "holds what no header can",
-                    because="a header is one line of plain characters",
-                    try_this="take line ends and special characters out",
+                    "is not a valid header value",
+                    because="a header value is one line of printable ASCII",
+                    try_this="remove line breaks and special characters",
                 )
 
 
-def _check_entries(models: Models, written: Table, faults: Faults) -> None:
+def _check_entries(models: ModelRoutingSettings, written: Table, faults: FaultCollector) -> None:
     """Report invalid references and duplicate aliases: an alias must mean one model."""
     aliases: dict[str, str] = {}
     for name in written:
-        if wrong := validators.model_reference(name):
-            faults.add(("models", "entries", name), wrong, because="it says which model is meant", try_this=_ENTRY_SO)
+        if wrong := validators.check_model_reference(name):
+            faults.add(("models", "entries", name), wrong, because="it is the name of a model", try_this=_ENTRY_EXAMPLE)
     for name, entry in models.entries.items():
         alias = entry.alias
         if alias is None:
@@ -89,37 +91,39 @@ def _check_entries(models: Models, written: Table, faults: Faults) -> None:
         if other := aliases.get(alias.casefold()):
             faults.add(
                 ("models", "entries", name, "alias"),
-                f"is {shown(alias)}, which is the alias of {other} already",
-                because="a short name means one model",
+                f"is {format_value(alias)}, which is already the alias of {other}",
+                because="an alias must name one model",
                 try_this="give one of them another alias",
             )
         aliases.setdefault(alias.casefold(), name)
 
 
-_ENTRY_SO = '[models.entries."anthropic/claude-opus-5-5"]'
+_ENTRY_EXAMPLE = '[models.entries."anthropic/claude-opus-5-5"]'
 
 
-def _check_references(models: Models, providers: Mapping[str, ProviderSettings], faults: Faults) -> None:
-    known = PROVIDERS | {name.casefold() for name in providers}
-    for path, text in _references(models):
+def _check_references(
+    models: ModelRoutingSettings, providers: Mapping[str, ProviderSettings], faults: FaultCollector
+) -> None:
+    known = KNOWN_PROVIDERS | {name.casefold() for name in providers}
+    for path, text in _iterate_references(models):
         provider, slash, _ = text.partition("/")
         if (
             not slash
             or not provider
-            or _GLOBS & set(provider)
-            or _known_provider(provider, providers).casefold() in known
+            or _GLOB_CHARS & set(provider)
+            or _canonical_provider(provider, providers).casefold() in known
         ):
             continue
-        near = nearest(provider, known)
+        near = closest_match(provider, known)
         faults.add(
             path,
-            f"names the provider {shown(provider)}, which is not there",
-            because="the house does not know it, and no [providers] declares it",
+            f"names the provider {format_value(provider)}, which does not exist",
+            because="it is not a built-in provider, and [providers] does not declare it",
             try_this=f"did you mean `{near}`?" if near else f"declare it: [providers.{provider}], with its `url`",
         )
 
 
-def _references(models: Models) -> Iterator[tuple[KeyPath, str]]:
+def _iterate_references(models: ModelRoutingSettings) -> Iterator[tuple[KeyPath, str]]:
     for name in ("default", "image", "utility"):
         choice: ModelChoice = getattr(models, name)
         if choice.primary is not None:

@@ -15,14 +15,14 @@ from typing import Any, cast
 from msgspec import Struct
 
 from retinue.config import validators
-from retinue.config.errors import BadConfig, Faults, KeyPath
-from retinue.config.setting_metadata import Effect, Rule, setting
-from retinue.config.table_parser import table_at, values
+from retinue.config.errors import FaultCollector, InvalidSettings, KeyPath
+from retinue.config.setting_metadata import SettingEffect, SettingRule, setting
+from retinue.config.table_parser import expect_table, parse_table
 from retinue.config.toml_source import Table
 from retinue.domain.trust import Trust
 
 
-class Kind(StrEnum):
+class ValueKind(StrEnum):
     EMAIL = "email"
     URL = "url"
     ACCOUNT = "account"  # a payment account: an IBAN
@@ -36,25 +36,25 @@ class Kind(StrEnum):
     TEXT = "text"
 
 
-class Sort(Struct, frozen=True):
+class ValueType(Struct, frozen=True):
     """A kind, and for ids the type of object: the id of a file is not the id of an event."""
 
-    kind: Kind
-    of: str = ""
+    kind: ValueKind
+    id_type: str = ""
 
 
-def sort_of(text: str) -> Sort:
+def parse_value_type(text: str) -> ValueType:
     """Parse `email`, or `id:file`."""
     kind, _, of = text.partition(":")
-    return Sort(Kind(kind), of)
+    return ValueType(ValueKind(kind), of)
 
 
-def sorts_of(text: str) -> tuple[Sort, ...]:
+def parse_value_types(text: str) -> tuple[ValueType, ...]:
     """Parse `account|name`: a value has the first type that it matches."""
-    return tuple(sort_of(each) for each in text.split("|"))
+    return tuple(parse_value_type(each) for each in text.split("|"))
 
 
-class Standing(StrEnum):
+class StandingExplanation(StrEnum):
     """Further ways to explain an argument, if the owner permits them in general."""
 
     TODAY = "today"  # today's date
@@ -67,44 +67,44 @@ class Standing(StrEnum):
 
 # --- checks of single texts ---
 
-_KINDS = f"one of {', '.join(Kind)}, and for an id of what it is, as in id:file"
+_KINDS_TEXT = f"one of {', '.join(ValueKind)}; an id also says of what, as in id:file"
 
 
 def _is_kind(text: str) -> bool:
-    return text.partition(":")[0] in frozenset(Kind)
+    return text.partition(":")[0] in frozenset(ValueKind)
 
 
-def _kind(text: str) -> str | None:
-    return None if _is_kind(text) else f"must be {_KINDS}"
+def _check_kind(text: str) -> str | None:
+    return None if _is_kind(text) else f"must be {_KINDS_TEXT}"
 
 
-def _kinds(text: str) -> str | None:
+def _check_kinds(text: str) -> str | None:
     """Check the kinds of an argument, separated by `|`. An empty text means none."""
     if not text or all(_is_kind(each) for each in text.split("|")):
         return None
-    return f"must be {_KINDS}; or several of them, as in account|name"
+    return f"must be {_KINDS_TEXT}, or several of them, as in account|name"
 
 
-def _words(text: str) -> str | None:
+def _check_words(text: str) -> str | None:
     return None if text.strip() else "must have at least one word"
 
 
-def _pattern(text: str) -> str | None:
+def _check_pattern(text: str) -> str | None:
     try:
         re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:
-        return f"must be a regular expression of Python ({error})"
+        return f"must be a Python regular expression ({error})"
     return None
 
 
-def _needed(says: str, **rule: Any) -> Mapping[str, Rule]:
+def _required_metadata(description: str, **rule: Any) -> Mapping[str, SettingRule]:
     """Return the metadata of a required key."""
-    return {"rule": Rule(says=says, effect=Effect.MESSAGE, **rule)}
+    return {"rule": SettingRule(description=description, effect=SettingEffect.MESSAGE, **rule)}
 
 
-_TOOLS = _needed("The tools, by a glob.", check=validators.glob, example="calendar_*")
-_A_KIND = Rule(says="The kind of value that the field holds.", check=_kind, example="id:file")
-_A_WORD = Rule(says="Words of the owner.", check=_words, example="sent")
+_TOOLS_METADATA = _required_metadata("Tools, as a glob.", check=validators.check_glob, example="calendar_*")
+_KIND_RULE = SettingRule(description="Kind of value in the field.", check=_check_kind, example="id:file")
+_WORD_RULE = SettingRule(description="Words of the owner.", check=_check_words, example="sent")
 _NO_TEXTS = cast("Mapping[str, str]", {})
 _NO_WORDS = cast("Mapping[str, tuple[str, ...]]", {})
 
@@ -116,53 +116,62 @@ _NO_WORDS = cast("Mapping[str, tuple[str, ...]]", {})
 class SourceRule:
     """How far results of some tools are trusted, and which typed values they contain."""
 
-    tools: str = dataclasses.field(metadata=_TOOLS)
-    trust: Trust = dataclasses.field(metadata=_needed("How far their results are trusted.", example="untrusted"))
+    tools: str = dataclasses.field(metadata=_TOOLS_METADATA)
+    trust: Trust = dataclasses.field(
+        metadata=_required_metadata("Trust in the results of these tools.", example="untrusted")
+    )
     fields: Mapping[str, str] = setting(
         _NO_TEXTS,
-        "The typed fields of a result, each with its kind. No other field explains anything. `<item>` is each value of "
-        "a plain list; `<key>` and `<value>` are those of an object that goes from names to values.",
-        effect=Effect.MESSAGE,
-        values=_A_KIND,
+        "Typed fields of a result, each with its kind; only these explain a value. `<item>` is each item of "
+        "a list; `<key>` and `<value>` are those of an object.",
+        effect=SettingEffect.MESSAGE,
+        values=_KIND_RULE,
     )
     patterns: Mapping[str, str] = setting(
         _NO_TEXTS,
-        "Regular expressions that find typed values at the beginning of a field, where only the tool itself writes. "
+        "Regular expressions that find typed values at the beginning of a field that only the tool writes. "
         "Each named group is one of `fields`.",
-        effect=Effect.MESSAGE,
-        values=Rule(
-            says="A regular expression, matched from the beginning of the field.",
-            check=_pattern,
+        effect=SettingEffect.MESSAGE,
+        values=SettingRule(
+            description="Regular expression, matched from the beginning of the field.",
+            check=_check_pattern,
             example="Rating: (?P<rating>[0-9.]+)",
         ),
     )
     parts: Mapping[str, tuple[str, ...]] = setting(
         _NO_WORDS,
-        "For a field, words that select it when a value could be in several: a value that was `sent` is a sender.",
-        effect=Effect.MESSAGE,
-        values=_A_WORD,
+        "Words that select a field if a value could be in several: a value that was `sent` is a sender.",
+        effect=SettingEffect.MESSAGE,
+        values=_WORD_RULE,
     )
     own: str = setting(
-        "", "The field that shows whether the owner wrote a thing, together with `own_values`.", effect=Effect.MESSAGE
+        "",
+        "Field that says whether the owner wrote the content, with `own_values`.",
+        effect=SettingEffect.MESSAGE,
     )
-    own_values: tuple[str, ...] = setting((), "Values of the field `own` that mean the owner.", effect=Effect.MESSAGE)
+    own_values: tuple[str, ...] = setting(
+        (), "Values of the field `own` that mean the owner.", effect=SettingEffect.MESSAGE
+    )
     own_fields: Mapping[str, str] = setting(
-        _NO_TEXTS, "Fields that are typed only in what the owner wrote.", effect=Effect.MESSAGE, values=_A_KIND
+        _NO_TEXTS,
+        "Fields that are typed only in content of the owner.",
+        effect=SettingEffect.MESSAGE,
+        values=_KIND_RULE,
     )
     closed: bool = setting(
         False,
-        "Whether a result holds typed values only. One that holds anything else is untrusted.",
-        effect=Effect.MESSAGE,
+        "Whether a result contains typed values only; a result with anything else is untrusted.",
+        effect=SettingEffect.MESSAGE,
     )
 
-    def check(self, path: KeyPath, faults: Faults) -> None:
+    def check(self, path: KeyPath, faults: FaultCollector) -> None:
         for field, pattern in self.patterns.items():
             for group in re.compile(pattern).groupindex:
                 if group not in self.fields:
                     faults.add(
                         (*path, "patterns", field),
-                        f"has the group {group!r}, which is not among `fields`",
-                        because="nothing says which kind of value the group finds",
+                        f"has the group {group!r}, which is not in `fields`",
+                        because="the kind of value in this group is not declared",
                         try_this=f'add {group} = "name" to `fields`, or another kind',
                     )
 
@@ -171,86 +180,94 @@ class SourceRule:
 class ArgumentRule:
     """The kind of an argument, and what may explain it besides the owner's text."""
 
-    tools: str = dataclasses.field(metadata=_TOOLS)
+    tools: str = dataclasses.field(metadata=_TOOLS_METADATA)
     argument: str = dataclasses.field(
-        metadata=_needed("The argument, by a glob.", check=validators.glob, example="recipient*")
+        metadata=_required_metadata("Argument, as a glob.", check=validators.check_glob, example="recipient*")
     )
     kind: str = setting(
         "",
-        "The kind of value it takes, or several with a bar between them. Not set: by its name, schema or form.",
-        effect=Effect.MESSAGE,
-        check=_kinds,
+        "Kind of value of the argument, or several separated by a bar. Default: from its name, schema or form.",
+        effect=SettingEffect.MESSAGE,
+        check=_check_kinds,
         example="id:file",
     )
-    standing: tuple[Standing, ...] = setting(
-        cast("tuple[Standing, ...]", ()), "Further ways to explain it.", effect=Effect.MESSAGE
+    standing: tuple[StandingExplanation, ...] = setting(
+        cast("tuple[StandingExplanation, ...]", ()), "Other ways to explain the argument.", effect=SettingEffect.MESSAGE
     )
     says: Mapping[str, tuple[str, ...]] = setting(
         _NO_WORDS,
-        "For each of its choices the owner's words for it; under `all`, the words that ask for each value.",
-        effect=Effect.MESSAGE,
-        values=_A_WORD,
+        "For each choice, the owner's words for it; under `all`, the words that request each value.",
+        effect=SettingEffect.MESSAGE,
+        values=_WORD_RULE,
     )
     unless: tuple[str, ...] = setting(
-        (), "With any of these arguments, `standing` does not hold.", effect=Effect.MESSAGE
+        (), "Arguments with which `standing` does not apply.", effect=SettingEffect.MESSAGE
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActRule:
+class ToolRequestRule:
     """The words by which an owner asks for some tools.
 
     Without a rule, these are all the words of the tool's name.
     """
 
-    tools: str = dataclasses.field(metadata=_TOOLS)
+    tools: str = dataclasses.field(metadata=_TOOLS_METADATA)
     words: tuple[str, ...] = dataclasses.field(
-        metadata=_needed(
-            "Any one of these words asks for them; with `*`, they need not be asked for.", check=_words, example="pay"
+        metadata=_required_metadata(
+            "Words that request these tools; any one is enough. `*`: they need no request.",
+            check=_check_words,
+            example="pay",
         )
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measure:
+class MeasureRule:
     """The field that words such as `largest` compare, and whether they mean its maximum or its minimum."""
 
-    words: str = dataclasses.field(metadata=_needed("The words.", check=_words, example="largest"))
-    field: str = dataclasses.field(metadata=_needed("The field that is compared.", check=_words, example="size"))
-    most: bool = setting(True, "Whether the most is meant; false is the least.", effect=Effect.MESSAGE)
+    words: str = dataclasses.field(
+        metadata=_required_metadata("Words that select by size.", check=_check_words, example="largest")
+    )
+    field: str = dataclasses.field(
+        metadata=_required_metadata("Field that is compared.", check=_check_words, example="size")
+    )
+    most: bool = setting(True, "Whether the largest is meant; false means the smallest.", effect=SettingEffect.MESSAGE)
     counted: bool = setting(
-        False, "Whether to compare how often each value occurs, rather than the values.", effect=Effect.MESSAGE
+        False, "Whether to compare how often each value occurs instead of the values.", effect=SettingEffect.MESSAGE
     )
     whole: bool = setting(
         True,
-        "Whether it holds only among all that there is: the result of a call without arguments.",
-        effect=Effect.MESSAGE,
+        "Whether the rule applies only to complete results: those of a call without arguments.",
+        effect=SettingEffect.MESSAGE,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OriginSettings:
+class ProvenanceSettings:
     """Where values may come from. The first matching rule applies; see the guide on injection."""
 
     source: tuple[SourceRule, ...] = setting(
-        cast("tuple[SourceRule, ...]", ()), "How far results are trusted.", effect=Effect.MESSAGE
+        cast("tuple[SourceRule, ...]", ()), "Trust in results.", effect=SettingEffect.MESSAGE
     )
     argument: tuple[ArgumentRule, ...] = setting(
-        cast("tuple[ArgumentRule, ...]", ()), "What arguments are.", effect=Effect.MESSAGE
+        cast("tuple[ArgumentRule, ...]", ()), "Kinds of arguments.", effect=SettingEffect.MESSAGE
     )
-    act: tuple[ActRule, ...] = setting(
-        cast("tuple[ActRule, ...]", ()), "Which words ask for a tool.", effect=Effect.MESSAGE
+    act: tuple[ToolRequestRule, ...] = setting(
+        cast("tuple[ToolRequestRule, ...]", ()), "Words that request a tool.", effect=SettingEffect.MESSAGE
     )
-    measure: tuple[Measure, ...] = setting(
-        cast("tuple[Measure, ...]", ()), "Which words select by size.", effect=Effect.MESSAGE
+    measure: tuple[MeasureRule, ...] = setting(
+        cast("tuple[MeasureRule, ...]", ()), "Words that select by size.", effect=SettingEffect.MESSAGE
     )
-    speakers: tuple[Trust, ...] = setting((Trust.OWNER,), "Whose words explain a value.", effect=Effect.MESSAGE)
+    speakers: tuple[Trust, ...] = setting(
+        (Trust.OWNER,), "Trust levels whose words explain a value.", effect=SettingEffect.MESSAGE
+    )
 
 
-def rules_from(table: Table) -> OriginSettings:
+def parse_provenance_rules(table: Table) -> ProvenanceSettings:
     """Parse rules that are not in a settings file. Raises InvalidSettings with all errors."""
-    faults, path = Faults(), ("origin",)
-    found = values(OriginSettings, table_at(table, path, faults), path, faults)
+    faults, path = FaultCollector(), ("origin",)
+    found = parse_table(ProvenanceSettings, expect_table(table, path, faults), path, faults)
     if faults.count:
-        raise BadConfig(faults.in_order())
-    return OriginSettings(**found)
+        raise InvalidSettings(faults.in_file_order())
+    return ProvenanceSettings(**found)

@@ -7,23 +7,23 @@ from dataclasses import dataclass
 from typing import cast
 
 from retinue.config import validators
-from retinue.config.setting_metadata import Effect, setting
-from retinue.domain.reset_rules import CONTEXT_TOKENS_MOST, IDLE_MINUTES_MAX, ResetRules
+from retinue.config.setting_metadata import SettingEffect, setting
+from retinue.domain.reset_rules import CONTEXT_TOKENS_LIMIT, IDLE_MINUTES_MAX, ResetRules
 from retinue.domain.send_policy import SendAction, SendRule
 from retinue.domain.session import OriginKind
 from retinue.domain.session_keys import ChatType, DmScope
 
-KINDS = (*ChatType, *OriginKind)
+CONVERSATION_KINDS = (*ChatType, *OriginKind)
 KEY_PREFIX_LENGTH_MAX = 256
 
 
-def kind_of_conversation(text: str) -> str | None:
-    return None if text in KINDS else f"must be a kind of conversation: {', '.join(KINDS)}"
+def check_conversation_kind(text: str) -> str | None:
+    return None if text in CONVERSATION_KINDS else f"must be one of {', '.join(CONVERSATION_KINDS)}"
 
 
-def key_prefix(text: str) -> str | None:
+def check_key_prefix(text: str) -> str | None:
     fits = 0 < len(text) <= KEY_PREFIX_LENGTH_MAX and text.isprintable()
-    return None if fits else f"must be the beginning of a key, in 1 to {KEY_PREFIX_LENGTH_MAX} characters"
+    return None if fits else f"must be a key prefix of 1 to {KEY_PREFIX_LENGTH_MAX} characters"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,30 +32,29 @@ class ResetSettings(ResetRules):
 
     daily_at: str | None = setting(
         None,
-        "The time of day, in the owner's zone, from which on the first run begins afresh; `never` for not.",
-        effect=Effect.MESSAGE,
-        check=validators.daily_at,
+        "Time of day at which contexts are reset, in the owner's time zone. `never`: no daily reset.",
+        effect=SettingEffect.MESSAGE,
+        check=validators.check_daily_at,
         example="04:00",
     )
     idle_minutes: float | None = setting(
         None,
-        "After how many minutes in which nothing was done for anyone a run begins afresh; 0 is never. What the clock "
-        "sends does not count.",
-        effect=Effect.MESSAGE,
+        "Minutes without activity before a context is reset; scheduled runs do not count. 0: never.",
+        effect=SettingEffect.MESSAGE,
         least=0,
         most=IDLE_MINUTES_MAX,
     )
     context_tokens_max: int | None = setting(
         None,
-        "How many tokens a context may have come to for the next run to go on with it; 0 is any number.",
-        effect=Effect.MESSAGE,
+        "Maximum size of a context that the next run continues, in tokens. 0: no limit.",
+        effect=SettingEffect.MESSAGE,
         least=0,
-        most=CONTEXT_TOKENS_MOST,
+        most=CONTEXT_TOKENS_LIMIT,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HouseReset(ResetSettings):
+class SessionResetSettings(ResetSettings):
     """When contexts are reset: for all sessions, and for some.
 
     An agent's own rules come first, then those for the connector, the chat type and the kind of
@@ -64,17 +63,17 @@ class HouseReset(ResetSettings):
 
     by_kind: Mapping[str, ResetSettings] = setting(
         cast("Mapping[str, ResetSettings]", {}),
-        "The same for one kind of conversation: `direct`, `group`, `thread`, `chat`, `web`, `terminal`, `schedule` and "
-        "so on.",
-        effect=Effect.MESSAGE,
-        check=kind_of_conversation,
+        "Reset rules for one kind of session: `direct`, `group`, `thread`, `chat`, `web`, `terminal`, "
+        "`schedule` and so on.",
+        effect=SettingEffect.MESSAGE,
+        check=check_conversation_kind,
         example="group",
     )
     by_channel: Mapping[str, ResetSettings] = setting(
         cast("Mapping[str, ResetSettings]", {}),
-        "The same for chats of one connector.",
-        effect=Effect.MESSAGE,
-        check=validators.name,
+        "Reset rules for the chats of one connector.",
+        effect=SettingEffect.MESSAGE,
+        check=validators.check_name,
         example="telegram",
     )
 
@@ -83,16 +82,16 @@ class HouseReset(ResetSettings):
 class SendRuleSettings(SendRule):
     """A rule on what is sent to channels. It applies if all its set conditions match."""
 
-    action: SendAction = setting(SendAction.DENY, "What it says where it fits.", effect=Effect.MESSAGE)
+    action: SendAction = setting(SendAction.DENY, "Result of the rule if it matches.", effect=SettingEffect.MESSAGE)
     channel: str | None = setting(
-        None, "Of which connector.", effect=Effect.MESSAGE, check=validators.name, example="telegram"
+        None, "Connector to match.", effect=SettingEffect.MESSAGE, check=validators.check_name, example="telegram"
     )
-    chat_type: ChatType | None = setting(None, "In which type of chat.", effect=Effect.MESSAGE)
+    chat_type: ChatType | None = setting(None, "Chat type to match.", effect=SettingEffect.MESSAGE)
     key_prefix: str | None = setting(
         None,
-        "How the key of the conversation begins, in any case.",
-        effect=Effect.MESSAGE,
-        check=key_prefix,
+        "Prefix of the session key to match, case-insensitive.",
+        effect=SettingEffect.MESSAGE,
+        check=check_key_prefix,
         example="channel:telegram:-100",
     )
 
@@ -105,13 +104,13 @@ class SendSettings:
     """
 
     default: SendAction = setting(
-        SendAction.ALLOW, "What holds where no rule fits. A rule that denies wins.", effect=Effect.MESSAGE
+        SendAction.ALLOW, "Result if no rule matches. A rule that denies wins.", effect=SettingEffect.MESSAGE
     )
     rules: Mapping[str, SendRuleSettings] = setting(
         cast("Mapping[str, SendRuleSettings]", {}),
         "Rules by name.",
-        effect=Effect.MESSAGE,
-        check=validators.name,
+        effect=SettingEffect.MESSAGE,
+        check=validators.check_name,
         example="quiet-groups",
     )
 
@@ -122,30 +121,29 @@ class SessionSettings:
 
     dm_scope: DmScope = setting(
         DmScope.PER_ACCOUNT_CHANNEL_PEER,
-        "Which letters from people in channels go to one session of an agent: all (`main`), those of one person "
-        "(`per-peer`), of one person in one service (`per-channel-peer`), or of one person at one account there "
-        "(`per-account-channel-peer`).",
-        effect=Effect.MESSAGE,
+        "Which direct messages share a session: all (`main`), those of one person (`per-peer`), also per "
+        "platform (`per-channel-peer`), or also per account (`per-account-channel-peer`).",
+        effect=SettingEffect.MESSAGE,
     )
     identity_links: Mapping[str, tuple[str, ...]] = setting(
         cast("Mapping[str, tuple[str, ...]]", {}),
-        "For a name, who is that person in which service, as `SERVICE:ID`: the name then stands for the id in keys.",
-        effect=Effect.MESSAGE,
-        check=validators.name,
+        "Platform ids of one person, as `PLATFORM:ID`, under a name that replaces them in session keys.",
+        effect=SettingEffect.MESSAGE,
+        check=validators.check_name,
         example="maria",
     )
     greeting: bool = setting(
         False,
-        "Whether the agent greets, in a run of its own, when somebody begins afresh with a bare `/new`.",
-        effect=Effect.MESSAGE,
+        "Whether the agent sends a greeting after `/new` without text.",
+        effect=SettingEffect.MESSAGE,
     )
-    reset: HouseReset = HouseReset()
+    reset: SessionResetSettings = SessionResetSettings()
     send: SendSettings = SendSettings()
 
 
-PLAIN = SessionSettings()
+BUILT_IN_SESSION_SETTINGS = SessionSettings()
 
 
-def plain() -> SessionSettings:
+def built_in_session_settings() -> SessionSettings:
     """Return the built-in defaults, for an instance without such settings."""
-    return PLAIN
+    return BUILT_IN_SESSION_SETTINGS

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar, cast
 
-WHOLE_NUMBER_MAX = 2**53 - 1
+INTEGER_MAX = 2**53 - 1
 
 T = TypeVar("T")
 
 
-class Effect(StrEnum):
+class SettingEffect(StrEnum):
     """When a changed setting takes effect."""
 
     MESSAGE = "message"
@@ -22,29 +22,29 @@ class Effect(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class SettingRule:
     """What is required of a setting besides its type, and its description."""
 
-    says: str = ""
-    effect: Effect = Effect.HOT
+    description: str = ""
+    effect: SettingEffect = SettingEffect.HOT
     least: float | None = None
     most: float | None = None
     check: Callable[[str], str | None] | None = None  # for a text or each item of a list: returns what is wrong
     example: str = ""
     in_file: bool = True
-    values: Rule | None = None  # for a table: the rule of each value
+    values: SettingRule | None = None  # for a table: the rule of each value
 
 
-PLAIN = Rule()
-FLAT: Mapping[str, bool] = {"flat": True}
+NO_RULE = SettingRule()
+FLAT_METADATA: Mapping[str, bool] = {"flat": True}
 """The metadata of a group whose keys stand in the table of the group that holds it, and not in one of their own."""
 
 
-def setting(default: T, says: str, **rule: Any) -> T:
+def setting(default: T, description: str, **rule: Any) -> T:
     """Declare a field of a settings class. The return type is that of the default, for the type
     checker."""
     made: Any
-    metadata = {"rule": Rule(says=says, **rule)}
+    metadata = {"rule": SettingRule(description=description, **rule)}
     if isinstance(default, dict):
         empty = cast("dict[str, object]", default)
         made = field(default_factory=lambda: dict(empty), metadata=metadata)

@@ -6,74 +6,80 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, cast
 
-from retinue.config.declarations import Staff
-from retinue.config.errors import KeyPath, dotted
-from retinue.config.setting_metadata import Effect
-from retinue.config.settings import OWN_SECTIONS, Settings
-from retinue.config.table_parser import rule_of
+from retinue.config.declarations import Declarations
+from retinue.config.errors import KeyPath, format_key_path
+from retinue.config.setting_metadata import SettingEffect
+from retinue.config.settings import TOP_LEVEL_SECTIONS, Settings
+from retinue.config.table_parser import setting_rule
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Change:
+class SettingChange:
     """One changed path. The values are left out because some are secret."""
 
     path: str
-    effect: Effect
+    effect: SettingEffect
 
 
-def diff(old: tuple[Settings, Staff], new: tuple[Settings, Staff]) -> list[Change]:
+def diff_configurations(old: tuple[Settings, Declarations], new: tuple[Settings, Declarations]) -> list[SettingChange]:
     """Return every changed path, sorted. An added or removed agent or person is one path; a changed
     one is listed by key."""
-    settings = _changed(dict(_settings(old[0])), dict(_settings(new[0])))
-    staff = _staff_changes(_staff(old[1]), _staff(new[1]))
+    settings = _changed_paths(dict(_setting_values(old[0])), dict(_setting_values(new[0])))
+    staff = _declaration_changes(_declared_tables(old[1]), _declared_tables(new[1]))
     return sorted([*settings, *staff])
 
 
-def _settings(settings: Settings) -> Iterator[tuple[KeyPath, tuple[object, Effect]]]:
+def _setting_values(settings: Settings) -> Iterator[tuple[KeyPath, tuple[object, SettingEffect]]]:
     """Yield each setting by its path in the file."""
-    for path, leaf in _leaves(settings, ()):
-        yield (path if path[0] in OWN_SECTIONS else ("house", *path)), leaf
+    for path, leaf in _iterate_values(settings, ()):
+        yield (path if path[0] in TOP_LEVEL_SECTIONS else ("house", *path)), leaf
 
 
-def _changed(old: dict[KeyPath, tuple[object, Effect]], new: dict[KeyPath, tuple[object, Effect]]) -> Iterator[Change]:
+def _changed_paths(
+    old: dict[KeyPath, tuple[object, SettingEffect]], new: dict[KeyPath, tuple[object, SettingEffect]]
+) -> Iterator[SettingChange]:
     for path in old.keys() | new.keys():
         before, after = old.get(path), new.get(path)
         if before != after:
-            effect = (after or before or (None, Effect.RESTART))[1]
-            yield Change(dotted(path), effect)
+            effect = (after or before or (None, SettingEffect.RESTART))[1]
+            yield SettingChange(format_key_path(path), effect)
 
 
-def _staff_changes(old: dict[KeyPath, object], new: dict[KeyPath, object]) -> Iterator[Change]:
+def _declaration_changes(old: dict[KeyPath, object], new: dict[KeyPath, object]) -> Iterator[SettingChange]:
     for path in old.keys() | new.keys():
         if (path in old) != (path in new):
-            yield Change(dotted(path), Effect.APPLY)
+            yield SettingChange(format_key_path(path), SettingEffect.APPLY)
         else:
-            before = {key: (value, Effect.APPLY) for key, (value, _) in _leaves(old[path], path)}
-            after = {key: (value, Effect.APPLY) for key, (value, _) in _leaves(new[path], path)}
-            yield from _changed(before, after)
+            before = {key: (value, SettingEffect.APPLY) for key, (value, _) in _iterate_values(old[path], path)}
+            after = {key: (value, SettingEffect.APPLY) for key, (value, _) in _iterate_values(new[path], path)}
+            yield from _changed_paths(before, after)
 
 
-def _staff(staff: Staff) -> dict[KeyPath, object]:
+def _declared_tables(declarations: Declarations) -> dict[KeyPath, object]:
     named: dict[KeyPath, object] = {}
-    for agent in staff.agents:
+    for agent in declarations.agents:
         named["agents", agent.name] = {field.name: getattr(agent, field.name) for field in fields(agent)}
-    for section, tables in (("people", staff.people), ("bindings", staff.bindings), ("schedules", staff.schedules)):
+    for section, tables in (
+        ("people", declarations.people),
+        ("bindings", declarations.bindings),
+        ("schedules", declarations.schedules),
+    ):
         named |= {(section, name): table for name, table in tables.items()}
     return named
 
 
-def _leaves(
-    value: object, path: KeyPath, effect: Effect = Effect.HOT
-) -> Iterator[tuple[KeyPath, tuple[object, Effect]]]:
+def _iterate_values(
+    value: object, path: KeyPath, effect: SettingEffect = SettingEffect.HOT
+) -> Iterator[tuple[KeyPath, tuple[object, SettingEffect]]]:
     """Yield each single value below `value` by its path. Mappings are expanded; a list is one
     value."""
     if is_dataclass(value) and not isinstance(value, type):
         for each in fields(cast(Any, value)):
             at = path if each.metadata.get("flat") else (*path, each.name)
-            yield from _leaves(getattr(value, each.name), at, rule_of(each).effect)
+            yield from _iterate_values(getattr(value, each.name), at, setting_rule(each).effect)
     elif isinstance(value, Mapping):
         for key, inner in cast("Mapping[str, object]", value).items():
-            for leaf in _leaves(inner, (*path, key), effect):
+            for leaf in _iterate_values(inner, (*path, key), effect):
                 # An unset key of a named table is no change, whether the table exists or not.
                 if not is_dataclass(inner) or leaf[1][0] not in (None, ()):
                     yield leaf

@@ -9,134 +9,136 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from retinue.config.connectors import NAMES, group_of
-from retinue.config.declarations import AGENT_RULES, RUNNERS
-from retinue.config.secret import Secret
-from retinue.config.settings import OWN_SECTIONS, Settings
-from retinue.config.table_parser import is_required, rule_of
+from retinue.config.connectors import PLATFORM_NAMES, load_platform_settings
+from retinue.config.declarations import AGENT_SETTING_RULES, RUNNERS
+from retinue.config.secret import SecretReference
+from retinue.config.settings import TOP_LEVEL_SECTIONS, Settings
+from retinue.config.table_parser import is_required, setting_rule
 from retinue.config.toml_source import FILES_MAX, INCLUDE_DEPTH_MAX
 from retinue.domain.agent import Agent
 
-PAGE = Path(__file__).parents[3] / "docs" / "reference" / "settings.md"
+PAGE_PATH = Path(__file__).parents[3] / "docs" / "reference" / "settings.md"
 
-_HEAD = f"""<!-- Made from the code by `make generate`. -->
+_PAGE_HEADER = f"""<!-- Made from the code by `make generate`. -->
 
 # Settings
 
-Settings of the house are in `retinue.toml` in its home, and all of them have a default, so the file need not exist. How
-to write one, with a sample, is in [Configure the server](../guides/configure.md).
+The settings are in `retinue.toml` in the data directory. All of them have a default, so the file is optional.
+[Configure the server](../guides/configure.md) explains how to write it, with an example.
 
-A key that is not on this page, a value of another type or one out of its bounds is refused with its path, its file and
-its line. A change takes effect:
+An unknown key, or a value of a wrong type or out of range, is refused with its path, file and line. A change takes
+effect:
 
 | effect | when |
 | --- | --- |
 | `message` | with the next message |
-| `hot` | at once, when the file is read again |
-| `restart` | when the house is next opened; until then it is told of as waiting |
-| `apply` | by `retinue apply`, for the store says who is on the staff, and the file only proposes |
+| `hot` | when the file is read again |
+| `restart` | when the server is restarted; until then it is reported as pending |
+| `apply` | with `retinue apply`, because the database holds the agents and the file only declares them |
 
-## The environment
+## Environment variables
 
-| variable | what it says |
+| variable | meaning |
 | --- | --- |
-| `RETINUE_HOME` | where the house lives; `~/.retinue` if it is not set |
-| `RETINUE_CONFIG` | another settings file; it must exist then |
-| `RETINUE_STORE` | as `house.store`, and wins over it |
-| `RETINUE_ZONE` | as `house.zone`, and wins over it |
-| `RETINUE_LISTEN` | `HOST:PORT` or `off`, and wins over `house.listen` |
-| `ANTHROPIC_API_KEY`, `OPENAI_API_KEY`, `GOOGLE_API_KEY` … | a provider's key, found by its name |
+| `RETINUE_HOME` | data directory. Default: `~/.retinue` |
+| `RETINUE_CONFIG` | settings file, which must exist. Default: `retinue.toml` in the data directory |
+| `RETINUE_STORE` | overrides `house.store` |
+| `RETINUE_ZONE` | overrides `house.zone` |
+| `RETINUE_LISTEN` | `HOST:PORT` or `off`; overrides `house.listen` |
+| `ANTHROPIC_API_KEY`, `OPENAI_API_KEY`, `GOOGLE_API_KEY` … | key of a provider, found by the name of the variable |
 
-## The file
+## File
 
-| key | what it says |
+| key | meaning |
 | --- | --- |
-| `config_version` | 2, which is also meant where it is missing; nothing else is read |
-| `include` | more files, by name or pattern, up to {INCLUDE_DEPTH_MAX} deep and {FILES_MAX} in all |
+| `config_version` | version of the file: 2, which is also the default |
+| `include` | other files, by name or pattern; at most {INCLUDE_DEPTH_MAX} levels and {FILES_MAX} files |
 | `[house]` | the settings below |
-| `[providers.NAME]` | who sells models, or serves them: a key, an address, limits |
-| `[models]` | which models the staff uses; `[models.entries."PROVIDER/MODEL"]` says more of one |
-| `[context]` | how much of a conversation a model is given |
-| `[budgets]` | what may be spent |
-| `[connectors.NAME]` | a door to people: one account of ours at one place |
-| `[agents.NAME]`, `[templates.NAME]` | the staff, and what several of them have in common |
+| `[providers.NAME]` | a model provider: key, URL, limits |
+| `[models]` | which models agents use; `[models.entries."PROVIDER/MODEL"]` describes one |
+| `[context]` | how much of a session a model reads |
+| `[budgets]` | maximum costs |
+| `[connectors.NAME]` | a connector: one account on one platform |
+| `[agents.NAME]`, `[templates.NAME]` | agents, and settings that several of them share |
 | `[people.NAME]` | `role`: `owner`, `member` or `guest` |
 | `[bindings.NAME]` | `agent`, `connector`; and `account`, `peer_kind`, `peer`, `parent`, `guild`, `team`, `also` |
-| `[schedules.NAME]` | `agent`, `kind`, `text`, and `at`, `every_s` or `cron` as the kind wants it; `zone`, `enabled`, \
+| `[schedules.NAME]` | `agent`, `kind`, `text`, and `at`, `every_s` or `cron` by kind; `zone`, `enabled`, \
 `place`, `deliver`, `missed`, `delete_after_run`, `model`, `title`, `description`, `gate` |
 
-In any text, `${{NAME}}` is replaced by the environment variable, which must be set and not empty; `$${{` is a plain
-`${{`. A key that ends in `token`, `password`, `secret`, `api_key` or the like takes no text, but
-`{{ env = "NAME" }}` or `{{ file = "PATH" }}`; such a file must be readable by its owner alone.
+In any text, `${{NAME}}` is replaced by the environment variable, which must be set and not empty; `$${{` is a literal
+`${{`. A key that ends in `token`, `password`, `secret`, `api_key` or similar takes no text, but
+`{{ env = "NAME" }}` or `{{ file = "PATH" }}`; only its owner may have access to that file.
 """
 
-_AGENT_HEAD = f"""
+_AGENT_HEADER = f"""
 ## `[agents.NAME]` and `[templates.NAME]`
 
-`model` may also be `{{ primary = "PROVIDER/MODEL", fallbacks = [] }}`; what is `default` there is the house's.
+`model` may also be `{{ primary = "PROVIDER/MODEL", fallbacks = [] }}`; `default` there means the server's.
 
-Beside the keys below, `extends` names one template or a list of them, `clear` lists keys that are not to be inherited,
-and `external.secret`, what signs letters to an agent that runs elsewhere, is `{{ env }}` or `{{ file }}`. Runners are
-{", ".join(f"`{name}`" for name in sorted(RUNNERS))}. All of it takes effect by `retinue apply`.
+In addition to the keys below, `extends` names one template or a list of them, `clear` lists keys that are not
+inherited, and `external.secret`, the key that signs requests to an external agent, is `{{ env }}` or `{{ file }}`.
+Runners are {", ".join(f"`{name}`" for name in sorted(RUNNERS))}. Changes take effect with `retinue apply`.
 """
 
 
-def settings_page() -> str:
+def render_settings_page() -> str:
     """Return the page. It is deterministic."""
-    lines = [_HEAD, *_section(Settings, "house", leave_out=OWN_SECTIONS)]
+    lines = [_PAGE_HEADER, *_render_section(Settings, "house", leave_out=TOP_LEVEL_SECTIONS)]
     hints = typing.get_type_hints(Settings)
-    for name in OWN_SECTIONS:
-        group, path = _group_of(hints[name], name)
-        lines += ["", *_section(group, path)]
-        lines += _kinds_of_connectors() if name == "connectors" else ()
-    lines += [_AGENT_HEAD, "| key | type | default |", "| --- | --- | --- |", *_agent_keys()]
+    for name in TOP_LEVEL_SECTIONS:
+        group, path = _settings_class_at(hints[name], name)
+        lines += ["", *_render_section(group, path)]
+        lines += _render_platforms() if name == "connectors" else ()
+    lines += [_AGENT_HEADER, "| key | type | default |", "| --- | --- | --- |", *_render_agent_rows()]
     return "\n".join(lines) + "\n"
 
 
-def _kinds_of_connectors() -> Iterator[str]:
+def _render_platforms() -> Iterator[str]:
     """Yield the additional keys of each built-in platform."""
-    for name in NAMES:
-        group = group_of(name)
+    for name in PLATFORM_NAMES:
+        group = load_platform_settings(name)
         yield f'\n### `kind = "{name}"`\n'
-        yield f"{_first_line(group)}\n"
-        yield _COLUMNS
-        yield _RULE
-        yield from _rows(group, "connectors.NAME", leave_out=())
+        yield f"{_doc_summary(group)}\n"
+        yield _TABLE_HEADER
+        yield _TABLE_RULE
+        yield from _render_rows(group, "connectors.NAME", leave_out=())
 
 
-def _section(cls: type[Any], path: str, *, leave_out: Iterable[str] = (), several: bool = False) -> Iterator[str]:
+def _render_section(
+    cls: type[Any], path: str, *, leave_out: Iterable[str] = (), is_list: bool = False
+) -> Iterator[str]:
     """Yield a section's table, then its subsections. With `is_list`, it is a list of tables."""
     hints = typing.get_type_hints(cls)
     names = [each.name for each in fields(cls) if each.name not in leave_out]
-    rows = list(_rows(cls, path, leave_out=leave_out))
+    rows = list(_render_rows(cls, path, leave_out=leave_out))
     if path == "house":
         yield f"## `[{path}]`\n"
     elif rows:
-        yield f"## `[[{path}]]`\n" if several else f"## `[{path}]`\n"
-        yield f"{_first_line(cls)}\n"
+        yield f"## `[[{path}]]`\n" if is_list else f"## `[{path}]`\n"
+        yield f"{_doc_summary(cls)}\n"
     if rows:
-        yield _COLUMNS
-        yield _RULE
+        yield _TABLE_HEADER
+        yield _TABLE_RULE
         yield from rows
     for each in fields(cls):
         flat = bool(each.metadata.get("flat"))
-        group, inner = _group_of(hints[each.name], path if flat else f"{path}.{each.name}")
+        group, inner = _settings_class_at(hints[each.name], path if flat else f"{path}.{each.name}")
         if group is not None and each.name in names:
             yield ""
-            several = typing.get_origin(hints[each.name]) is tuple
-            yield from _within(group, inner) if flat else _section(group, inner, several=several)
+            is_list = typing.get_origin(hints[each.name]) is tuple
+            yield from _render_subsections(group, inner) if flat else _render_section(group, inner, is_list=is_list)
 
 
-def _within(cls: type[Any], path: str) -> Iterator[str]:
+def _render_subsections(cls: type[Any], path: str) -> Iterator[str]:
     """Yield the subsections of a flat group, whose own keys are listed with the group that contains it."""
     hints = typing.get_type_hints(cls)
     for each in fields(cls):
-        group, inner = _group_of(hints[each.name], f"{path}.{each.name}")
+        group, inner = _settings_class_at(hints[each.name], f"{path}.{each.name}")
         if group is not None:
-            yield from _section(group, inner)
+            yield from _render_section(group, inner)
 
 
-def _group_of(hint: Any, path: str) -> tuple[Any, str]:
+def _settings_class_at(hint: Any, path: str) -> tuple[Any, str]:
     """Return the settings class at a path and the path of its keys; None for a single value."""
     if is_dataclass(hint) and not hasattr(hint, "SHORT"):
         return hint, path
@@ -144,58 +146,60 @@ def _group_of(hint: Any, path: str) -> tuple[Any, str]:
         return several, path
     held = typing.get_args(hint)[-1] if isinstance(typing.get_origin(hint), type) and typing.get_args(hint) else None
     if is_dataclass(held):
-        return held, f"{path}.{_NAMES.get(path, 'NAME')}"
+        return held, f"{path}.{_NAME_PLACEHOLDERS.get(path, 'NAME')}"
     return None, path
 
 
-_COLUMNS = "| setting | type | default | effect | what it says |"
-_RULE = "| --- | --- | --- | --- | --- |"
-_NAMES = {"models.entries": '"PROVIDER/MODEL"'}
+_TABLE_HEADER = "| setting | type | default | effect | description |"
+_TABLE_RULE = "| --- | --- | --- | --- | --- |"
+_NAME_PLACEHOLDERS = {"models.entries": '"PROVIDER/MODEL"'}
 
 
-def _rows(cls: type[Any], path: str, *, leave_out: Iterable[str]) -> Iterator[str]:
+def _render_rows(cls: type[Any], path: str, *, leave_out: Iterable[str]) -> Iterator[str]:
     hints = typing.get_type_hints(cls)
     for each in fields(cls):
-        rule, hint = rule_of(each), hints[each.name]
+        rule, hint = setting_rule(each), hints[each.name]
         if each.metadata.get("flat"):
-            yield from _rows(typing.cast("type[Any]", hint), path, leave_out=leave_out) if is_dataclass(hint) else ()
-        elif rule.in_file and each.name not in leave_out and _group_of(hint, "")[0] is None:
-            kind = _kind(hint, rule.least, rule.most)
-            default = "required" if is_required(each) and cls is not Settings else _default(each)
-            yield f"| `{path}.{each.name}` | {kind} | {default} | `{rule.effect}` | {rule.says} |"
+            yield from (
+                _render_rows(typing.cast("type[Any]", hint), path, leave_out=leave_out) if is_dataclass(hint) else ()
+            )
+        elif rule.in_file and each.name not in leave_out and _settings_class_at(hint, "")[0] is None:
+            kind = _render_type(hint, rule.least, rule.most)
+            default = "required" if is_required(each) and cls is not Settings else _render_default(each)
+            yield f"| `{path}.{each.name}` | {kind} | {default} | `{rule.effect}` | {rule.description} |"
 
 
-def _agent_keys(cls: type[Any] = Agent, prefix: str = "") -> Iterator[str]:
+def _render_agent_rows(cls: type[Any] = Agent, prefix: str = "") -> Iterator[str]:
     hints = typing.get_type_hints(cls)
     for each in fields(cls):
         if not prefix and each.name in ("name", "version"):
             continue
         name = f"{prefix}{each.name}"
         if is_dataclass(hints[each.name]):
-            yield from _agent_keys(hints[each.name], f"{name}.")
+            yield from _render_agent_rows(hints[each.name], f"{name}.")
         else:
-            rule = AGENT_RULES.get(name, rule_of(each))
-            yield f"| `{name}` | {_kind(hints[each.name], rule.least, rule.most)} | {_default(each)} |"
+            rule = AGENT_SETTING_RULES.get(name, setting_rule(each))
+            yield f"| `{name}` | {_render_type(hints[each.name], rule.least, rule.most)} | {_render_default(each)} |"
 
 
-def _kind(hint: Any, least: float | None, most: float | None) -> str:
+def _render_type(hint: Any, least: float | None, most: float | None) -> str:
     bounds = f", from {least:g}" if least is not None else ""
     bounds += f" to {most:.12g}" if most is not None else ""
     names = [kind for kind in typing.get_args(hint) if kind is not type(None)] or [hint]
     kind = names[0]
     match typing.get_origin(hint), kind:
         case (origin, _) if origin is tuple:
-            return f"list of {_plural(typing.get_args(hint)[0])}"
+            return f"list of {_render_item_type(typing.get_args(hint)[0])}"
         case (origin, _) if origin is not None and origin not in (typing.Union, type(int | str)):
-            return f"table of {_kind(typing.get_args(hint)[1], None, None)}"
+            return f"table of {_render_type(typing.get_args(hint)[1], None, None)}"
         case _ if typing.get_origin(kind) is not None:
-            return _kind(kind, None, None)
+            return _render_type(kind, None, None)
         case _ if hasattr(kind, "SHORT"):
             return f"text, or a table of {' and '.join(f'`{each.name}`' for each in fields(kind))}"
-        case _ if kind is Secret:
+        case _ if kind is SecretReference:
             return "`{ env }` or `{ file }`"
         case _ if kind is Any:
-            return "whatever JSON can say"
+            return "any JSON value"
         case _ if kind is bool:
             return "true or false"
         case _ if kind is int:
@@ -208,11 +212,11 @@ def _kind(hint: Any, least: float | None, most: float | None) -> str:
             return "text"
 
 
-def _plural(hint: Any) -> str:
-    return _kind(hint, None, None) if isinstance(hint, type) and issubclass(hint, StrEnum) else "texts"
+def _render_item_type(hint: Any) -> str:
+    return _render_type(hint, None, None) if isinstance(hint, type) and issubclass(hint, StrEnum) else "texts"
 
 
-def _default(each: Field[Any]) -> str:
+def _render_default(each: Field[Any]) -> str:
     default = each.default if each.default_factory is MISSING else each.default_factory()
     match default:
         case True | False:
@@ -233,14 +237,14 @@ def _default(each: Field[Any]) -> str:
             return '`"UTC"`' if each.name == "zone" else "not set"
 
 
-def _first_line(cls: type[Any]) -> str:
+def _doc_summary(cls: type[Any]) -> str:
     return (cls.__doc__ or "").partition("\n")[0]
 
 
-def main() -> None:
-    PAGE.parent.mkdir(parents=True, exist_ok=True)
-    PAGE.write_text(settings_page(), encoding="utf-8")
+def write_settings_page() -> None:
+    PAGE_PATH.parent.mkdir(parents=True, exist_ok=True)
+    PAGE_PATH.write_text(render_settings_page(), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    write_settings_page()

@@ -13,19 +13,19 @@ from zoneinfo import ZoneInfo
 
 from msgspec import Struct
 
-from retinue.config.errors import KeyPath, Place, dotted
-from retinue.config.loader import Examined
-from retinue.config.secret import Secret
-from retinue.config.setting_metadata import Effect
-from retinue.config.settings import OWN_SECTIONS, Settings
-from retinue.config.table_parser import hints_of, rule_of
-from retinue.config.toml_source import Filled, Table
+from retinue.config.errors import KeyPath, SettingPosition, format_key_path
+from retinue.config.loader import ExaminedSettings
+from retinue.config.secret import SecretReference
+from retinue.config.setting_metadata import SettingEffect
+from retinue.config.settings import TOP_LEVEL_SECTIONS, Settings
+from retinue.config.table_parser import cached_type_hints, setting_rule
+from retinue.config.toml_source import ExpandedText, Table
 
-HOUSE = "house"
-NOT_SHOWN = "(not shown)"
+SERVER_SECTION = "house"
+REDACTED_VALUE = "(not shown)"
 
 # The environment variable that overrides each setting.
-_VARIABLES: Mapping[KeyPath, str] = {
+_OVERRIDING_VARIABLES: Mapping[KeyPath, str] = {
     ("house", "store"): "RETINUE_STORE",
     ("house", "zone"): "RETINUE_ZONE",
     ("house", "listen", "enabled"): "RETINUE_LISTEN",
@@ -33,14 +33,14 @@ _VARIABLES: Mapping[KeyPath, str] = {
     ("house", "listen", "port"): "RETINUE_LISTEN",
 }
 _DEFAULTS: Mapping[KeyPath, str] = {("house", "zone"): "UTC"}  # defaults that are not in the declaration
-_PRIVATE: frozenset[KeyPath] = frozenset({("house", "store")})  # a database URL may contain a password
+_PRIVATE_PATHS: frozenset[KeyPath] = frozenset({("house", "store")})  # a database URL may contain a password
 
 
-class Shape(StrEnum):
+class SettingControl(StrEnum):
     """The form control of a setting. A setting of any other type is changed in the file."""
 
     SWITCH = "switch"
-    WHOLE = "whole"
+    INTEGER = "whole"
     NUMBER = "number"
     CHOICE = "choice"
     TEXT = "text"
@@ -48,113 +48,117 @@ class Shape(StrEnum):
     OTHER = "other"
 
 
-class Origin(StrEnum):
+class SettingOrigin(StrEnum):
     FILE = "file"
     ENVIRONMENT = "environment"
     DEFAULT = "default"
 
 
-class Entry(Struct, frozen=True, kw_only=True):
+class SettingField(Struct, frozen=True, kw_only=True):
     """One setting. `defined_at` says where its value comes from: a file and line, or a variable."""
 
     path: tuple[str, ...]
-    says: str
-    shape: Shape
+    description: str
+    control: SettingControl
     choices: tuple[str, ...]
-    least: float | None
-    most: float | None
+    minimum: float | None
+    maximum: float | None
     example: str
-    effect: Effect
+    effect: SettingEffect
     value: Any
     default: Any
-    origin: Origin
-    place: str
+    origin: SettingOrigin
+    defined_at: str
 
     @property
     def name(self) -> str:
-        return dotted(self.path)
+        return format_key_path(self.path)
 
 
-class Section(Struct, frozen=True, kw_only=True):
+class SettingSection(Struct, frozen=True, kw_only=True):
     """One table of the file."""
 
     path: tuple[str, ...]
-    says: str
-    entries: tuple[Entry, ...]
+    description: str
+    fields: tuple[SettingField, ...]
 
 
-def form_of(examined: Examined, environment: Mapping[str, str]) -> list[Section]:
+def build_settings_form(examined: ExaminedSettings, environment: Mapping[str, str]) -> list[SettingSection]:
     """Return every section, in the order of the reference page, with the named tables that exist."""
-    return list(_Form(examined, environment).sections())
+    return list(_FormBuilder(examined, environment).sections())
 
 
-class _Form(Struct, frozen=True):
-    examined: Examined
+class _FormBuilder(Struct, frozen=True):
+    examined: ExaminedSettings
     environment: Mapping[str, str]
 
-    def sections(self) -> Iterator[Section]:
+    def sections(self) -> Iterator[SettingSection]:
         settings = self.examined.configuration.settings
-        yield from self._below(settings, (HOUSE,), leave_out=OWN_SECTIONS)
+        yield from self._group_sections(settings, (SERVER_SECTION,), leave_out=TOP_LEVEL_SECTIONS)
         for each in fields(Settings):
-            if each.name in OWN_SECTIONS:
-                yield from self._named(getattr(settings, each.name), (each.name,), each)
+            if each.name in TOP_LEVEL_SECTIONS:
+                yield from self._field_sections(getattr(settings, each.name), (each.name,), each)
 
-    def _below(self, group: Any, path: tuple[str, ...], *, leave_out: tuple[str, ...] = ()) -> Iterator[Section]:
-        known = [each for each in _known(group) if each[0].name not in leave_out]
+    def _group_sections(
+        self, group: Any, path: tuple[str, ...], *, leave_out: tuple[str, ...] = ()
+    ) -> Iterator[SettingSection]:
+        known = [each for each in _iterate_keys(group) if each[0].name not in leave_out]
         tables = {each.name for each, hint, value in known if _is_group(value, hint)}
         entries = [
-            self._entry(each, hint, value, (*path, each.name)) for each, hint, value in known if each.name not in tables
+            self._build_field(each, hint, value, (*path, each.name))
+            for each, hint, value in known
+            if each.name not in tables
         ]
         if entries:
-            says = "" if path == (HOUSE,) else (group.__doc__ or "").partition("\n")[0]
-            yield Section(path=path, says=says, entries=tuple(entries))
+            says = "" if path == (SERVER_SECTION,) else (group.__doc__ or "").partition("\n")[0]
+            yield SettingSection(path=path, description=says, fields=tuple(entries))
         for each, _, value in known:
             if each.name in tables:
-                yield from self._named(value, (*path, each.name), each)
+                yield from self._field_sections(value, (*path, each.name), each)
 
-    def _named(self, value: Any, path: tuple[str, ...], field: Field[Any]) -> Iterator[Section]:
+    def _field_sections(self, value: Any, path: tuple[str, ...], field: Field[Any]) -> Iterator[SettingSection]:
         if is_dataclass(value):
-            yield from self._below(value, path)
-        elif not _is_group(value, hints_of(Settings).get(field.name)) and len(path) == 1:
-            entry = self._entry(field, Any, value, path)
-            yield Section(path=path, says=entry.says, entries=(entry,))
+            yield from self._group_sections(value, path)
+        elif not _is_group(value, cached_type_hints(Settings).get(field.name)) and len(path) == 1:
+            entry = self._build_field(field, Any, value, path)
+            yield SettingSection(path=path, description=entry.description, fields=(entry,))
         else:
             for name, each in cast("Mapping[str, Any]", value).items():
-                yield from self._below(each, (*path, name))
+                yield from self._group_sections(each, (*path, name))
 
-    def _entry(self, field: Field[Any], hint: Any, value: Any, path: tuple[str, ...]) -> Entry:
-        rule = rule_of(field)
-        shape, choices = _shape(hint)
-        variable = _VARIABLES.get(path, "")
-        place = self.examined.places.get(path)
-        written = _at(self.examined.tree, path)
+    def _build_field(self, field: Field[Any], hint: Any, value: Any, path: tuple[str, ...]) -> SettingField:
+        rule = setting_rule(field)
+        shape, choices = _control_for(hint)
+        variable = _OVERRIDING_VARIABLES.get(path, "")
+        place = self.examined.positions.get(path)
+        written = _value_at(self.examined.tree, path)
         if variable and self.environment.get(variable):
-            origin, where = Origin.ENVIRONMENT, variable
-            value = self._listening(path[-1], value) if variable == "RETINUE_LISTEN" else value
+            origin, where = SettingOrigin.ENVIRONMENT, variable
+            value = self._listen_value(path[-1], value) if variable == "RETINUE_LISTEN" else value
         elif written is not None:
-            origin, where = Origin.FILE, str(place or Place(self.examined.configuration.file))
+            origin, where = SettingOrigin.FILE, str(place or SettingPosition(self.examined.configuration.file))
             if _has_variable(written):
                 value = written  # as written: the variable may hold a secret
         else:
-            origin, where = Origin.DEFAULT, ""
+            origin, where = SettingOrigin.DEFAULT, ""
         default = _DEFAULTS.get(path) if field.default is MISSING else field.default
-        private = path in _PRIVATE
-        return Entry(
+        private = path in _PRIVATE_PATHS
+        return SettingField(
             path=path,
-            says=rule.says,
-            shape=Shape.OTHER if private else shape,
+            description=rule.description,
+            control=SettingControl.OTHER if private else shape,
             choices=choices,
-            least=rule.least,
-            most=rule.most,
+            minimum=rule.least,
+            maximum=rule.most,
             example=rule.example,
             effect=rule.effect,
-            value=NOT_SHOWN if private else plain(value),
-            default=plain(default),
+            value=REDACTED_VALUE if private else to_json_value(value),
+            default=to_json_value(default),
             origin=origin,
-            place=where,
+            defined_at=where,
         )
 
-    def _listening(self, name: str, value: Any) -> Any:
+    def _listen_value(self, name: str, value: Any) -> Any:
         """Return the value that the server derives from RETINUE_LISTEN at startup."""
         listen = self.environment["RETINUE_LISTEN"]
         host, _, port = listen.rpartition(":")
@@ -165,46 +169,50 @@ class _Form(Struct, frozen=True):
         return host.strip("[]") if name == "host" else int(port) if port.isdigit() else value
 
 
-def _known(group: Any) -> Iterator[tuple[Field[Any], Any, Any]]:
+def _iterate_keys(group: Any) -> Iterator[tuple[Field[Any], Any, Any]]:
     """Yield the keys of one table with type and value: those of the group and of its flat groups."""
-    hints = hints_of(cast("type[Any]", type(group)))
+    hints = cached_type_hints(cast("type[Any]", type(group)))
     for each in fields(group):
         value = getattr(group, each.name)
         if each.metadata.get("flat"):
             if is_dataclass(value):
-                yield from _known(value)
-        elif rule_of(each).in_file:
+                yield from _iterate_keys(value)
+        elif setting_rule(each).in_file:
             yield each, hints[each.name], value
 
 
 def _is_group(value: Any, hint: Any) -> bool:
     """Whether it is a table with its own rows. A choice that may be a plain text is not."""
     if is_dataclass(value):
-        return not hasattr(type(value), "SHORT") and not isinstance(value, Secret)
+        return not hasattr(type(value), "SHORT") and not isinstance(value, SecretReference)
     held = typing.get_args(hint)[-1] if isinstance(value, Mapping) and typing.get_args(hint) else None
     return is_dataclass(held) and not hasattr(held, "SHORT")
 
 
-def _shape(hint: Any) -> tuple[Shape, tuple[str, ...]]:
+def _control_for(hint: Any) -> tuple[SettingControl, tuple[str, ...]]:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         kinds = [kind for kind in arguments if kind is not types.NoneType]
-        return _shape(kinds[0])
+        return _control_for(kinds[0])
     if origin is tuple:
-        shape, choices = _shape(arguments[0])
-        return (Shape.TEXTS, choices) if shape in (Shape.TEXT, Shape.CHOICE) else (Shape.OTHER, ())
+        shape, choices = _control_for(arguments[0])
+        return (
+            (SettingControl.TEXTS, choices)
+            if shape in (SettingControl.TEXT, SettingControl.CHOICE)
+            else (SettingControl.OTHER, ())
+        )
     if hint is bool:
-        return Shape.SWITCH, ()
+        return SettingControl.SWITCH, ()
     if hint is int or hint is float:
-        return (Shape.WHOLE if hint is int else Shape.NUMBER), ()
+        return (SettingControl.INTEGER if hint is int else SettingControl.NUMBER), ()
     if hint in (str, Path, ZoneInfo):
-        return Shape.TEXT, ()
+        return SettingControl.TEXT, ()
     if isinstance(hint, type) and issubclass(hint, StrEnum):
-        return Shape.CHOICE, tuple(str(each) for each in hint)
-    return Shape.OTHER, ()
+        return SettingControl.CHOICE, tuple(str(each) for each in hint)
+    return SettingControl.OTHER, ()
 
 
-def _at(tree: Table, path: KeyPath) -> object:
+def _value_at(tree: Table, path: KeyPath) -> object:
     found: object = tree
     for part in path:
         if not isinstance(found, dict):
@@ -215,7 +223,7 @@ def _at(tree: Table, path: KeyPath) -> object:
 
 def _has_variable(value: object) -> bool:
     match value:
-        case Filled():
+        case ExpandedText():
             return True
         case list():
             return any(_has_variable(each) for each in cast("list[object]", value))
@@ -225,19 +233,19 @@ def _has_variable(value: object) -> bool:
             return False
 
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """Convert a value to JSON: a secret to its location, a variable to its name."""
     match value:
-        case Filled():
-            return value.written
-        case Secret():
+        case ExpandedText():
+            return value.original
+        case SecretReference():
             return str(value)
         case _ if is_dataclass(value) and not isinstance(value, type):
-            return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+            return {each.name: to_json_value(getattr(value, each.name)) for each in fields(value)}
         case Mapping():
-            return {str(key): plain(part) for key, part in cast("Mapping[Any, Any]", value).items()}
+            return {str(key): to_json_value(part) for key, part in cast("Mapping[Any, Any]", value).items()}
         case list() | tuple():
-            return [plain(part) for part in cast("typing.Sequence[Any]", value)]
+            return [to_json_value(part) for part in cast("typing.Sequence[Any]", value)]
         case Path() | ZoneInfo():
             return str(value)
         case Enum():

@@ -9,8 +9,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
-from retinue.config.secret import Secret
-from retinue.config.setting_metadata import Effect, setting
+from retinue.config.secret import SecretReference
+from retinue.config.setting_metadata import SettingEffect, setting
 
 ENV_NAME_LENGTH_MAX = 128
 PLUGIN_NAME_LENGTH_MAX = 64
@@ -18,27 +18,27 @@ PLUGIN_NAME_LENGTH_MAX = 64
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLUGIN_NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 # Variables that decide which program runs, or for whom, cannot be set for a skill.
-_NOT_FOR_SKILLS = frozenset({"PATH", "HOME", "SHELL", "IFS", "ENV", "BASH_ENV", "PYTHONPATH", "PYTHONSTARTUP"})
-_NOT_FOR_SKILLS_BEGIN = ("LD_", "DYLD_", "RETINUE_")
+_FORBIDDEN_VARIABLES = frozenset({"PATH", "HOME", "SHELL", "IFS", "ENV", "BASH_ENV", "PYTHONPATH", "PYTHONSTARTUP"})
+_FORBIDDEN_VARIABLE_PREFIXES = ("LD_", "DYLD_", "RETINUE_")
 
 
-def env_name(text: str) -> str | None:
+def check_env_name(text: str) -> str | None:
     """Check the name of an environment variable for a skill's commands."""
     if len(text) > ENV_NAME_LENGTH_MAX or not _ENV_NAME.fullmatch(text):
-        return "is not the name of an environment variable"
-    if text in _NOT_FOR_SKILLS or text.startswith(_NOT_FOR_SKILLS_BEGIN):
-        return "cannot be set for a skill: it says which programs run, or for whom"
+        return "is not a valid name of an environment variable"
+    if text in _FORBIDDEN_VARIABLES or text.startswith(_FORBIDDEN_VARIABLE_PREFIXES):
+        return "cannot be set for a skill: it controls which programs run, or as which user"
     return None
 
 
-def plugin_name(text: str) -> str | None:
+def check_plugin_name(text: str) -> str | None:
     """Check the name of a plugin or plugin instance. It names a folder and a CLI noun."""
     if len(text) <= PLUGIN_NAME_LENGTH_MAX and _PLUGIN_NAME.fullmatch(text):
         return None
-    return f"must have at most {PLUGIN_NAME_LENGTH_MAX} small letters and digits, with single hyphens between them"
+    return f"must have at most {PLUGIN_NAME_LENGTH_MAX} lowercase letters and digits, with single hyphens between them"
 
 
-class Exposure(StrEnum):
+class OperationExposure(StrEnum):
     """How an agent uses operations: as tools, through the command lines of skills, or either."""
 
     TOOLS = "tools"
@@ -46,12 +46,12 @@ class Exposure(StrEnum):
     MIXED = "mixed"
 
 
-class Trusted(StrEnum):
+class TrustedSkillSource(StrEnum):
     """Sources whose skills may be used without an approval."""
 
     WORKSPACE = "workspace"
     AGENT = "agent"
-    HOUSE = "house"
+    SERVER = "house"
     EXTRA = "extra"
 
 
@@ -63,22 +63,29 @@ class SkillLists:
     """
 
     allow: tuple[str, ...] = setting(
-        ("*",), "Skills that may be used; an empty list is none.", effect=Effect.MESSAGE, example="weather"
+        ("*",),
+        "Skills that may be used, as globs. An empty list: none.",
+        effect=SettingEffect.MESSAGE,
+        example="weather",
     )
-    deny: tuple[str, ...] = setting((), "Skills that may not be used, whatever else says so.", effect=Effect.MESSAGE)
+    deny: tuple[str, ...] = setting((), "Skills that are never used, as globs.", effect=SettingEffect.MESSAGE)
     available: tuple[str, ...] = setting(
-        ("*",), "Skills an agent is told of, to be read when they are needed.", effect=Effect.MESSAGE
+        ("*",),
+        "Skills listed in the system prompt, which the agent reads when it needs them.",
+        effect=SettingEffect.MESSAGE,
     )
-    inline: tuple[str, ...] = setting((), "Skills an agent is told in full, in every run.", effect=Effect.MESSAGE)
-    exposure: Exposure = setting(
-        Exposure.TOOLS,
-        "How operations are reached: `tools`, `skills` (their command lines), or `mixed`.",
-        effect=Effect.MESSAGE,
+    inline: tuple[str, ...] = setting(
+        (), "Skills included in full in every system prompt.", effect=SettingEffect.MESSAGE
+    )
+    exposure: OperationExposure = setting(
+        OperationExposure.TOOLS,
+        "How agents use operations: `tools`, `skills` (command lines), or `mixed`.",
+        effect=SettingEffect.MESSAGE,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Variable:
+class VariableValue:
     """The value of a variable: a text, or where a secret is.
 
     A name that looks secret allows only the latter.
@@ -86,24 +93,26 @@ class Variable:
 
     SHORT: ClassVar[str] = "value"
 
-    value: str | None = setting(None, "The words themselves.", effect=Effect.MESSAGE)
-    env: str | None = setting(None, "The variable of the house that holds it.", effect=Effect.MESSAGE)
-    file: Path | None = setting(None, "The file that holds it.", effect=Effect.MESSAGE)
+    value: str | None = setting(None, "Value of the variable.", effect=SettingEffect.MESSAGE)
+    env: str | None = setting(
+        None, "Environment variable of the server that contains the value.", effect=SettingEffect.MESSAGE
+    )
+    file: Path | None = setting(None, "File that contains the value.", effect=SettingEffect.MESSAGE)
 
     def read(self, environment: Mapping[str, str]) -> str:
-        return self.value if self.value is not None else Secret(env=self.env, file=self.file).read(environment)
+        return self.value if self.value is not None else SecretReference(env=self.env, file=self.file).read(environment)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkillEntry:
     """Settings of one skill."""
 
-    enabled: bool = setting(True, "Whether it is used at all.", effect=Effect.MESSAGE)
-    env: Mapping[str, Variable | Secret] = setting(
-        cast("Mapping[str, Variable | Secret]", {}),
-        "Variables for the commands of a run that has this skill, and for nothing else.",
-        effect=Effect.MESSAGE,
-        check=env_name,
+    enabled: bool = setting(True, "Whether the skill is enabled.", effect=SettingEffect.MESSAGE)
+    env: Mapping[str, VariableValue | SecretReference] = setting(
+        cast("Mapping[str, VariableValue | SecretReference]", {}),
+        "Environment variables for commands of runs with this skill.",
+        effect=SettingEffect.MESSAGE,
+        check=check_env_name,
         example="WEATHER_KEY",
     )
 
@@ -113,12 +122,12 @@ class SkillSettings(SkillLists):
     """Folders with a SKILL.md that explain to an agent how to do something."""
 
     folders: tuple[str, ...] = setting(
-        (), "Further folders in which skills lie; from the home if relative.", effect=Effect.MESSAGE
+        (), "Additional folders with skills, relative to the data directory.", effect=SettingEffect.MESSAGE
     )
-    trusted: tuple[Trusted, ...] = setting(
+    trusted: tuple[TrustedSkillSource, ...] = setting(
         (),
-        "Places whose skills are used without being looked at: `house`, `extra`, `agent`, `workspace`.",
-        effect=Effect.MESSAGE,
+        "Sources whose skills are used without approval: `house`, `extra`, `agent`, `workspace`.",
+        effect=SettingEffect.MESSAGE,
     )
     entries: Mapping[str, SkillEntry] = field(default_factory=dict[str, SkillEntry])
     agents: Mapping[str, SkillLists] = field(default_factory=dict[str, SkillLists])
@@ -129,9 +138,12 @@ class PluginSettings:
     """One instance of a plugin."""
 
     plugin: str | None = setting(
-        None, "Which plug-in it is. Not set: the one of this name.", check=plugin_name, example="diary"
+        None,
+        "Name of the installed plugin. Default: the name of this section.",
+        check=check_plugin_name,
+        example="diary",
     )
-    enabled: bool = setting(True, "Whether it is loaded.")
+    enabled: bool = setting(True, "Whether the plugin is loaded.")
     settings: Mapping[str, Any] = setting(
-        cast("Mapping[str, Any]", {}), "What the plug-in itself can be told; it says what that is."
+        cast("Mapping[str, Any]", {}), "Settings of the plugin itself, which declares them."
     )

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import cast
 
-from retinue.config.secret import Secret
-from retinue.config.setting_metadata import Effect, setting
-from retinue.config.skills import Variable, env_name
+from retinue.config.secret import SecretReference
+from retinue.config.setting_metadata import SettingEffect, setting
+from retinue.config.skills import VariableValue, check_env_name
 
 MIB = 1024 * 1024
 
@@ -29,23 +29,28 @@ class SpeechCommand:
 
     command: tuple[str, ...] = setting(
         (),
-        "The program and its words. `{input}` stands for the file to read, `{output}` for the one to write; for a "
-        "speaker also `{voice}`, `{speed}` and `{model}`, for a summariser `{chars}`. Without `{input}` it is given on "
-        "standard input, without `{output}` what it says is taken.",
-        effect=Effect.MESSAGE,
+        "Program and its arguments. `{input}` is the file to read and `{output}` the file to write; a "
+        "speaker also has `{voice}`, `{speed}` and `{model}`, a summarizer `{chars}`. Without `{input}` it "
+        "reads standard input, without `{output}` its standard output is used.",
+        effect=SettingEffect.MESSAGE,
         example="piper",
     )
-    media_type: str = setting("audio/ogg", "What a speaker writes.", effect=Effect.MESSAGE)
-    ending: str = setting("ogg", "How the name of such a file ends.", effect=Effect.MESSAGE)
-    voice: str = setting("", "What `{voice}` stands for.", effect=Effect.MESSAGE)
-    speed: str = setting("1.0", "What `{speed}` stands for.", effect=Effect.MESSAGE)
-    model: str = setting("", "What `{model}` stands for.", effect=Effect.MESSAGE)
-    hosts: tuple[str, ...] = setting((), "Hosts that it may reach; none without.", effect=Effect.MESSAGE)
-    readable: tuple[str, ...] = setting(
-        (), "Folders that it may read, such as that of its voices.", effect=Effect.MESSAGE
+    media_type: str = setting("audio/ogg", "Media type that a speaker writes.", effect=SettingEffect.MESSAGE)
+    ending: str = setting("ogg", "File name extension of such a file.", effect=SettingEffect.MESSAGE)
+    voice: str = setting("", "Value of `{voice}`.", effect=SettingEffect.MESSAGE)
+    speed: str = setting("1.0", "Value of `{speed}`.", effect=SettingEffect.MESSAGE)
+    model: str = setting("", "Value of `{model}`.", effect=SettingEffect.MESSAGE)
+    hosts: tuple[str, ...] = setting(
+        (), "Hosts that the program may reach. Default: none.", effect=SettingEffect.MESSAGE
     )
-    env: Mapping[str, Variable | Secret] = setting(
-        cast("Mapping[str, Variable | Secret]", {}), "Variables for it.", effect=Effect.MESSAGE, check=env_name
+    readable: tuple[str, ...] = setting(
+        (), "Folders that the program may read, such as that of its voices.", effect=SettingEffect.MESSAGE
+    )
+    env: Mapping[str, VariableValue | SecretReference] = setting(
+        cast("Mapping[str, VariableValue | SecretReference]", {}),
+        "Environment variables of the program.",
+        effect=SettingEffect.MESSAGE,
+        check=check_env_name,
     )
 
 
@@ -54,30 +59,48 @@ class SpeechSettings:
     """Voice messages in both directions, through programs that you provide."""
 
     mode: SpeechMode = setting(
-        SpeechMode.OFF, "When answers are spoken: `off`, `always`, `inbound` or `tagged`.", effect=Effect.MESSAGE
+        SpeechMode.OFF,
+        "Which answers are spoken: `off`, `always`, `inbound` or `tagged`.",
+        effect=SettingEffect.MESSAGE,
     )
     speakers: Mapping[str, SpeechCommand] = field(default_factory=dict[str, SpeechCommand])
     listeners: Mapping[str, SpeechCommand] = field(default_factory=dict[str, SpeechCommand])
     summarisers: Mapping[str, SpeechCommand] = field(default_factory=dict[str, SpeechCommand])
     overrides: tuple[str, ...] = setting(
         (),
-        "What an agent's tag may set: `provider`, `voice`, `speed`, `model`.",
-        effect=Effect.MESSAGE,
+        "What a tag of an agent may set: `provider`, `voice`, `speed`, `model`.",
+        effect=SettingEffect.MESSAGE,
         example="voice",
     )
     summarise: bool = setting(
         True,
-        "Whether a long answer is told in short before it is spoken: by a summariser, and else by its beginning.",
-        effect=Effect.MESSAGE,
+        "Whether a long answer is summarized before it is spoken; without a summarizer its beginning is spoken.",
+        effect=SettingEffect.MESSAGE,
     )
     summarise_over_chars: int = setting(
-        1_500, "How long an answer is spoken as it stands.", effect=Effect.MESSAGE, least=50, most=100_000
+        1_500,
+        "Length above which an answer is summarized, in characters.",
+        effect=SettingEffect.MESSAGE,
+        least=50,
+        most=100_000,
     )
     text_chars_max: int = setting(
-        4_096, "What is spoken at most; the rest is left out.", effect=Effect.MESSAGE, least=50, most=100_000
+        4_096,
+        "Maximum length of a spoken answer, in characters; the rest is left out.",
+        effect=SettingEffect.MESSAGE,
+        least=50,
+        most=100_000,
     )
-    text_chars_min: int = setting(10, "Shorter answers are not spoken.", effect=Effect.MESSAGE, least=0, most=1_000)
-    timeout_s: float = setting(30.0, "How long one program may take.", effect=Effect.MESSAGE, least=0.1, most=600)
+    text_chars_min: int = setting(
+        10, "Minimum length of a spoken answer, in characters.", effect=SettingEffect.MESSAGE, least=0, most=1_000
+    )
+    timeout_s: float = setting(
+        30.0, "Maximum time of one program, in seconds.", effect=SettingEffect.MESSAGE, least=0.1, most=600
+    )
     audio_bytes_max: int = setting(
-        25 * MIB, "The largest voice message, in or out.", effect=Effect.MESSAGE, least=1024, most=1024 * MIB
+        25 * MIB,
+        "Maximum size of a voice message, in bytes, inbound or outbound.",
+        effect=SettingEffect.MESSAGE,
+        least=1024,
+        most=1024 * MIB,
     )

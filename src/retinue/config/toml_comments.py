@@ -14,27 +14,27 @@ from tomlkit.container import Container
 from tomlkit.items import AoT, Comment, Null, Table, Whitespace
 
 # Placeholder for the lines above a table. TOML forbids these characters, and tomlkit expects a newline there.
-_MARK = re.compile(r"\n\0(\d+)\0")
+_PLACEHOLDER = re.compile(r"\n\0(\d+)\0")
 
 
-class Commented:
+class CommentedDocument:
     """An editable document that keeps every comment above its table."""
 
     def __init__(self, text: str) -> None:
         self.document = tomlkit.parse(text)
-        self._above: list[str] = []
-        self._loose = ""  # comments and blank lines since the last key, from top to bottom
+        self._comments_above: list[str] = []
+        self._unattached = ""  # comments and blank lines since the last key, from top to bottom
         self._walk(self.document)
         is_all_comments = not self.document  # then there is no key, and anything added comes last
         if is_all_comments or self.text() != text:
-            self.document, self._above, self._loose = tomlkit.parse(text), [], ""
+            self.document, self._comments_above, self._unattached = tomlkit.parse(text), [], ""
 
     def text(self) -> str:
         written = self.document.as_string()
-        above = self._above_those_left({int(mark[1]) for mark in _MARK.finditer(written)})
-        return _MARK.sub(lambda mark: above[int(mark[1])], written) + above[-1]
+        above = self._comments_for_remaining({int(mark[1]) for mark in _PLACEHOLDER.finditer(written)})
+        return _PLACEHOLDER.sub(lambda mark: above[int(mark[1])], written) + above[-1]
 
-    def _above_those_left(self, left: set[int]) -> list[str]:
+    def _comments_for_remaining(self, remaining: set[int]) -> list[str]:
         """Return the lines above each remaining table, and last those at the end of the file.
 
         A removed table leaves lines that were not its own to the next table: the file header, and
@@ -42,9 +42,9 @@ class Commented:
         """
         above: list[str] = []
         carried = ""
-        for number, lines in enumerate([*self._above, self._loose]):
-            is_end = number == len(self._above)
-            if number in left or is_end:
+        for number, lines in enumerate([*self._comments_above, self._unattached]):
+            is_end = number == len(self._comments_above)
+            if number in remaining or is_end:
                 apart = "\n" if carried and not is_end and not lines.startswith("\n") else ""
                 above.append(carried + apart + lines)
                 carried = ""
@@ -56,26 +56,26 @@ class Commented:
 
     def _walk(self, container: Container) -> None:
         body = container.body
-        is_last = _without_key_after(body)
+        is_last = _has_no_key_after(body)
         for index, (_, item) in enumerate(body):
             if isinstance(item, Table):
-                self._tie(item)
+                self._attach(item)
             elif isinstance(item, AoT):
                 for table in item.body:
-                    self._tie(table)
+                    self._attach(table)
             elif isinstance(item, Comment | Whitespace) and is_last[index]:
-                self._loose += item.as_string()
+                self._unattached += item.as_string()
                 body[index] = (None, Null())
 
-    def _tie(self, table: Table) -> None:
-        if not table.is_super_table() and self._loose:
-            self._above.append(self._loose + table.trivia.indent)
-            table.trivia.indent = f"\n\0{len(self._above) - 1}\0"
-            self._loose = ""
+    def _attach(self, table: Table) -> None:
+        if not table.is_super_table() and self._unattached:
+            self._comments_above.append(self._unattached + table.trivia.indent)
+            table.trivia.indent = f"\n\0{len(self._comments_above) - 1}\0"
+            self._unattached = ""
         self._walk(table.value)
 
 
-def _without_key_after(body: Sequence[tuple[object, object]]) -> list[bool]:
+def _has_no_key_after(body: Sequence[tuple[object, object]]) -> list[bool]:
     """Return for each item whether no key of this table follows: it stands above the next table or at the end."""
     found: list[bool] = []
     is_last = True

@@ -20,21 +20,21 @@ _ESCAPED = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTAL
 _ESCAPES = {"b": "\b", "t": "\t", "n": "\n", "f": "\f", "r": "\r", '"': '"', "\\": "\\"}
 
 
-def lines_of(text: str) -> dict[KeyPath, int]:
+def find_key_lines(text: str) -> dict[KeyPath, int]:
     """Return the line of each key path of a well-formed TOML text, starting at 1."""
     scanner = _Scanner(text.replace("\r\n", "\n"))
     try:
         scanner.scan()
     except (IndexError, RecursionError):  # Lines are best effort: return those found so far.
         pass
-    return scanner.found
+    return scanner.key_lines
 
 
 class _Scanner:
     def __init__(self, text: str) -> None:
         self.text = text
         self.at = 0
-        self.found: dict[KeyPath, int] = {}
+        self.key_lines: dict[KeyPath, int] = {}
         self._newlines = [match.start() for match in re.finditer("\n", text)]
         self._counts: dict[KeyPath, int] = {}
 
@@ -42,25 +42,25 @@ class _Scanner:
         table: KeyPath = ()
         while self._skip(_BLANK) < len(self.text):
             if self.text.startswith("[", self.at):
-                table = self._header()
+                table = self._scan_header()
             else:
-                self._pair(table)
+                self._scan_pair(table)
 
-    def _header(self) -> KeyPath:
-        line = self._line()
+    def _scan_header(self) -> KeyPath:
+        line = self._current_line()
         is_array = self.text.startswith("[[", self.at)
         self.at += 2 if is_array else 1
-        *parents, last = self._keys()
-        path: KeyPath = (*self._within(parents), last)
+        *parents, last = self._scan_dotted_key()
+        path: KeyPath = (*self._resolve_parents(parents), last)
         if is_array:
-            self.found.setdefault(path, line)
+            self.key_lines.setdefault(path, line)
             self._counts[path] = self._counts.get(path, 0) + 1
             path = (*path, self._counts[path] - 1)
-        self.found.setdefault(path, line)
+        self.key_lines.setdefault(path, line)
         self.at += 2 if is_array else 1
         return path
 
-    def _within(self, keys: list[str]) -> KeyPath:
+    def _resolve_parents(self, keys: list[str]) -> KeyPath:
         """Resolve a header path: an array of tables on the way means its last table."""
         path: KeyPath = ()
         for key in keys:
@@ -69,21 +69,21 @@ class _Scanner:
                 path = (*path, self._counts[path] - 1)
         return path
 
-    def _pair(self, table: KeyPath) -> None:
-        line = self._line()
+    def _scan_pair(self, table: KeyPath) -> None:
+        line = self._current_line()
         path = table
-        for key in self._keys():
+        for key in self._scan_dotted_key():
             path = (*path, key)
-            self.found.setdefault(path, line)
+            self.key_lines.setdefault(path, line)
         self.at += 1  # skip the =
         self._skip(_SPACE)
-        self._value(path)
+        self._scan_value(path)
 
-    def _keys(self) -> list[str]:
+    def _scan_dotted_key(self) -> list[str]:
         keys: list[str] = []
         while True:
             self._skip(_SPACE)
-            keys.append(self._key())
+            keys.append(self._scan_key())
             self._skip(_SPACE)
             if not self.text.startswith(".", self.at):
                 return keys
@@ -91,48 +91,48 @@ class _Scanner:
                 raise IndexError
             self.at += 1
 
-    def _key(self) -> str:
+    def _scan_key(self) -> str:
         start = self.at
         if self.text[start] in "\"'":
-            self._string()
+            self._scan_string()
             inner = self.text[start + 1 : self.at - 1]
-            return _ESCAPED.sub(_unescaped, inner) if self.text[start] == '"' else inner
+            return _ESCAPED.sub(_unescape, inner) if self.text[start] == '"' else inner
         self._skip(_BARE_KEY)
         return self.text[start : self.at]
 
-    def _value(self, path: KeyPath) -> None:
+    def _scan_value(self, path: KeyPath) -> None:
         match self.text[self.at]:
             case '"' | "'":
-                self._string()
+                self._scan_string()
             case "[":
-                self._array(path)
+                self._scan_array(path)
             case "{":
-                self._inline_table(path)
+                self._scan_inline_table(path)
             case _:
                 if self.at == self._skip(_SCALAR):
                     raise IndexError  # no value: this is not TOML, and scanning on would never end
 
-    def _array(self, path: KeyPath) -> None:
+    def _scan_array(self, path: KeyPath) -> None:
         self.at += 1
         index = 0
         while self._peek() != "]":
             element = (*path, index)
-            self.found[element] = self._line()
-            self._value(element)
+            self.key_lines[element] = self._current_line()
+            self._scan_value(element)
             index += 1
             if self._peek() == ",":
                 self.at += 1
         self.at += 1
 
-    def _inline_table(self, path: KeyPath) -> None:
+    def _scan_inline_table(self, path: KeyPath) -> None:
         self.at += 1
         while self._peek() != "}":
-            self._pair(path)
+            self._scan_pair(path)
             if self._peek() == ",":
                 self.at += 1
         self.at += 1
 
-    def _string(self) -> None:
+    def _scan_string(self) -> None:
         quote = self.text[self.at]
         mark = quote * 3 if self.text.startswith(quote * 3, self.at) else quote
         self.at += len(mark)
@@ -152,10 +152,10 @@ class _Scanner:
             self.at = match.end()
         return self.at
 
-    def _line(self) -> int:
+    def _current_line(self) -> int:
         return bisect.bisect_left(self._newlines, self.at) + 1
 
 
-def _unescaped(match: re.Match[str]) -> str:
+def _unescape(match: re.Match[str]) -> str:
     digits = match[1] or match[2]
     return chr(int(digits, 16)) if digits else _ESCAPES.get(match[3], match[3])

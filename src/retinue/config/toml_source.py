@@ -9,9 +9,9 @@ from typing import cast
 
 from msgspec import Struct
 
-from retinue.config.errors import SHOWN_LENGTH_MAX, Faults, KeyPath, Place
-from retinue.config.secret import Secret
-from retinue.config.toml_positions import lines_of
+from retinue.config.errors import SHOWN_LENGTH_MAX, FaultCollector, KeyPath, SettingPosition
+from retinue.config.secret import SecretReference
+from retinue.config.toml_positions import find_key_lines
 
 FILE_BYTES_MAX = 1024 * 1024
 FILES_MAX = 100
@@ -20,14 +20,14 @@ NESTING_MAX = 50
 
 Table = dict[str, object]
 
-_INCLUDE = "it says which other files belong to this one"
-_INCLUDE_SO = 'include = ["people.toml", "conf.d/*.toml"]'
+_INCLUDE_MEANING = "it names the other files of these settings"
+_INCLUDE_EXAMPLE = 'include = ["people.toml", "conf.d/*.toml"]'
 
 # Keys below these are names that people choose, so `[agents.token]` is an agent, not a secret.
-NAMED = frozenset(
+NAMED_SECTIONS = frozenset(
     {"agents", "templates", "people", "bindings", "schedules", "providers", "mcp", "plugins", "connectors"}
 )
-NAMED_BELOW = frozenset(
+NAMED_SUBSECTIONS = frozenset(
     {
         ("models", "entries"),
         ("sandbox", "secrets"),
@@ -38,51 +38,51 @@ NAMED_BELOW = frozenset(
         ("speech", "summarisers"),
     }
 )
-POLICY = ("house", "permission_policy")
-ORIGIN = "origin"  # tables in its rules are keyed by field or choice: origin.source[0].fields.token
+PERMISSION_POLICY_PATH = ("house", "permission_policy")
+PROVENANCE_SECTION = "origin"  # tables in its rules are keyed by field or choice: origin.source[0].fields.token
 
 _VARIABLE = re.compile(r"\$\$\{|\$\{([^}]*)(\}?)")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECRET = re.compile(
+_SECRET_KEY = re.compile(
     r"(?:.*[_-])?(?:token|password|passwd|passphrase|secret|credential|credentials|api[_-]?key|private[_-]?key)",
     re.IGNORECASE,
 )
 _SECRET_HEADER = re.compile(r".*(?:authorization|cookie|token|secret|passw|credential|key).*", re.IGNORECASE)
-_PASSWORD = re.compile(r"(://[^/@\s]*:)[^/@\s]*@")
+_URL_PASSWORD = re.compile(r"(://[^/@\s]*:)[^/@\s]*@")
 _LINE = re.compile(r" ?\(at line (\d+), column \d+\)")
 
 
-class Filled(str):
+class ExpandedText(str):
     """A text with an expanded variable. Errors show `original`, because the variable may hold a
     password."""
 
-    written: str
+    original: str
 
-    def __new__(cls, value: str, written: str) -> Filled:
+    def __new__(cls, value: str, original: str) -> ExpandedText:
         made = super().__new__(cls, value)
-        made.written = written
+        made.original = original
         return made
 
 
-class Disk(Struct, frozen=True, kw_only=True):
+class FileAccess(Struct, frozen=True, kw_only=True):
     """File access for a reader: the text of a file, and the files that match a pattern. Either may
     raise OSError."""
 
     read: Callable[[Path], str]
-    fitting: Callable[[Path, str], list[Path]]
+    glob: Callable[[Path, str], list[Path]]
 
 
-class Source:
+class SettingsReader:
     """Reads a settings file with all its includes. Errors are added to `faults`; the rest is the
     tree."""
 
-    def __init__(self, disk: Disk, environment: Mapping[str, str], faults: Faults) -> None:
+    def __init__(self, disk: FileAccess, environment: Mapping[str, str], faults: FaultCollector) -> None:
         self.files: list[Path] = []
-        self._disk = disk
+        self._file_access = disk
         self._environment = environment
         self._faults = faults
 
-    def tree(self, file: Path, text: str) -> Table:
+    def read(self, file: Path, text: str) -> Table:
         return self._read(file, text, (file,))
 
     def _read(self, file: Path, text: str, chain: tuple[Path, ...]) -> Table:
@@ -90,21 +90,23 @@ class Source:
         parsed = self._parse(file, text)
         if parsed is None:
             return {}
-        lines = lines_of(text)
-        here: dict[KeyPath, Place] = {(): Place(file)} | {path: Place(file, line) for path, line in lines.items()}
-        below = self._faults.places
-        self._faults.places = here  # While this file is read, errors refer to its lines.
-        own = cast(Table, self._filled(parsed, (), file))
+        lines = find_key_lines(text)
+        here: dict[KeyPath, SettingPosition] = {(): SettingPosition(file)} | {
+            path: SettingPosition(file, line) for path, line in lines.items()
+        }
+        below = self._faults.positions
+        self._faults.positions = here  # While this file is read, errors refer to its lines.
+        own = cast(Table, self._expand(parsed, (), file))
         self._check_version(own)
         merged: Table = {}
-        places: dict[KeyPath, Place] = {}
-        for path, included in self._included(own, file, chain):
-            self._faults.places = here
+        places: dict[KeyPath, SettingPosition] = {}
+        for path, included in self._parse_includes(own, file, chain):
+            self._faults.positions = here
             tree = self._include(path, included, chain)
-            merged = merge(merged, tree)
-            places |= self._faults.places if tree else {}
-        self._faults.places = below | places | here
-        return merge(merged, own)
+            merged = merge_tables(merged, tree)
+            places |= self._faults.positions if tree else {}
+        self._faults.positions = below | places | here
+        return merge_tables(merged, own)
 
     def _parse(self, file: Path, text: str) -> Table | None:
         import tomllib  # not needed without a settings file
@@ -115,17 +117,17 @@ class Source:
             said = str(error)
             line = _LINE.search(said)
             self._faults.add_at(
-                Place(file, int(line[1]) if line else None),
-                "this is not TOML",
+                SettingPosition(file, int(line[1]) if line else None),
+                "invalid TOML",
                 because=_LINE.sub("", said),
-                try_this='correct the line; texts stand in quotes, as in name = "value"',
+                try_this='correct the line; texts need quotes, as in name = "value"',
             )
         except RecursionError:
             self._faults.add_at(
-                Place(file),
-                "this is nested too deeply",
+                SettingPosition(file),
+                "the file is nested too deeply",
                 because="no setting needs so many levels",
-                try_this="look for brackets without end",
+                try_this="look for an unclosed bracket",
             )
         return None
 
@@ -134,23 +136,23 @@ class Source:
         if version != 2 or isinstance(version, bool):
             self._faults.add(
                 ("config_version",),
-                f"is {shown(version)}",
-                because="this house reads version 2 alone; in another version the same words may mean other things",
-                try_this="go through docs/reference/settings.md, then write config_version = 2",
+                f"is {format_value(version)}",
+                because="this version reads config_version 2 only; another version may have other settings",
+                try_this="check the file against docs/reference/settings.md, then write config_version = 2",
             )
 
     # --- includes ---
 
-    def _included(self, own: Table, file: Path, chain: tuple[Path, ...]) -> list[tuple[KeyPath, Path]]:
+    def _parse_includes(self, own: Table, file: Path, chain: tuple[Path, ...]) -> list[tuple[KeyPath, Path]]:
         patterns = own.pop("include", [])
         if isinstance(patterns, str):
             patterns = [patterns]
         if not isinstance(patterns, list):
             self._faults.add(
                 ("include",),
-                f"must be a list of file names, and is {shown(patterns)}",
-                because=_INCLUDE,
-                try_this=_INCLUDE_SO,
+                f"must be a list of file names, not {format_value(patterns)}",
+                because=_INCLUDE_MEANING,
+                try_this=_INCLUDE_EXAMPLE,
             )
             return []
         found: list[tuple[KeyPath, Path]] = []
@@ -161,56 +163,59 @@ class Source:
             if isinstance(pattern, str) and "**" in pattern:
                 self._faults.add(
                     path,
-                    "looks through all folders",
-                    because="that could be the whole disk, so ** is not read",
-                    try_this=_INCLUDE_SO,
+                    "searches all folders",
+                    because="that could be the entire disk, so ** is not allowed",
+                    try_this=_INCLUDE_EXAMPLE,
                 )
                 continue
             if not isinstance(pattern, str) or not pattern or "\0" in pattern:
                 self._faults.add(
-                    path, f"must be the name of a file, and is {shown(pattern)}", because=_INCLUDE, try_this=_INCLUDE_SO
+                    path,
+                    f"must be the name of a file, not {format_value(pattern)}",
+                    because=_INCLUDE_MEANING,
+                    try_this=_INCLUDE_EXAMPLE,
                 )
             elif any(sign in pattern for sign in "*?["):
-                found += [(path, each) for each in self._fitting(path, file.parent, pattern)]
+                found += [(path, each) for each in self._glob(path, file.parent, pattern)]
             else:
                 found.append((path, file.parent / Path(pattern).expanduser()))
         return found
 
-    def _fitting(self, path: KeyPath, folder: Path, pattern: str) -> list[Path]:
+    def _glob(self, path: KeyPath, folder: Path, pattern: str) -> list[Path]:
         try:
-            return self._disk.fitting(folder, pattern)
+            return self._file_access.glob(folder, pattern)
         except (OSError, ValueError, NotImplementedError) as error:
-            self._faults.add(path, "cannot be looked up", because=str(error), try_this=_INCLUDE_SO)
+            self._faults.add(path, "is not a valid file name or pattern", because=str(error), try_this=_INCLUDE_EXAMPLE)
             return []
 
     def _include(self, path: KeyPath, file: Path, chain: tuple[Path, ...]) -> Table:
-        file = _plain(file)
+        file = _resolve_path(file)
         if file in chain:
             circle = " -> ".join(str(each) for each in (*chain[chain.index(file) :], file))
-            self._faults.add(path, "goes in a circle", because=circle, try_this="take one of these includes out")
+            self._faults.add(path, "is circular", because=circle, try_this="remove one of these includes")
         elif len(chain) > INCLUDE_DEPTH_MAX:
             self._faults.add(
                 path,
-                "goes too deep",
-                because=f"files include each other {INCLUDE_DEPTH_MAX} deep at most",
-                try_this="include the innermost ones from here",
+                "is too deep",
+                because=f"the limit is {INCLUDE_DEPTH_MAX} levels of includes",
+                try_this="include the innermost files from here",
             )
         elif len(self.files) >= FILES_MAX:
             self._faults.add(
                 path,
-                "is one file too many",
-                because=f"{FILES_MAX} files are read at most",
-                try_this="put some together",
+                "exceeds the limit for files",
+                because=f"the limit is {FILES_MAX} files",
+                try_this="merge some files",
             )
         else:
             try:
-                text = self._disk.read(file)
+                text = self._file_access.read(file)
             except (OSError, ValueError) as error:
                 self._faults.add(
                     path,
                     f"names {file}, which cannot be read",
-                    because=reason(error),
-                    try_this="a name counts from the folder of the file that includes it",
+                    because=read_error_reason(error),
+                    try_this="write a path relative to the file that includes it",
                 )
             else:
                 return self._read(file, text, (*chain, file))
@@ -218,56 +223,60 @@ class Source:
 
     # --- variables and secrets ---
 
-    def _filled(self, value: object, path: KeyPath, file: Path) -> object:
+    def _expand(self, value: object, path: KeyPath, file: Path) -> object:
         if len(path) > NESTING_MAX:
             self._faults.add(
                 path[:3],
                 "is nested too deeply",
-                because=f"{NESTING_MAX} levels are read at most, and no setting needs so many",
-                try_this="look for a bracket that is not closed where it should be",
+                because=f"the limit is {NESTING_MAX} levels",
+                try_this="look for an unclosed bracket",
             )
             return None
         match value:
             case str():
-                return self._fill(value, path) if "${" in value else value
+                return self._expand_text(value, path) if "${" in value else value
             case list():
                 items = cast("list[object]", value)
-                return [self._filled(item, (*path, index), file) for index, item in enumerate(items)]
+                return [self._expand(item, (*path, index), file) for index, item in enumerate(items)]
             case dict():
                 table = cast(Table, value)
-                return {key: self._entry(key, inner, (*path, key), file) for key, inner in table.items()}
+                return {key: self._expand_entry(key, inner, (*path, key), file) for key, inner in table.items()}
             case _:
                 return value
 
-    def _entry(self, key: str, value: object, path: KeyPath, file: Path) -> object:
+    def _expand_entry(self, key: str, value: object, path: KeyPath, file: Path) -> object:
         is_named = (
-            (len(path) == 2 and path[0] in NAMED)
-            or (len(path) == 3 and path[:2] in NAMED_BELOW)
-            or (len(path) == 5 and path[0] == ORIGIN)
+            (len(path) == 2 and path[0] in NAMED_SECTIONS)
+            or (len(path) == 3 and path[:2] in NAMED_SUBSECTIONS)
+            or (len(path) == 5 and path[0] == PROVENANCE_SECTION)
         )
-        if not is_named and path[:2] != POLICY and (_SECRET.fullmatch(key) or _is_sent_along(value, path)):
-            return self._secret(value, path, file)
-        return self._filled(value, path, file)
+        if (
+            not is_named
+            and path[:2] != PERMISSION_POLICY_PATH
+            and (_SECRET_KEY.fullmatch(key) or _is_sent_secret(value, path))
+        ):
+            return self._parse_secret(value, path, file)
+        return self._expand(value, path, file)
 
-    def _secret(self, value: object, path: KeyPath, file: Path) -> object:
+    def _parse_secret(self, value: object, path: KeyPath, file: Path) -> object:
         table = cast(Table, value) if isinstance(value, dict) else {}
         env, named_file = table.get("env"), table.get("file")
         if len(table) == 1 and isinstance(env, str) and _NAME.fullmatch(env):
-            return Secret(env=env)
+            return SecretReference(env=env)
         if len(table) == 1 and isinstance(named_file, str) and named_file and "\0" not in named_file:
-            filled = self._fill(named_file, (*path, "file"))
-            return None if filled is None else Secret(file=file.parent / Path(filled).expanduser())
+            filled = self._expand_text(named_file, (*path, "file"))
+            return None if filled is None else SecretReference(file=file.parent / Path(filled).expanduser())
         self._faults.add(
             path,
-            "is a secret, and not said in a way we know" if table else "is a secret in plain text",
-            because="this file is read, copied and backed up; secrets stay in the environment or in a file",
-            try_this=f'{path[-1]}_env = "NAME" or {path[-1]}_file = "PATH"'
+            "is a secret in an unknown form" if table else "is a secret in plain text",
+            because="this file is read, copied and backed up; keep secrets in the environment or in a separate file",
+            try_this=f'write {path[-1]}_env = "NAME" or {path[-1]}_file = "PATH"'
             if path[0] == "connectors"
-            else f'{path[-1]} = {{ env = "NAME" }} or {path[-1]} = {{ file = "PATH" }}',
+            else f'write {path[-1]} = {{ env = "NAME" }} or {path[-1]} = {{ file = "PATH" }}',
         )
         return None
 
-    def _fill(self, text: str, path: KeyPath) -> str | None:
+    def _expand_text(self, text: str, path: KeyPath) -> str | None:
         """Expand the variables in a text. None if one is missing, which was reported."""
         before = self._faults.count
 
@@ -278,9 +287,9 @@ class Source:
             if not match[2] or not _NAME.fullmatch(name):
                 self._faults.add(
                     path,
-                    "holds a ${ that names no variable",
-                    because="it is written ${NAME}, with letters, digits and _ alone",
-                    try_this="write $${ where ${ itself is meant",
+                    "has a ${ without a valid variable name",
+                    because="a variable is written ${NAME}, with letters, digits and _ only",
+                    try_this="write $${ for a literal ${",
                 )
             elif value := self._environment.get(name):
                 return value
@@ -289,17 +298,17 @@ class Source:
                     path,
                     f"needs the environment variable {name}",
                     because="it is not set for this process, or is empty",
-                    try_this=f"set {name} where the house is started, or write $${{ if ${{ itself is meant",
+                    try_this=f"set {name} where the server is started, or write $${{ for a literal ${{",
                 )
             return ""
 
         filled = _VARIABLE.sub(put, text)
         if self._faults.count > before:
             return None
-        return text if filled == text else Filled(filled, text)
+        return text if filled == text else ExpandedText(filled, text)
 
 
-def _is_sent_along(value: object, path: KeyPath) -> bool:
+def _is_sent_secret(value: object, path: KeyPath) -> bool:
     """Whether this is a provider's key, or a header of a provider or MCP server that may hold a
     secret.
 
@@ -316,47 +325,47 @@ def _is_sent_along(value: object, path: KeyPath) -> bool:
             return False
 
 
-def merge(base: Table, over: Table) -> Table:
+def merge_tables(base: Table, over: Table) -> Table:
     """Merge tables key by key, recursively. For anything else the later value wins."""
     merged = dict(base)
     for key, value in over.items():
         before = merged.get(key)
         if isinstance(before, dict) and isinstance(value, dict):
-            merged[key] = merge(cast(Table, before), cast(Table, value))
+            merged[key] = merge_tables(cast(Table, before), cast(Table, value))
         else:
             merged[key] = value
     return merged
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """Format a value for errors: short, as written, and never a secret."""
     match value:
         case bool():
             return str(value).lower()
-        case Filled():
-            text = repr(value.written)
+        case ExpandedText():
+            text = repr(value.original)
         case dict():
             return "a table"
         case list():
             return "a list"
-        case Secret() | None:
+        case SecretReference() | None:
             return "a secret"
         case str() | int() | float():
             text = repr(value)
         case _:
             text = str(value)
-    text = _PASSWORD.sub(r"\1...@", text)
+    text = _URL_PASSWORD.sub(r"\1...@", text)
     return text if len(text) <= SHOWN_LENGTH_MAX else text[: SHOWN_LENGTH_MAX - 3] + "..."
 
 
-def reason(error: OSError | ValueError) -> str:
+def read_error_reason(error: OSError | ValueError) -> str:
     """Return in a few words why a file cannot be read."""
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8 text"
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
 
 
-def _plain(file: Path) -> Path:
+def _resolve_path(file: Path) -> Path:
     """Return the path without `..` and symlinks, to recognize a file by any name."""
     try:
         return file.resolve()

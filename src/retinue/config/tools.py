@@ -8,18 +8,18 @@ from enum import StrEnum
 from typing import cast
 
 from retinue.config import validators
-from retinue.config.setting_metadata import Effect, setting
+from retinue.config.setting_metadata import SettingEffect, setting
 from retinue.domain.agent import ToolLists
 
 
-class Where(StrEnum):
+class CommandLocation(StrEnum):
     """Where commands run, strictest first."""
 
     SANDBOX = "sandbox"
     HOST = "host"
 
 
-class Security(StrEnum):
+class CommandSecurity(StrEnum):
     """Which commands may run, strictest first."""
 
     DENY = "deny"
@@ -27,7 +27,7 @@ class Security(StrEnum):
     FULL = "full"
 
 
-class Asking(StrEnum):
+class CommandAsk(StrEnum):
     """When a person is asked, strictest first.
 
     With `off`, a command that the allowlist does not name is denied.
@@ -38,7 +38,7 @@ class Asking(StrEnum):
     OFF = "off"
 
 
-class Elevated(StrEnum):
+class ElevatedPolicy(StrEnum):
     """What happens to a command that asks to leave the sandbox, if all gates are open."""
 
     OFF = "off"
@@ -46,41 +46,45 @@ class Elevated(StrEnum):
     FULL = "full"
 
 
-_GLOBS = "Names of tools, globs with `*`, groups such as `group:web`."
+_GLOBS_TEXT = "Tool names, globs with `*`, or groups such as `group:web`."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lists(ToolLists):
+class ToolListSettings(ToolLists):
     """Rules over tools. Each level can only remove tools that the others leave."""
 
     profile: str | None = setting(
         None,
-        "What to begin with: `minimal`, `coding`, `messaging` or `full`.",
-        effect=Effect.MESSAGE,
-        check=validators.tool_profile,
+        "Profile to start from: `minimal`, `coding`, `messaging` or `full`.",
+        effect=SettingEffect.MESSAGE,
+        check=validators.check_tool_profile,
         example="coding",
     )
-    allow: tuple[str, ...] = setting(("*",), f"What may be used at all; an empty list is nothing. {_GLOBS}")
-    also_allow: tuple[str, ...] = setting((), "What is added to the profile or to `allow`.", effect=Effect.MESSAGE)
-    ask: tuple[str, ...] = setting((), "What a person is asked about each time.", effect=Effect.MESSAGE)
-    deny: tuple[str, ...] = setting((), "What may not be used, whatever else says so.", effect=Effect.MESSAGE)
+    allow: tuple[str, ...] = setting(("*",), f"Tools that may be used; an empty list means none. {_GLOBS_TEXT}")
+    also_allow: tuple[str, ...] = setting(
+        (), "Tools in addition to the profile or to `allow`.", effect=SettingEffect.MESSAGE
+    )
+    ask: tuple[str, ...] = setting(
+        (), "Tools that need a person's approval for every call.", effect=SettingEffect.MESSAGE
+    )
+    deny: tuple[str, ...] = setting((), "Tools that may never be used.", effect=SettingEffect.MESSAGE)
     capabilities_allow: tuple[str, ...] = setting(
-        ("*",), "Capabilities a tool may have; one that has none passes.", effect=Effect.MESSAGE
+        ("*",), "Capabilities that a tool may have; a tool without any is always allowed.", effect=SettingEffect.MESSAGE
     )
     capabilities_deny: tuple[str, ...] = setting(
-        (), "Capabilities that no tool may have.", effect=Effect.MESSAGE, example="terminal.exec"
+        (), "Capabilities that no tool may have.", effect=SettingEffect.MESSAGE, example="terminal.exec"
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelLists(Lists):
+class ChannelToolSettings(ToolListSettings):
     """Rules for senders on one channel; `*` applies to channels without rules."""
 
-    by_sender: Mapping[str, Lists] = field(default_factory=dict[str, Lists], hash=False)
+    by_sender: Mapping[str, ToolListSettings] = field(default_factory=dict[str, ToolListSettings], hash=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OutsideLists(Lists):
+class OutsideSenderToolSettings(ToolListSettings):
     """Rules for senders who are neither the owner nor a member.
 
     They are guests, paired senders, people in groups and webhooks. A profile in the rules for one
@@ -89,9 +93,9 @@ class OutsideLists(Lists):
 
     profile: str | None = setting(
         "minimal",
-        "What outside senders begin with: `minimal`, `coding`, `messaging` or `full`.",
-        effect=Effect.MESSAGE,
-        check=validators.tool_profile,
+        "Profile for outside senders: `minimal`, `coding`, `messaging` or `full`.",
+        effect=SettingEffect.MESSAGE,
+        check=validators.check_tool_profile,
         example="messaging",
     )
 
@@ -103,44 +107,54 @@ class ExecSettings:
     More is allowed in a sandbox, which confines them.
     """
 
-    host: Where = setting(Where.SANDBOX, "Where commands run.", effect=Effect.MESSAGE)
-    security: Security = setting(Security.ALLOWLIST, "Which commands may run outside a sandbox.", effect=Effect.MESSAGE)
-    ask: Asking = setting(Asking.ON_MISS, "When a person is asked about one outside.", effect=Effect.MESSAGE)
-    sandbox_security: Security = setting(Security.FULL, "Which commands may run in a sandbox.", effect=Effect.MESSAGE)
-    sandbox_ask: Asking = setting(Asking.OFF, "When a person is asked about one in a sandbox.", effect=Effect.MESSAGE)
-    elevated: Elevated = setting(
-        Elevated.OFF, "What becomes of a command that asks to leave the sandbox.", effect=Effect.MESSAGE
+    host: CommandLocation = setting(CommandLocation.SANDBOX, "Where commands run.", effect=SettingEffect.MESSAGE)
+    security: CommandSecurity = setting(
+        CommandSecurity.ALLOWLIST, "Which commands may run outside a sandbox.", effect=SettingEffect.MESSAGE
+    )
+    ask: CommandAsk = setting(
+        CommandAsk.ON_MISS, "When a command outside a sandbox needs approval.", effect=SettingEffect.MESSAGE
+    )
+    sandbox_security: CommandSecurity = setting(
+        CommandSecurity.FULL, "Which commands may run in a sandbox.", effect=SettingEffect.MESSAGE
+    )
+    sandbox_ask: CommandAsk = setting(
+        CommandAsk.OFF, "When a command in a sandbox needs approval.", effect=SettingEffect.MESSAGE
+    )
+    elevated: ElevatedPolicy = setting(
+        ElevatedPolicy.OFF,
+        "Whether a command that requests to run outside the sandbox is allowed, needs approval, or is denied.",
+        effect=SettingEffect.MESSAGE,
     )
     allow: tuple[str, ...] = setting(
         (),
-        "Commands that pass without a question.",
-        effect=Effect.MESSAGE,
-        check=validators.command_rule,
+        "Commands that need no approval.",
+        effect=SettingEffect.MESSAGE,
+        check=validators.check_command_rule,
         example="git status",
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolSettings(Lists):
+class ToolSettings(ToolListSettings):
     """Tool rules for the whole server."""
 
     exec: ExecSettings = ExecSettings()
-    outside_senders: OutsideLists = OutsideLists()
+    outside_senders: OutsideSenderToolSettings = OutsideSenderToolSettings()
 
     agents_enabled: bool = setting(
-        True, "Whether agents may reach each other at all, by `agents_*`.", effect=Effect.MESSAGE
+        True, "Whether agents may contact each other with the tools `agents_*`.", effect=SettingEffect.MESSAGE
     )
     invoke_allow: tuple[str, ...] = setting(
         (),
-        "Of the tools that cannot be called directly, from outside a run, those that can after all.",
-        effect=Effect.MESSAGE,
+        "Tools that may be called directly, outside a run, although they normally cannot be.",
+        effect=SettingEffect.MESSAGE,
         example="write",
     )
-    by_provider: Mapping[str, Lists] = field(default_factory=dict[str, Lists], hash=False)
-    by_session: Mapping[str, Lists] = field(default_factory=dict[str, Lists], hash=False)
-    by_sender: Mapping[str, Lists] = field(default_factory=dict[str, Lists], hash=False)
-    by_channel: Mapping[str, ChannelLists] = field(default_factory=dict[str, ChannelLists], hash=False)
-    policies: Mapping[str, Lists] = field(default_factory=dict[str, Lists], hash=False)
+    by_provider: Mapping[str, ToolListSettings] = field(default_factory=dict[str, ToolListSettings], hash=False)
+    by_session: Mapping[str, ToolListSettings] = field(default_factory=dict[str, ToolListSettings], hash=False)
+    by_sender: Mapping[str, ToolListSettings] = field(default_factory=dict[str, ToolListSettings], hash=False)
+    by_channel: Mapping[str, ChannelToolSettings] = field(default_factory=dict[str, ChannelToolSettings], hash=False)
+    policies: Mapping[str, ToolListSettings] = field(default_factory=dict[str, ToolListSettings], hash=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,18 +162,22 @@ class ApprovalSettings:
     """How people are asked for approvals."""
 
     expires_s: float = setting(
-        86_400.0, "How long a question can be answered.", effect=Effect.MESSAGE, least=10, most=30 * 86_400
+        86_400.0,
+        "Time until an approval request expires, in seconds.",
+        effect=SettingEffect.MESSAGE,
+        least=10,
+        most=30 * 86_400,
     )
     escalate_after_s: float | None = setting(
         None,
-        "After how long without an answer the next person is asked. Not set: nobody else is.",
-        effect=Effect.MESSAGE,
+        "Time without an answer until the next person is asked, in seconds. Default: no other person is asked.",
+        effect=SettingEffect.MESSAGE,
         least=10,
         most=30 * 86_400,
     )
     escalate_to: tuple[str, ...] = setting(
         cast("tuple[str, ...]", ()),
-        "Who is asked next, one after the other: people of the house.",
-        effect=Effect.MESSAGE,
+        "People who are asked next, in this order.",
+        effect=SettingEffect.MESSAGE,
         example="maria",
     )

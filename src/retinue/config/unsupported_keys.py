@@ -4,35 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from retinue.config.errors import Faults, KeyPath
+from retinue.config.errors import FaultCollector, KeyPath
 
-NOT_YET = "config.not-yet"
+NOT_YET_CODE = "config.not_supported"
 SECTIONS = frozenset({"agents", "templates", "defaults"})
 
-LATER: Mapping[str, tuple[str, str]] = {
-    "memory_search": ("looking things up in memory", "an index of its memory"),
-    "human_delay": ("pausing between messages", "doors to chat services"),
-    "group_chat": ("manners in groups", "doors to chat services"),
-    "cli_backends": ("thinking by a program on this machine", "runners for such programs"),
+UNSUPPORTED_KEYS: Mapping[str, tuple[str, str]] = {
+    "memory_search": ("memory search", "a memory index"),
+    "human_delay": ("pauses between messages", "connectors for chat platforms"),
+    "group_chat": ("behavior in groups", "connectors for chat platforms"),
+    "cli_backends": ("models that run as a local program", "runners for such programs"),
 }
 """What each would set, and the part of the house that brings it."""
 
 
-def refuse(key: str, path: KeyPath, faults: Faults) -> bool:
+def report_unsupported_key(key: str, path: KeyPath, faults: FaultCollector) -> bool:
     """Report the key if it is such a key, in any spelling. Returns whether it was."""
-    known = {_form(name): what for name, what in LATER.items()}.get(_form(key))
+    known = {_normalize_key(name): what for name, what in UNSUPPORTED_KEYS.items()}.get(_normalize_key(key))
     if known is None:
         return False
     what, part = known
     faults.add(
         (*path, key),
-        "cannot be set yet",
-        because=f"it is about {what}, and comes with {part}, which this version of the house does not have",
-        try_this="take it out until then",
-        code=NOT_YET,
+        "is not supported yet",
+        because=f"it configures {what}, which needs {part}",
+        try_this="remove it",
+        code=NOT_YET_CODE,
     )
     return True
 
 
-def _form(key: str) -> str:
+def _normalize_key(key: str) -> str:
     return key.casefold().replace("_", "").replace("-", "")

@@ -17,12 +17,12 @@ from typing import Any, Protocol, runtime_checkable
 from msgspec import Struct
 
 from retinue.domain.attachment import Attachment
-from retinue.domain.delivery_part import NO_ABILITIES as NO_ABILITIES
-from retinue.domain.delivery_part import Abilities, Parcel
+from retinue.domain.delivery_part import NO_CAPABILITIES as NO_CAPABILITIES
 from retinue.domain.delivery_part import Button as Button
-from retinue.domain.delivery_part import Unit as Unit
-from retinue.domain.delivery_part import whole as whole
-from retinue.domain.envelope import NO_CONTEXT, Context, Receipt
+from retinue.domain.delivery_part import ConnectorCapabilities, DeliveryPart
+from retinue.domain.delivery_part import LengthUnit as LengthUnit
+from retinue.domain.delivery_part import make_single_part as make_single_part
+from retinue.domain.envelope import NO_CONTEXT, EnvelopeContext, Receipt
 from retinue.domain.errors import RetinueError
 from retinue.domain.ports import Clock
 
@@ -67,7 +67,7 @@ class DeliveryFailed(RetinueError):
         self.retry_after_s = retry_after_s
 
 
-class LineLost(RetinueError):
+class ConnectionLost(RetinueError):
     """The connection to the platform broke, or the platform refused the login. Raised by `listen`.
 
     `retry_after_s` is the delay that the platform requested. With `needs_owner` waiting does not
@@ -75,7 +75,7 @@ class LineLost(RetinueError):
     rarely.
     """
 
-    code = "connector.line-lost"
+    code = "connector.connection_lost"
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Delivery(Struct, frozen=True):
 # --- inbound ---
 
 
-class Heard(StrEnum):
+class InboundKind(StrEnum):
     """The kind of event that a connector received."""
 
     MESSAGE = "message"
@@ -114,7 +114,7 @@ class Heard(StrEnum):
     MOVED = "moved"  # the channel has a new id: `text` is the new id
 
 
-class Speaker(Struct, frozen=True, kw_only=True):
+class PlatformUser(Struct, frozen=True, kw_only=True):
     """The platform user who sent a message. `id` never changes; names can be changed by anyone and
     prove nothing."""
 
@@ -125,10 +125,10 @@ class Speaker(Struct, frozen=True, kw_only=True):
     vouched: bool = True  # the platform authenticated the sender; an unverified sender is never linked to a person
 
 
-NOBODY = Speaker(id="")
+UNKNOWN_USER = PlatformUser(id="")
 
 
-class Quoted(Struct, frozen=True, kw_only=True):
+class QuotedMessage(Struct, frozen=True, kw_only=True):
     """The message that another message replies to, as the platform shows it."""
 
     message_id: str
@@ -137,7 +137,7 @@ class Quoted(Struct, frozen=True, kw_only=True):
     ours: bool = False
 
 
-class OfferedFile(Struct, frozen=True, kw_only=True):
+class RemoteFile(Struct, frozen=True, kw_only=True):
     """A file that is still on the platform. It is fetched only after the sender was admitted."""
 
     name: str
@@ -146,7 +146,7 @@ class OfferedFile(Struct, frozen=True, kw_only=True):
     fetch: Callable[[], AsyncIterator[bytes]]
 
 
-class Incoming(Struct, frozen=True, kw_only=True):
+class InboundMessage(Struct, frozen=True, kw_only=True):
     """One message as a connector received it.
 
     The connector does not know which agent it is for, nor whether the sender may write.
@@ -164,57 +164,57 @@ class Incoming(Struct, frozen=True, kw_only=True):
     room: str
     message_id: str
     text: str
-    kind: Heard = Heard.MESSAGE
-    speaker: Speaker = NOBODY
+    kind: InboundKind = InboundKind.MESSAGE
+    speaker: PlatformUser = UNKNOWN_USER
     peer: str = ""
     service: str = ""
     parent: str = ""
     guild: str = ""
     team: str = ""
     attachments: tuple[Attachment, ...] = ()
-    files: tuple[OfferedFile, ...] = ()
+    files: tuple[RemoteFile, ...] = ()
     album: str = ""  # the same for all messages that the platform shows as one
-    quoted: Quoted | None = None
+    quoted: QuotedMessage | None = None
     mentioned: bool = False  # addressed to us: by name, as a reply to our message, or as a command to us
     # written by another person and forwarded by the sender: nothing in it is the sender's command
     forwarded: bool = False
     said_at: datetime | None = None
-    context: Context = NO_CONTEXT
+    context: EnvelopeContext = NO_CONTEXT
     revision: str = ""
 
 
-Accept = Callable[[Incoming], Awaitable[Receipt | None]]
-"""Hands the house what was said. A receipt: it is stored, so confirm it. None: the house will not have it, and says
-why in its log; confirm it too, or it comes for ever. It raises where the house could not say: then do not confirm, and
-offer it again."""
+Accept = Callable[[InboundMessage], Awaitable[Receipt | None]]
+"""Passes a message to the server. A receipt means that it is stored, so confirm it to the platform. None means that
+it was refused, with the reason in the log; confirm it too, or it is delivered forever. If it raises, do not confirm it,
+and pass it again."""
 
 
 # --- the connector ---
 
-PATIENT_ATTEMPTS_MAX = 40
-"""For a place out in the world, which may not be reached for a while. The waits between attempts grow to a minute, so
-that a letter outlasts an outage of half an hour."""
+REMOTE_ATTEMPTS_MAX = 40
+"""For a remote platform, which may be unreachable for a while. The delay between attempts grows to a minute, so that an
+envelope outlasts an outage of half an hour."""
 
 
-def attempts_of(connector: object) -> int | None:
+def get_attempts_max(connector: object) -> int | None:
     """The connector's own maximum number of delivery attempts (`attempts_max`), or None for the
     server's default."""
     own: int | None = getattr(connector, "attempts_max", None)
     return own
 
 
-def abilities_of(connector: object) -> Abilities | None:
+def get_capabilities(connector: object) -> ConnectorCapabilities | None:
     """The platform's capabilities if the connector declares them (`capabilities`). None: it accepts
     every envelope unsplit."""
-    own: Abilities | None = getattr(connector, "abilities", None)
+    own: ConnectorCapabilities | None = getattr(connector, "capabilities", None)
     return own
 
 
-def by_number(connector: object | None) -> bool:
+def has_numbered_answers(connector: object | None) -> bool:
     """Whether questions in its channels are answered with numbers, because the platform has no
     buttons."""
-    able = abilities_of(connector)
-    return able is not None and not able.buttons
+    able = get_capabilities(connector)
+    return able is not None and not able.can_show_buttons
 
 
 class Connector(Protocol):
@@ -225,7 +225,7 @@ class Connector(Protocol):
     """
 
     @property
-    def instance(self) -> str:
+    def name(self) -> str:
         """The name of this connector: the CONNECTOR of `channel:CONNECTOR:CHANNEL`."""
         ...
 
@@ -242,7 +242,7 @@ class Connector(Protocol):
         """
         ...
 
-    async def deliver(self, parcel: Parcel) -> Delivery:
+    async def deliver(self, part: DeliveryPart) -> Delivery:
         """Send one delivery part to its envelope's channel, and return once the platform accepted
         it.
 
@@ -253,10 +253,10 @@ class Connector(Protocol):
 
 
 @runtime_checkable
-class Edits(Protocol):
+class SupportsPreview(Protocol):
     """A connector that can show an answer while it is being written."""
 
-    async def preview(self, room: str, text: str, *, shown: str = "", quote: str = "") -> str:
+    async def preview(self, channel: str, text: str, *, preview_id: str = "", quoted_message_id: str = "") -> str:
         """Show text that is still being written, and return the platform's message id.
 
         `preview_id` is the id of the preview to replace; empty posts a new message. A preview is
@@ -264,31 +264,31 @@ class Edits(Protocol):
         """
         ...
 
-    async def take_back(self, room: str, message_id: str) -> None:
+    async def delete_preview(self, channel: str, message_id: str) -> None:
         """Delete a preview, as far as the platform allows it."""
         ...
 
 
 @runtime_checkable
-class Reacts(Protocol):
+class SupportsReactions(Protocol):
     """A connector that can react to a message with an emoji."""
 
-    async def react(self, room: str, message_id: str, emoji: str) -> None:
+    async def react(self, channel: str, message_id: str, emoji: str) -> None:
         """Set our reaction to a message; an empty `emoji` removes it. Raises `DeliveryFailed`."""
         ...
 
 
 @runtime_checkable
-class Types(Protocol):
+class SupportsTyping(Protocol):
     """A connector that can show a typing indicator."""
 
-    async def type_in(self, room: str) -> None:
+    async def show_typing(self, channel: str) -> None:
         """Show the typing indicator, for as long as the platform shows it (some seconds)."""
         ...
 
 
 @runtime_checkable
-class Answers(Protocol):
+class SupportsPressAnswers(Protocol):
     """A connector that can answer the press of a button."""
 
     async def answer_press(self, press_id: str, text: str) -> None:
@@ -297,25 +297,27 @@ class Answers(Protocol):
         ...
 
 
-def edits_of(connector: object) -> Edits | None:
+def get_preview_support(connector: object) -> SupportsPreview | None:
     """The connector, if it implements previews and its capabilities declare them."""
-    return connector if _can(connector, "edits") and isinstance(connector, Edits) else None
+    return connector if _has_capability(connector, "can_edit") and isinstance(connector, SupportsPreview) else None
 
 
-def reacts_of(connector: object) -> Reacts | None:
-    return connector if _can(connector, "reacts") and isinstance(connector, Reacts) else None
+def get_reaction_support(connector: object) -> SupportsReactions | None:
+    return connector if _has_capability(connector, "can_react") and isinstance(connector, SupportsReactions) else None
 
 
-def types_of(connector: object) -> Types | None:
-    return connector if _can(connector, "types") and isinstance(connector, Types) else None
+def get_typing_support(connector: object) -> SupportsTyping | None:
+    return (
+        connector if _has_capability(connector, "can_show_typing") and isinstance(connector, SupportsTyping) else None
+    )
 
 
-def _can(connector: object, ability: str) -> bool:
-    able = abilities_of(connector)
-    return able is not None and bool(getattr(able, ability))
+def _has_capability(connector: object, capability: str) -> bool:
+    able = get_capabilities(connector)
+    return able is not None and bool(getattr(able, capability))
 
 
-class Finding(Struct, frozen=True, kw_only=True):
+class ConnectorCheckResult(Struct, frozen=True, kw_only=True):
     """The result of asking a platform which account we have there."""
 
     ok: bool
@@ -326,10 +328,10 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 
 @runtime_checkable
-class Checks(Protocol):
+class SupportsCheck(Protocol):
     """A connector that can check its login."""
 
-    async def check(self) -> Finding:
+    async def check(self) -> ConnectorCheckResult:
         """Check that we can sign in to the platform, without changing anything there."""
         ...
 
@@ -337,7 +339,7 @@ class Checks(Protocol):
 # --- construction ---
 
 
-class Shelf(Protocol):
+class ConnectorState(Protocol):
     """A connector's own key-value state in the store, such as its read position. Committed when
     `put` returns."""
 
@@ -346,24 +348,26 @@ class Shelf(Protocol):
     async def put(self, key: str, value: str) -> None: ...
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
-class Surroundings(Struct, frozen=True, kw_only=True):
+class ConnectorContext(Struct, frozen=True, kw_only=True):
     """Services that the server passes to a connector when it creates it."""
 
-    instance: str
+    name: str
     clock: Clock
-    chance: Random
-    shelf: Shelf
-    path_of: Callable[[Attachment], Path]  # where the bytes of an attachment are stored; read them, never write
+    random: Random
+    state: ConnectorState
+    get_attachment_path: Callable[
+        [Attachment], Path
+    ]  # where the bytes of an attachment are stored; read them, never write
     # reads the secret of a setting that names a variable or a file; raises if there is none
-    secret: Callable[[str], str]
-    stands: Callable[[], None] = _nothing  # call it when the connection is established, any number of times
+    read_secret: Callable[[str], str]
+    on_connected: Callable[[], None] = _do_nothing  # call it when the connection is established, any number of times
 
 
-class Question(Struct, frozen=True, kw_only=True):
+class SettingQuestion(Struct, frozen=True, kw_only=True):
     """A question that `retinue connector add` asks, to fill in one setting."""
 
     key: str
@@ -373,7 +377,7 @@ class Question(Struct, frozen=True, kw_only=True):
     help: str = ""
 
 
-class ConnectorKind(Struct, frozen=True, kw_only=True):
+class Platform(Struct, frozen=True, kw_only=True):
     """A platform, for which any number of connectors can be created: each `[connectors.NAME]` with
     `kind = name`.
 
@@ -384,7 +388,7 @@ class ConnectorKind(Struct, frozen=True, kw_only=True):
     name: str
     title: str
     settings: type
-    make: Callable[[Any, Surroundings], Connector]
-    questions: tuple[Question, ...] = ()
+    make_connector: Callable[[Any, ConnectorContext], Connector]
+    questions: tuple[SettingQuestion, ...] = ()
     next_steps: tuple[str, ...] = ()  # shown once it is connected
     defaults: Mapping[str, object] = {}

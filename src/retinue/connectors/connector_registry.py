@@ -9,57 +9,37 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib import import_module
 
-from retinue.config.connectors import ABSENT, BUILT_IN, NAMES
-from retinue.connectors.base import ConnectorKind
-from retinue.domain.errors import NotFound, RetinueError
+from retinue.config.connectors import BUILT_IN_PLATFORMS, PLATFORM_NAMES, UNSUPPORTED_PLATFORMS
+from retinue.connectors.base import Platform
+from retinue.connectors.errors import PlatformImportFailed, PlatformNotFound, PlatformNotSupported
 
 
-class KindBroken(RetinueError):
-    """A platform cannot be imported. The server continues without it."""
-
-    code = "connector.kind-broken"
-
-
-def built_in(name: str) -> ConnectorKind:
+def import_built_in(name: str) -> Platform:
     """Import and return one of the built-in platforms."""
     try:
-        kind: object = getattr(import_module(BUILT_IN[name]), "KIND", None)
+        platform: object = getattr(import_module(BUILT_IN_PLATFORMS[name]), "PLATFORM", None)
     except ImportError as error:
-        raise KindBroken(
-            f"the connector '{name}' cannot be brought in",
-            because=f"a part of it is missing: {error}",
-            try_this="install the house again, whole",
-        ) from error
-    if not isinstance(kind, ConnectorKind):
-        raise KindBroken(f"the connector '{name}' has no KIND", because="its module is not whole")
-    return kind
+        raise PlatformImportFailed(name, because=f"a module is missing: {error}") from error
+    if not isinstance(platform, Platform):
+        raise PlatformImportFailed(name, because="its module has no PLATFORM")
+    return platform
 
 
-class Kinds:
+class PlatformRegistry:
     """The platforms available now. The set changes as plugins are loaded and unloaded."""
 
-    def __init__(self, brought: Callable[[], Mapping[str, ConnectorKind]] = dict[str, ConnectorKind]) -> None:
-        self._brought = brought
+    def __init__(self, plugin_platforms: Callable[[], Mapping[str, Platform]] = dict[str, Platform]) -> None:
+        self._plugin_platforms = plugin_platforms
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (*NAMES, *self._brought())
+        return (*PLATFORM_NAMES, *self._plugin_platforms())
 
-    def find(self, name: str) -> ConnectorKind:
-        if name in BUILT_IN:
-            return built_in(name)
-        if (kind := self._brought().get(name)) is not None:
-            return kind
-        if (why := ABSENT.get(name)) is not None:
-            raise NotFound(
-                f"there is no connector to {name} here",
-                because=why,
-                try_this=f"one of: {', '.join(self.names)}",
-                code="connector.kind-absent",
-            )
-        raise NotFound(
-            f"there is no kind of connector '{name[:64]}'",
-            because=f"there are {', '.join(self.names)}",
-            try_this="choose one of those, or load the plug-in that brings it",
-            code="connector.kind-unknown",
-        )
+    def find(self, name: str) -> Platform:
+        if name in BUILT_IN_PLATFORMS:
+            return import_built_in(name)
+        if (platform := self._plugin_platforms().get(name)) is not None:
+            return platform
+        if (because := UNSUPPORTED_PLATFORMS.get(name)) is not None:
+            raise PlatformNotSupported(name, because=because, supported=self.names)
+        raise PlatformNotFound(name, supported=self.names)

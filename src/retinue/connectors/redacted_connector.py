@@ -8,13 +8,23 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from retinue.connectors.base import Abilities, Accept, Button, Connector, Delivery, Parcel, abilities_of, attempts_of
+from retinue.connectors.base import (
+    Accept,
+    Button,
+    Connector,
+    ConnectorCapabilities,
+    Delivery,
+    DeliveryPart,
+    get_attempts_max,
+    get_capabilities,
+)
 
-FORWARDED = ("react", "type_in", "take_back", "check")  # no text written by an agent passes through these
+# No text written by an agent passes through these.
+FORWARDED_METHODS = ("react", "show_typing", "delete_preview", "check")
 
 
 @dataclass(frozen=True)
-class Masked:
+class RedactedConnector:
     """Wraps any connector and redacts what it sends. Stored envelopes are not changed.
 
     It supports what the wrapped connector supports, and no more. Optional methods (`preview`,
@@ -22,13 +32,13 @@ class Masked:
     answer.
     """
 
-    inside: Connector
-    mask: Callable[[str], str]
-    took: Callable[[str], None] = lambda _instance: None  # called after each part that the platform accepted
+    inner: Connector
+    redact: Callable[[str], str]
+    on_delivered: Callable[[str], None] = lambda _instance: None  # called after each part that the platform accepted
 
     def __post_init__(self) -> None:
-        inside: Any = self.inside
-        own = {name: getattr(inside, name) for name in FORWARDED if hasattr(inside, name)}
+        inside: Any = self.inner
+        own = {name: getattr(inside, name) for name in FORWARDED_METHODS if hasattr(inside, name)}
         if hasattr(inside, "preview"):
             own["preview"] = self._preview
         if hasattr(inside, "answer_press"):
@@ -36,44 +46,46 @@ class Masked:
         self.__dict__.update(own)
 
     @property
-    def instance(self) -> str:
-        return self.inside.instance
+    def name(self) -> str:
+        return self.inner.name
 
     @property
     def repeats_safely(self) -> bool:
-        return self.inside.repeats_safely
+        return self.inner.repeats_safely
 
     @property
     def attempts_max(self) -> int | None:
-        return attempts_of(self.inside)
+        return get_attempts_max(self.inner)
 
     @property
-    def abilities(self) -> Abilities | None:
-        return abilities_of(self.inside)
+    def capabilities(self) -> ConnectorCapabilities | None:
+        return get_capabilities(self.inner)
 
     async def listen(self, accept: Accept) -> None:
-        await self.inside.listen(accept)
+        await self.inner.listen(accept)
 
-    async def deliver(self, parcel: Parcel) -> Delivery:
-        delivery = await self.inside.deliver(self.wash(parcel))
-        self.took(self.instance)
+    async def deliver(self, part: DeliveryPart) -> Delivery:
+        delivery = await self.inner.deliver(self.redact_part(part))
+        self.on_delivered(self.name)
         return delivery
 
-    def wash(self, parcel: Parcel) -> Parcel:
+    def redact_part(self, part: DeliveryPart) -> DeliveryPart:
         """Return the delivery part with secrets redacted. Most have none and are returned
         unchanged."""
-        text, whole = self.mask(parcel.text), self.mask(parcel.envelope.text)
-        if whole != parcel.envelope.text:
-            parcel = replace(parcel, envelope=replace(parcel.envelope, text=whole))
-        if parcel.buttons:
-            rows = tuple(tuple(Button(self.mask(b.label), b.data) for b in row) for row in parcel.buttons)
-            parcel = replace(parcel, buttons=rows)
-        return parcel if text == parcel.text else replace(parcel, text=text)
+        text, whole = self.redact(part.text), self.redact(part.envelope.text)
+        if whole != part.envelope.text:
+            part = replace(part, envelope=replace(part.envelope, text=whole))
+        if part.buttons:
+            rows = tuple(tuple(Button(self.redact(b.label), b.data) for b in row) for row in part.buttons)
+            part = replace(part, buttons=rows)
+        return part if text == part.text else replace(part, text=text)
 
-    async def _preview(self, room: str, text: str, *, shown: str = "", quote: str = "") -> str:
-        inside: Any = self.inside
-        return await inside.preview(room, self.mask(text), shown=shown, quote=quote)
+    async def _preview(self, channel: str, text: str, *, preview_id: str = "", quoted_message_id: str = "") -> str:
+        inside: Any = self.inner
+        return await inside.preview(
+            channel, self.redact(text), preview_id=preview_id, quoted_message_id=quoted_message_id
+        )
 
     async def _answer_press(self, press_id: str, text: str) -> None:
-        inside: Any = self.inside
-        await inside.answer_press(press_id, self.mask(text))
+        inside: Any = self.inner
+        await inside.answer_press(press_id, self.redact(text))

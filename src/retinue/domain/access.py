@@ -36,25 +36,25 @@ class Activation(StrEnum):
     ALWAYS = "always"
 
 
-class Entry(StrEnum):
+class AccessAction(StrEnum):
     """What happens to an inbound message."""
 
     ADMIT = "admit"
-    OVERHEAR = "overhear"  # the sender is allowed, but the message is not addressed to the agent
+    AMBIENT = "overhear"  # the sender is allowed, but the message is not addressed to the agent
     PAIR = "pair"  # the sender is unknown and may request access by pairing
     REFUSE = "refuse"
 
 
-class Verdict(Struct, frozen=True, kw_only=True):
+class AccessDecision(Struct, frozen=True, kw_only=True):
     """Whether an inbound message is admitted, and why.
 
     `setting_key` is the setting that decided. `trust` and `may_command` apply only to admitted
     senders.
     """
 
-    entry: Entry
+    action: AccessAction
     because: str
-    key: str = ""
+    setting_key: str = ""
     trust: Trust = Trust.UNTRUSTED
     may_command: bool = False
 
@@ -69,16 +69,16 @@ class Identity(Struct, frozen=True, kw_only=True):
     at: datetime | None = None
 
 
-LOCAL_IDS = frozenset({"irc"})
+PLATFORMS_WITH_LOCAL_IDS = frozenset({"irc"})
 """Services of which there are many, each with ids of its own: who is `maria` on one network is anybody on another."""
 
 
-def id_space(service: str, instance: str) -> str:
+def id_namespace(platform: str, connector: str) -> str:
     """Return the name under which platform ids are linked.
 
     That is the platform if an id means the same person everywhere on it, otherwise the connector.
     """
-    return instance if service in LOCAL_IDS else service
+    return connector if platform in PLATFORMS_WITH_LOCAL_IDS else platform
 
 
 class PairingState(StrEnum):
@@ -93,55 +93,55 @@ class Pairing(Struct, frozen=True, kw_only=True):
     nothing."""
 
     id: str
-    instance: str
-    service: str
-    speaker: str
+    connector: str
+    platform: str
+    sender_id: str
     name: str
     code: str
     state: PairingState
-    asked_at: datetime
+    requested_at: datetime
     expires_at: datetime
     decided_by: str = ""
     decided_at: datetime | None = None
 
 
-class SetAsideState(StrEnum):
+class PoisonMessageState(StrEnum):
     WAITING = "waiting"
     DONE = "done"
     DROPPED = "dropped"
 
 
-class SetAside(Struct, frozen=True, kw_only=True):
+class PoisonMessage(Struct, frozen=True, kw_only=True):
     """A poison message: an inbound message that failed on every attempt and is kept for a person."""
 
     id: str
-    instance: str
-    room: str
+    connector: str
+    channel: str
     message_id: str
     body: str
     because: str
-    tries: int
-    state: SetAsideState
+    attempts: int
+    state: PoisonMessageState
     at: datetime
 
 
-class Overheard(Struct, frozen=True, kw_only=True):
+class AmbientMessage(Struct, frozen=True, kw_only=True):
     """An ambient message: sent in a group, not addressed to the agent."""
 
     seq: int
     message_id: str
-    speaker: str
-    name: str
+    sender_id: str
+    sender_name: str
     text: str
     at: datetime
 
 
-class Refusal(Struct, frozen=True, kw_only=True):
+class RefusedSender(Struct, frozen=True, kw_only=True):
     """A refused sender and how often they were refused since the server started. Kept in memory
     only."""
 
-    instance: str
-    speaker: str
+    connector: str
+    sender_id: str
     name: str
     because: str
     count: int

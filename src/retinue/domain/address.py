@@ -8,16 +8,16 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from retinue.domain.errors import Invalid
-from retinue.domain.ids import SessionId, prefix
+from retinue.domain.ids import SessionId, parse_id_prefix
+from retinue.domain.value_errors import AddressInvalid, NameInvalid
 
 NAME_LENGTH_MAX = 64
-CHANNEL_REST_LENGTH_MAX = 512
+CHANNEL_LENGTH_MAX = 512
 BACKGROUND = "background"
 EXTERNAL = "external"  # names the connector, runner and reply provider of external agents
 
 _NAME = re.compile(r"[A-Za-z0-9]+(?:-[A-Za-z0-9]+)*")
-_INSTANCE = re.compile(r"[a-z][a-z0-9-]*")
+_CONNECTOR_NAME = re.compile(r"[a-z][a-z0-9-]*")
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
 
@@ -26,7 +26,7 @@ class AddressKind(StrEnum):
     PERSON = "person"
     SCHEDULE = "schedule"
     CHANNEL = "channel"
-    HOUSE = "house"
+    SERVER = "house"
 
 
 class Address(Struct, frozen=True):
@@ -43,7 +43,7 @@ class Address(Struct, frozen=True):
                 return f"agent:{self.name}/{self.rest}" if self.rest else f"agent:{self.name}"
             case AddressKind.CHANNEL:
                 return f"channel:{self.name}:{self.rest}"
-            case AddressKind.HOUSE:
+            case AddressKind.SERVER:
                 return "house"
             case _:
                 return f"{self.kind}:{self.name}"
@@ -54,7 +54,7 @@ class Address(Struct, frozen=True):
         return SessionId(self.rest) if self.kind is AddressKind.AGENT and self.rest else None
 
     @property
-    def room(self) -> str:
+    def channel(self) -> str:
         """`CONNECTOR:CHANNEL` of a channel address; empty for any other kind."""
         return f"{self.name}:{self.rest}" if self.kind is AddressKind.CHANNEL else ""
 
@@ -64,69 +64,59 @@ class Address(Struct, frozen=True):
         return self.kind is AddressKind.CHANNEL and self.name == EXTERNAL
 
 
-HOUSE = Address(AddressKind.HOUSE, "house")
+SERVER_ADDRESS = Address(AddressKind.SERVER, "house")
 
 
-def agent(name: str, session: str = "") -> Address:
+def agent_address(name: str, session: str = "") -> Address:
     return Address(AddressKind.AGENT, name, session)
 
 
-def external(session: str) -> Address:
+def external_address(session: str) -> Address:
     return Address(AddressKind.CHANNEL, EXTERNAL, session)
 
 
-def person(name: str) -> Address:
+def person_address(name: str) -> Address:
     return Address(AddressKind.PERSON, name)
 
 
-def valid_name(name: str, *, what: str) -> str:
+def validate_name(name: str, *, what: str) -> str:
     """Return `name`, or raise Invalid.
 
     A valid name consists of letters, digits and single inner hyphens, so it is safe in a path, an
     address and a prompt.
     """
     if len(name) > NAME_LENGTH_MAX or not _NAME.fullmatch(name):
-        raise Invalid(
-            f"{name[:NAME_LENGTH_MAX]!r} cannot be the name of {what}",
-            because=f"a name is 1 to {NAME_LENGTH_MAX} letters and digits, with single hyphens between them",
-            try_this="for example: ada, night-clerk, Ops2",
-            code="name.invalid",
-        )
+        raise NameInvalid(name, kind=what, chars_max=NAME_LENGTH_MAX)
     return name
 
 
-def _valid_instance(instance: str) -> bool:
-    return len(instance) <= NAME_LENGTH_MAX and _INSTANCE.fullmatch(instance) is not None
+def _is_connector_name(name: str) -> bool:
+    return len(name) <= NAME_LENGTH_MAX and _CONNECTOR_NAME.fullmatch(name) is not None
 
 
-def _valid_room(room: str) -> bool:
-    return 0 < len(room) <= CHANNEL_REST_LENGTH_MAX and _UNPRINTABLE.search(room) is None
+def _is_channel(channel: str) -> bool:
+    return 0 < len(channel) <= CHANNEL_LENGTH_MAX and _UNPRINTABLE.search(channel) is None
 
 
-def parse(text: str) -> Address:
+def parse_address(text: str) -> Address:
     """Parse an address, or raise Invalid with a list of the valid forms."""
     kind, _, rest = text.partition(":")
     match kind:
         case "agent":
             name, slash, session = rest.partition("/")
             if slash:
-                return Address(AddressKind.AGENT, valid_name(name, what="an agent"), prefix(session))
-            return Address(AddressKind.AGENT, valid_name(name, what="an agent"))
+                return Address(AddressKind.AGENT, validate_name(name, what="an agent"), parse_id_prefix(session))
+            return Address(AddressKind.AGENT, validate_name(name, what="an agent"))
         case "person":
-            return Address(AddressKind.PERSON, valid_name(rest, what="a person"))
+            return Address(AddressKind.PERSON, validate_name(rest, what="a person"))
         case "schedule":
-            return Address(AddressKind.SCHEDULE, prefix(rest))
+            return Address(AddressKind.SCHEDULE, parse_id_prefix(rest))
         case "channel":
-            instance, colon, room = rest.partition(":")
-            if colon and _valid_instance(instance) and _valid_room(room):
-                return Address(AddressKind.CHANNEL, instance, room)
+            connector, colon, channel = rest.partition(":")
+            if colon and _is_connector_name(connector) and _is_channel(channel):
+                return Address(AddressKind.CHANNEL, connector, channel)
         case "house" if not rest and text == "house":
-            return HOUSE
+            return SERVER_ADDRESS
         case _:
             pass
-    raise Invalid(
-        f"{text[:80]!r} is not an address",
-        because="an address is agent:NAME, agent:NAME/SESSION, person:NAME, schedule:ID or channel:INSTANCE:ROOM",
-        try_this="for example: agent:guide",
-        code="address.invalid",
-    )
+    raise AddressInvalid(text)

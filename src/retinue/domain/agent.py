@@ -10,8 +10,8 @@ from enum import StrEnum
 from retinue.domain.display_options import Elevation, Verbosity
 from retinue.domain.instruction_mode import InstructionMode
 from retinue.domain.reset_rules import ResetRules
-from retinue.domain.sandbox import SandboxMode, Scope, SessionsSeen, WorkspaceAccess
-from retinue.domain.schedule import Place
+from retinue.domain.sandbox import SandboxMode, SandboxScope, SandboxVisibleSessions, WorkspaceAccess
+from retinue.domain.schedule import ScheduleSession
 from retinue.domain.session import QueuePolicy
 
 TURNS_MAX = 100
@@ -19,22 +19,22 @@ RUN_SECONDS_MAX = 3600.0
 ATTEMPTS_MAX = 3
 CONCURRENCY = 4
 APPROVAL_WAIT_S = 600.0
-DEPTH_MAX = 1
-OPEN_MAX = 16
+DELEGATION_DEPTH_MAX = 1
+OPEN_DELEGATIONS_MAX = 16
 EXCHANGES_MAX = 5
 ARCHIVE_AFTER_S = 3600.0
 EXTERNAL_TIMEOUT_S = 300.0
 EXTERNAL_RETRIES = 3
 
 
-class Delivery(StrEnum):
+class CrashPolicy(StrEnum):
     """What happens to a run that a crash interrupted."""
 
     RESUME = "resume"
     AT_MOST_ONCE = "at-most-once"
 
 
-class Colour(StrEnum):
+class Color(StrEnum):
     """Colors in which the web app shows an agent. Without one, it derives a color from the name."""
 
     RED = "red"
@@ -98,8 +98,8 @@ class DelegationRules:
 
     allow: tuple[str, ...] = ("*",)
     deny: tuple[str, ...] = ()
-    depth_max: int = DEPTH_MAX
-    open_max: int = OPEN_MAX
+    depth_max: int = DELEGATION_DEPTH_MAX
+    open_max: int = OPEN_DELEGATIONS_MAX
     exchanges_max: int = EXCHANGES_MAX
     circles: bool = False  # whether work may be delegated back to an agent that is above it
     histories: bool = False  # whether it may read and write to sessions of other agents
@@ -135,15 +135,15 @@ class HeartbeatRules:
     active_zone: str | None = None  # None: the owner's zone
     prompt: str | None = None
     model: str | None = None
-    place: Place | None = None  # None: a dedicated session that keeps its history
+    place: ScheduleSession | None = None  # None: a dedicated session that keeps its history
     target: str | None = None  # where replies go: `last`, `none`, or an address
     ack_chars_max: int | None = None
 
-    def over(self, other: HeartbeatRules) -> HeartbeatRules:
+    def with_defaults(self, defaults: HeartbeatRules) -> HeartbeatRules:
         """Return these rules, with unset values taken from `defaults`."""
         names = [each.name for each in fields(HeartbeatRules)]
         own = {name: getattr(self, name) for name in names}
-        return HeartbeatRules(**{n: getattr(other, n) if value is None else value for n, value in own.items()})
+        return HeartbeatRules(**{n: getattr(defaults, n) if value is None else value for n, value in own.items()})
 
 
 NO_HEARTBEAT = HeartbeatRules()
@@ -159,9 +159,9 @@ class SandboxRules:
     """
 
     mode: SandboxMode | None = None
-    scope: Scope | None = None
+    scope: SandboxScope | None = None
     workspace: WorkspaceAccess | None = None
-    sessions: SessionsSeen | None = None
+    sessions: SandboxVisibleSessions | None = None
     browser: bool | None = None
     image: str = ""
     cpus: float | None = None
@@ -170,7 +170,7 @@ class SandboxRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class External:
+class ExternalAgentEndpoint:
     """How to reach an external agent. `secret` says where the signing key is (`env:NAME` or
     `file:PATH`), never its value."""
 
@@ -188,7 +188,7 @@ class Agent:
     display_name: str = ""  # empty: the name
     description: str = ""
     runner: str = "loop"
-    external: External = field(default_factory=External)  # used by the runner `external` only
+    external: ExternalAgentEndpoint = field(default_factory=ExternalAgentEndpoint)  # used by the runner `external` only
     provider: str | None = None  # None: the provider of the model
     model: str = ""  # empty: the server's default
     fallbacks: tuple[str, ...] | None = None  # None: the server's fallbacks; empty: none
@@ -199,7 +199,7 @@ class Agent:
     instructions_mode: InstructionMode = InstructionMode.FULL  # how much of the system prompt is included
     workspace: str = ""  # absolute, or below the agent directory; empty: the server's default
     context_files: tuple[str, ...] = ()  # paths or globs in its workspace, included in the instructions
-    delivery: Delivery = Delivery.RESUME
+    delivery: CrashPolicy = CrashPolicy.RESUME
     concurrency: int | None = None  # None: the server's default
     queue: QueuePolicy = field(default_factory=QueuePolicy)
     reset: ResetRules = field(default_factory=ResetRules)  # when its contexts are reset
@@ -220,12 +220,12 @@ class Agent:
     approval_wait_s: float = APPROVAL_WAIT_S
     permission_level: PermissionLevel = PermissionLevel.STANDARD
     icon: str = ""
-    colour: Colour | None = None
+    colour: Color | None = None
     visible: bool = True  # whether the web app shows it
     version: int = 1
 
     @property
-    def called(self) -> str:
+    def label(self) -> str:
         """The name shown to people."""
         return self.display_name or self.name
 

@@ -11,14 +11,14 @@ from retinue.domain.ids import EnvelopeId, RunId, SessionId
 from retinue.domain.trust import Trust
 
 
-class Strategy(StrEnum):
+class RecipientStrategy(StrEnum):
     """How to find the recipient session if none is named: the most recent of its kind."""
 
     MOST_RECENT_FOREGROUND = "most-recent-foreground"  # a session that a person opened
     HEARTBEAT = "heartbeat"
 
 
-class Word(Struct, frozen=True, kw_only=True):
+class AgentMessage(Struct, frozen=True, kw_only=True):
     """An agent message to send. `recipient` is an agent name, a session id or a session key.
 
     Without a recipient it goes to the session that started the caller, otherwise to the last
@@ -30,23 +30,23 @@ class Word(Struct, frozen=True, kw_only=True):
     call: str
     text: str
     trust: Trust  # the least trust of anything in the caller's context
-    to: str = ""
+    recipient: str = ""
     strategy: str = ""
     silent: bool = False  # stored for the recipient's next turn, without starting a run
-    confined: bool = False
-    switches: bool = False  # move the person to the named agent, or `back` to the previous one
+    own_sessions_only: bool = False
+    is_switch: bool = False  # move the person to the named agent, or `back` to the previous one
 
 
-class Heard(Struct, frozen=True, kw_only=True):
+class AgentMessageReceipt(Struct, frozen=True, kw_only=True):
     """Where the message went. `refused_because` is the reason if it was not accepted."""
 
     envelope: EnvelopeId
     agent: str
     session: SessionId
-    refused: str = ""
+    refused_because: str = ""
 
 
-class PassOn(Protocol):
+class DeliverAgentMessage(Protocol):
     """Sends an agent message, once per tool call."""
 
-    async def __call__(self, word: Word) -> Heard: ...
+    async def __call__(self, message: AgentMessage) -> AgentMessageReceipt: ...

@@ -32,15 +32,15 @@ class Approval(Struct, frozen=True, kw_only=True):
     calls: tuple[Call, ...]
     because: str
     state: ApprovalState
-    asked_at: datetime
+    requested_at: datetime
     expires_at: datetime
     decided_by: str = ""
     decided_at: datetime | None = None
-    released: bool = False  # its run continued without the answer, so a decision starts a new run
-    gives: tuple[Permission, ...] = ()  # given to these calls by any yes: what they need and was not granted
-    would_grant: tuple[Permission, ...] = ()  # granted by a yes that outlasts these calls; empty if none can
-    asked_of: tuple[Address, ...] = ()
+    is_released: bool = False  # its run continued without the answer, so a decision starts a new run
+    call_permissions: tuple[Permission, ...] = ()  # given to these calls by any yes: what they need and was not granted
+    grant_permissions: tuple[Permission, ...] = ()  # granted by a yes that outlasts these calls; empty if none can
+    recipients: tuple[Address, ...] = ()
     agent: str = ""  # the agent that receives the grant; empty: the agent that asked
     scope: GrantScope | None = None  # how long a yes lasts
-    words: str = ""  # comment given with the decision
+    comment: str = ""  # comment given with the decision
     escalate_at: datetime | None = None  # when the next person is asked

@@ -7,7 +7,7 @@ import re
 from msgspec import Struct
 
 ATTACHMENT_NAME_LENGTH_MAX = 120
-_UNSAFE = re.compile(r"[^\w.\- ()\[\]]", re.UNICODE)
+_UNSAFE_CHARS = re.compile(r"[^\w.\- ()\[\]]", re.UNICODE)
 _INVISIBLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 
 
@@ -18,10 +18,10 @@ class Attachment(Struct, frozen=True, kw_only=True):
     size_bytes: int
 
 
-def safe_name(name: str) -> str:
+def safe_file_name(name: str) -> str:
     """Return a safe file name: no path, no control or bidirectional characters, never empty or hidden."""
     last = re.split(r"[/\\]", _INVISIBLE.sub("", name))[-1]
-    plain = _UNSAFE.sub("_", last).strip(" .")
+    plain = _UNSAFE_CHARS.sub("_", last).strip(" .")
     if len(plain) > ATTACHMENT_NAME_LENGTH_MAX:
         stem, dot, ending = plain.rpartition(".")
         keep = ATTACHMENT_NAME_LENGTH_MAX - len(ending) - 1

@@ -16,8 +16,8 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-HOUSE_CHAIN = ""
-BEGINNING = ""  # the hash before the first entry of a chain
+SERVER_CHAIN = ""
+GENESIS_HASH = ""  # the hash before the first entry of a chain
 BECAUSE_CHARS_MAX = 1_000
 NAME_CHARS_MAX = 200
 
@@ -49,7 +49,7 @@ class AuditKind(StrEnum):
     ANCHORED = "anchored"
 
 
-class Entry(Struct, frozen=True, kw_only=True):
+class AuditEntry(Struct, frozen=True, kw_only=True):
     """An audit entry to write. `subject` is a tool, an approval or a setting; `content` is the hash
     of its content."""
 
@@ -63,7 +63,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     content: str = ""
 
 
-class Link(Struct, frozen=True):
+class AuditLink(Struct, frozen=True):
     """One stored entry of a chain. All fields are plain text and numbers, as read from a store or a
     file."""
 
@@ -81,7 +81,7 @@ class Link(Struct, frozen=True):
     hash: str
 
 
-class Anchor(Struct, frozen=True):
+class AuditAnchor(Struct, frozen=True):
     """The position and hash of a chain at one time. Kept elsewhere, it proves later truncation or
     rewriting."""
 
@@ -94,7 +94,7 @@ class Anchor(Struct, frozen=True):
         return f"{self.chain or 'house'}:{self.position}:{self.hash}"
 
 
-class Flaw(Struct, frozen=True):
+class AuditChainFlaw(Struct, frozen=True):
     """An inconsistency found in a chain."""
 
     chain: str
@@ -102,104 +102,106 @@ class Flaw(Struct, frozen=True):
     sentence: str
 
 
-_HASHED = tuple(field.name for field in structs.fields(Link) if field.name != "hash")
+_HASHED_FIELDS = tuple(field.name for field in structs.fields(AuditLink) if field.name != "hash")
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
-def canonical(value: Any) -> str:
+def canonical_json(value: Any) -> str:
     """Encode a value as canonical JSON: ASCII, sorted keys, no spaces."""
     return _encode(value)
 
 
-def hash_of(value: Any) -> str:
+def hash_content(value: Any) -> str:
     """Return the SHA-256 of a content: of a string itself, of anything else as canonical JSON."""
     text = value if isinstance(value, str) else _encode(value)
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
-def link_hash(before: str, line: Mapping[str, Any]) -> str:
+def hash_link(previous_hash: str, link_fields: Mapping[str, Any]) -> str:
     """Hash the fields of a link (all but `hash`) together with the previous link's hash."""
-    return hashlib.sha256(_encode({**line, "before": before}).encode()).hexdigest()
+    return hashlib.sha256(_encode({**link_fields, "before": previous_hash}).encode()).hexdigest()
 
 
-def as_line(link: Link) -> dict[str, Any]:
+def hashed_fields(link: AuditLink) -> dict[str, Any]:
     """Return the fields of a link that are hashed and exported: all but its hash."""
-    return {name: getattr(link, name) for name in _HASHED}
+    return {name: getattr(link, name) for name in _HASHED_FIELDS}
 
 
-class Checker:
+class AuditChainChecker:
     """Checks links one by one, each chain in order. Each inconsistency is reported once, not again
     for every later link."""
 
     def __init__(self) -> None:
-        self.lines = 0
-        self.chains = 0
-        self.begun: set[str] = set()  # chains that the server chain announces
-        self.seen: set[str] = set()
+        self.link_count = 0
+        self.chain_count = 0
+        self.announced_chains: set[str] = set()  # chains that the server chain announces
+        self.seen_chains: set[str] = set()
         self._chain: str | None = None
         self._position = 0
-        self._before = BEGINNING
+        self._previous_hash = GENESIS_HASH
         self._at_ms = 0
 
-    def follow(self, link: Link) -> Iterator[Flaw]:
+    def check_link(self, link: AuditLink) -> Iterator[AuditChainFlaw]:
         """Check the next link and yield what is wrong with it."""
-        self.lines += 1
+        self.link_count += 1
         if link.chain != self._chain:
-            self.chains += 1
-            self.seen.add(link.chain)
-            self._chain, self._position, self._before, self._at_ms = link.chain, 0, BEGINNING, 0
+            self.chain_count += 1
+            self.seen_chains.add(link.chain)
+            self._chain, self._position, self._previous_hash, self._at_ms = link.chain, 0, GENESIS_HASH, 0
         missing = link.position - self._position - 1
         if missing:
-            what = f"{missing} lines before it are missing" if missing > 0 else "it stands out of its order"
-            yield Flaw(link.chain, link.position, what)
+            what = f"{missing} entries before it are missing" if missing > 0 else "it is out of order"
+            yield AuditChainFlaw(link.chain, link.position, what)
         elif link.at_ms < self._at_ms:
-            yield Flaw(link.chain, link.position, "it is older than the line before it")
-        if not missing and link_hash(self._before, as_line(link)) != link.hash:
-            yield Flaw(link.chain, link.position, "it is not as it was written, or the line before it is not")
-        if link.chain == HOUSE_CHAIN and link.kind == AuditKind.CHAIN_BEGUN:
-            self.begun.add(link.subject)
-        self._position, self._before, self._at_ms = link.position, link.hash, max(link.at_ms, self._at_ms)
+            yield AuditChainFlaw(link.chain, link.position, "it is older than the entry before it")
+        if not missing and hash_link(self._previous_hash, hashed_fields(link)) != link.hash:
+            yield AuditChainFlaw(
+                link.chain, link.position, "it was changed after it was written, or the entry before it was"
+            )
+        if link.chain == SERVER_CHAIN and link.kind == AuditKind.CHAIN_BEGUN:
+            self.announced_chains.add(link.subject)
+        self._position, self._previous_hash, self._at_ms = link.position, link.hash, max(link.at_ms, self._at_ms)
 
-    def end(self) -> Iterator[Flaw]:
+    def finish(self) -> Iterator[AuditChainFlaw]:
         """Yield what only the complete set shows: missing chains, and chains that the server chain
         does not announce."""
-        for chain in sorted(self.begun - self.seen):
-            yield Flaw(chain, 1, "the whole chain is missing")
-        for chain in sorted(self.seen - self.begun - {HOUSE_CHAIN}):
-            yield Flaw(chain, 1, "the house's own chain does not know of it")
+        for chain in sorted(self.announced_chains - self.seen_chains):
+            yield AuditChainFlaw(chain, 1, "the whole chain is missing")
+        for chain in sorted(self.seen_chains - self.announced_chains - {SERVER_CHAIN}):
+            yield AuditChainFlaw(chain, 1, "the server's chain does not announce it")
 
 
-def check(links: Iterable[Link], anchors: Iterable[Anchor] = ()) -> list[Flaw]:
+def check_chains(links: Iterable[AuditLink], anchors: Iterable[AuditAnchor] = ()) -> list[AuditChainFlaw]:
     """Return everything that is wrong with complete chains, each in order, and with their anchors."""
-    checker = Checker()
+    checker = AuditChainChecker()
     wanted: dict[tuple[str, int], set[str]] = {}
     for anchor in anchors:
         wanted.setdefault((anchor.chain, anchor.position), set()).add(anchor.hash)
-    flaws: list[Flaw] = []
+    flaws: list[AuditChainFlaw] = []
     for link in links:
-        flaws += checker.follow(link)
+        flaws += checker.check_link(link)
         hashes = wanted.pop((link.chain, link.position), None)
         if hashes is not None and hashes != {link.hash}:
-            flaws.append(Flaw(link.chain, link.position, NOT_ANCHORED))
-    flaws += [Flaw(chain, position, CUT_SHORT) for chain, position in sorted(wanted)]
-    return [*flaws, *checker.end()]
+            flaws.append(AuditChainFlaw(link.chain, link.position, ANCHOR_MISMATCH))
+    flaws += [AuditChainFlaw(chain, position, CHAIN_TRUNCATED) for chain, position in sorted(wanted)]
+    return [*flaws, *checker.finish()]
 
 
-NOT_ANCHORED = "an anchor says that another line stood here"
-CUT_SHORT = "an anchor says that there was a line here"
+ANCHOR_MISMATCH = "an anchor has a different entry at this position"
+CHAIN_TRUNCATED = "an anchor has an entry at this position, which is missing"
 
 
-def anchors_hash(anchors: Iterable[Anchor]) -> str:
+def hash_anchors(anchors: Iterable[AuditAnchor]) -> str:
     """Return the hash of one hour's anchors, which the server chain stores."""
-    return hash_of(sorted([each.chain, each.position, each.hash] for each in anchors))
+    return hash_content(sorted([each.chain, each.position, each.hash] for each in anchors))
 
 
 # --- what is written down, and where ---
 
 
-def call_allowed(tool: str, call_hash: str, *, agent: str, run: str, because: str = "") -> Entry:
+def call_allowed(tool: str, call_hash: str, *, agent: str, run: str, because: str = "") -> AuditEntry:
     """Written in the commit of the call's intent, before the call is performed."""
-    return Entry(
+    return AuditEntry(
         kind=AuditKind.CALL_ALLOWED,
         who=f"agent:{agent}",
         agent=agent,
@@ -211,25 +213,25 @@ def call_allowed(tool: str, call_hash: str, *, agent: str, run: str, because: st
     )
 
 
-def call_ended(tool: str, output: str, *, agent: str, run: str, verdict: str) -> Entry:
+def call_ended(tool: str, output: str, *, agent: str, run: str, verdict: str) -> AuditEntry:
     """Written in the commit of the result. `verdict` is done, failed or interrupted."""
-    return Entry(
+    return AuditEntry(
         kind=AuditKind.CALL_ENDED,
         who=f"agent:{agent}",
         agent=agent,
         run=run,
         subject=tool,
         verdict=verdict,
-        content=hash_of(output),
+        content=hash_content(output),
     )
 
 
-def call_refused(tool: str, output: str, *, agent: str, run: str, because: str = "") -> Entry:
+def call_refused(tool: str, output: str, *, agent: str, run: str, because: str = "") -> AuditEntry:
     """Written in the commit of `output`, which the model reads in place of a result.
 
     `because` is the text of a rule, never of a person or a web page: it is kept forever.
     """
-    return Entry(
+    return AuditEntry(
         kind=AuditKind.CALL_REFUSED,
         who=f"agent:{agent}",
         agent=agent,
@@ -237,28 +239,28 @@ def call_refused(tool: str, output: str, *, agent: str, run: str, because: str =
         subject=tool,
         verdict="deny",
         because=because,
-        content=hash_of(output),
+        content=hash_content(output),
     )
 
 
-def approval_asked(approval: str, question: Any, *, agent: str, run: str) -> Entry:
+def approval_asked(approval: str, question: Any, *, agent: str, run: str) -> AuditEntry:
     """`question` is everything that was asked: calls, permissions and reasons."""
-    return Entry(
+    return AuditEntry(
         kind=AuditKind.APPROVAL_ASKED,
         who=f"agent:{agent}",
         agent=agent,
         run=run,
         subject=approval,
         verdict="ask",
-        content=hash_of(question),
+        content=hash_content(question),
     )
 
 
 def approval_decided(
-    approval: str, *, by: str, agent: str, run: str, state: str, scope: str = "", words: str = ""
-) -> Entry:
+    approval: str, *, by: str, agent: str, run: str, state: str, scope: str = "", comment: str = ""
+) -> AuditEntry:
     """`state` is the approval's state: allowed, denied or closed. `scope` is how long a yes lasts."""
-    return Entry(
+    return AuditEntry(
         kind=AuditKind.APPROVAL_DECIDED,
         who=by,
         agent=agent,
@@ -266,18 +268,18 @@ def approval_decided(
         subject=approval,
         verdict=state,
         because=scope,
-        content=hash_of(words) if words else "",
+        content=hash_content(comment) if comment else "",
     )
 
 
-def approval_expired(approval: str, *, agent: str, run: str) -> Entry:
-    return Entry(
+def approval_expired(approval: str, *, agent: str, run: str) -> AuditEntry:
+    return AuditEntry(
         kind=AuditKind.APPROVAL_EXPIRED, who="house", agent=agent, run=run, subject=approval, verdict="expired"
     )
 
 
-def approval_refused(approval: str, *, by: str, agent: str, run: str, because: str) -> Entry:
-    return Entry(
+def approval_refused(approval: str, *, by: str, agent: str, run: str, because: str) -> AuditEntry:
+    return AuditEntry(
         kind=AuditKind.APPROVAL_REFUSED,
         who=by,
         agent=agent,
@@ -288,34 +290,34 @@ def approval_refused(approval: str, *, by: str, agent: str, run: str, because: s
     )
 
 
-def grant_given(permission: str, *, by: str, agent: str, grant: str, run: str | None = None) -> Entry:
+def grant_given(permission: str, *, by: str, agent: str, grant: str, run: str | None = None) -> AuditEntry:
     """`grant` is the id of the grant."""
-    return Entry(
+    return AuditEntry(
         kind=AuditKind.GRANT_GIVEN,
         who=by,
         agent=agent,
         run=run,
         subject=permission,
         verdict="given",
-        content=hash_of(grant),
+        content=hash_content(grant),
     )
 
 
-def grant_revoked(permission: str, *, by: str, agent: str, grant: str) -> Entry:
-    return Entry(
+def grant_revoked(permission: str, *, by: str, agent: str, grant: str) -> AuditEntry:
+    return AuditEntry(
         kind=AuditKind.GRANT_REVOKED,
         who=by,
         agent=agent,
         subject=permission,
         verdict="revoked",
-        content=hash_of(grant),
+        content=hash_content(grant),
     )
 
 
-def changed(kind: AuditKind, operation: str, *, by: str, agent: str = "") -> Entry:
+def operation_performed(kind: AuditKind, operation: str, *, by: str, agent: str = "") -> AuditEntry:
     """An administrative change: a setting, agent, person, token, credential, skill or MCP server.
 
     Records that it was done and by whom. The parameters are not kept, not even as a hash, because
     they may contain secrets. `agent` is the agent concerned, if any.
     """
-    return Entry(kind=kind, who=by, agent=agent, subject=operation, verdict="done")
+    return AuditEntry(kind=kind, who=by, agent=agent, subject=operation, verdict="done")

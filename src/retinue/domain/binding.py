@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-BROADCAST_MAX = 16  # agents that may answer in one channel
+BINDING_AGENTS_MAX = 16  # agents that may answer in one channel
 
 
 class PeerKind(StrEnum):
@@ -29,7 +29,7 @@ class MatchedBy(StrEnum):
     DEFAULT = "default"
 
 
-class Match(Struct, frozen=True, kw_only=True):
+class BindingMatch(Struct, frozen=True, kw_only=True):
     """What a binding matches. Empty fields match anything: no account means every account of the
     connector.
 
@@ -46,7 +46,7 @@ class Match(Struct, frozen=True, kw_only=True):
     team: str = ""
 
     @property
-    def whole_account(self) -> bool:
+    def is_account_wide(self) -> bool:
         """Whether it matches everything of one account, or of all accounts."""
         return not (self.peer_kind or self.peer or self.parent or self.guild or self.team)
 
@@ -57,29 +57,29 @@ class Binding(Struct, frozen=True, kw_only=True):
 
     id: str
     agent: str
-    match: Match
-    also: tuple[str, ...] = ()
-    made_by: str = ""
+    match: BindingMatch
+    extra_agents: tuple[str, ...] = ()
+    created_by: str = ""
 
     @property
     def agents(self) -> tuple[str, ...]:
-        return (self.agent, *self.also)
+        return (self.agent, *self.extra_agents)
 
 
-class Place(Struct, frozen=True, kw_only=True):
+class ChannelFacts(Struct, frozen=True, kw_only=True):
     """What bindings match against: the channel in which a message was sent."""
 
-    service: str
-    instance: str
+    platform: str
+    connector: str
     kind: PeerKind
     peer: str  # of a direct message, the sender's id; otherwise the channel
-    room: str = ""
+    channel: str = ""
     parent: str = ""
     guild: str = ""
     team: str = ""
 
 
-class Bound(Struct, frozen=True, kw_only=True):
+class BindingResult(Struct, frozen=True, kw_only=True):
     """The agents that answer in a channel, and the binding that decided; None for the default agent."""
 
     agents: tuple[str, ...]

@@ -12,26 +12,26 @@ from datetime import date
 
 from msgspec import Struct
 
-from retinue.domain.model import TOKENS_PRICED, Price
-from retinue.domain.money import BudgetSpent, CallTerms, Days, date_of, usd
+from retinue.domain.model import PRICE_UNIT_TOKENS, Price
+from retinue.domain.money import BudgetPeriod, BudgetSpent, ModelCallReservationRequest, date_of_day_number, format_usd
 
-OUTPUT_TOKENS_LEAST = 1_024  # a shorter reply is not worth requesting
+OUTPUT_TOKENS_MIN = 1_024  # a shorter reply is not worth requesting
 
 
-class Standing(Struct, frozen=True, kw_only=True):
+class BudgetBalance(Struct, frozen=True, kw_only=True):
     """The status of one budget: what is spent, and what is reserved for calls in progress."""
 
-    what: str  # a name from `BudgetLimits.by_name`
-    cap_microusd: int
-    settled_microusd: int
-    held_microusd: int = 0
+    name: str  # a name from `BudgetLimits.by_name`
+    limit_microusd: int
+    spent_microusd: int
+    reserved_microusd: int = 0
 
     @property
-    def left_microusd(self) -> int:
-        return self.cap_microusd - self.settled_microusd - self.held_microusd
+    def remaining_microusd(self) -> int:
+        return self.limit_microusd - self.spent_microusd - self.reserved_microusd
 
 
-class Payer(Struct, frozen=True, kw_only=True):
+class BudgetPayer(Struct, frozen=True, kw_only=True):
     """Who makes a call and for whom, for error texts. An empty `person` means that no person is
     charged.
 
@@ -40,61 +40,72 @@ class Payer(Struct, frozen=True, kw_only=True):
 
     agent: str
     person: str = ""
-    above: tuple[str, ...] = ()
+    delegators: tuple[str, ...] = ()
 
 
-def bound_microusd(price: Price, *, input_tokens: int, output_tokens: int) -> int:
+def max_cost_microusd(price: Price, *, input_tokens: int, output_tokens: int) -> int:
     """Return the maximum cost of a call that reads and writes at most this much, rounded up like its actual cost."""
-    total = input_tokens * price.dearest_input + output_tokens * price.output
-    return price.call - (-total // TOKENS_PRICED)
+    total = input_tokens * price.highest_input + output_tokens * price.output
+    return price.call - (-total // PRICE_UNIT_TOKENS)
 
 
-def affordable(price: Price, *, input_tokens_bound: int, output_tokens_max: int, left_microusd: int) -> int:
+def affordable_output_tokens(
+    price: Price, *, input_tokens_max: int, output_tokens_max: int, remaining_microusd: int
+) -> int:
     """Return how many output tokens are affordable, up to the maximum; 0 if not even the input is."""
-    left = (left_microusd - price.call) * TOKENS_PRICED - input_tokens_bound * price.dearest_input
+    left = (remaining_microusd - price.call) * PRICE_UNIT_TOKENS - input_tokens_max * price.highest_input
     if left < 0:
         return 0
     return output_tokens_max if price.output == 0 else min(output_tokens_max, left // price.output)
 
 
-def grant(terms: CallTerms, price: Price, standings: Sequence[Standing], *, payer: Payer, days: Days) -> int:
+def grant_output_tokens(
+    request: ModelCallReservationRequest,
+    price: Price,
+    budgets: Sequence[BudgetBalance],
+    *,
+    payer: BudgetPayer,
+    period: BudgetPeriod,
+) -> int:
     """Return how many output tokens a call may use without exceeding any budget. Raises BudgetSpent
     if that is too few."""
-    wanted = terms.output_tokens_max
-    if not standings:
+    wanted = request.output_tokens_max
+    if not budgets:
         return wanted
-    tightest = min(standings, key=lambda standing: standing.left_microusd)
-    tokens = terms.input_tokens_bound
-    least = min(OUTPUT_TOKENS_LEAST, wanted)
-    needs = bound_microusd(price, input_tokens=tokens, output_tokens=least)
-    if needs > tightest.left_microusd:
-        raise _spent(tightest, needs, payer, days)
-    return affordable(price, input_tokens_bound=tokens, output_tokens_max=wanted, left_microusd=tightest.left_microusd)
+    tightest = min(budgets, key=lambda standing: standing.remaining_microusd)
+    tokens = request.input_tokens_max
+    least = min(OUTPUT_TOKENS_MIN, wanted)
+    needs = max_cost_microusd(price, input_tokens=tokens, output_tokens=least)
+    if needs > tightest.remaining_microusd:
+        raise _budget_spent_error(tightest, needs, payer, period)
+    return affordable_output_tokens(
+        price, input_tokens_max=tokens, output_tokens_max=wanted, remaining_microusd=tightest.remaining_microusd
+    )
 
 
-def warning(standing: Standing, share: float, *, last_microusd: int, payer: Payer) -> str | None:
+def budget_warning(budget: BudgetBalance, share: float, *, last_microusd: int, payer: BudgetPayer) -> str | None:
     """Return a warning if the latest settled cost took a budget over this share of its limit.
 
     Settled sums only rise, so exactly one call per day, month or run triggers the warning.
     """
-    bar = standing.cap_microusd * share
-    if standing.settled_microusd < bar or standing.settled_microusd - last_microusd >= bar:
+    bar = budget.limit_microusd * share
+    if budget.spent_microusd < bar or budget.spent_microusd - last_microusd >= bar:
         return None
-    amounts = f"{usd(standing.settled_microusd)} of {usd(standing.cap_microusd)}"
-    spent = standing.settled_microusd / standing.cap_microusd
-    return f"{spent:.0%} of {_whose(standing.what, payer)} is spent: {amounts}"
+    amounts = f"{format_usd(budget.spent_microusd)} of {format_usd(budget.limit_microusd)}"
+    spent = budget.spent_microusd / budget.limit_microusd
+    return f"{spent:.0%} of {_describe_budget(budget.name, payer)} is spent: {amounts}"
 
 
-def free_again(what: str, days: Days) -> date | None:
+def reset_date(budget_name: str, period: BudgetPeriod) -> date | None:
     """Return the day on which this budget resets. The budget of one run never does."""
-    if what.endswith("day"):
-        return date_of(days.day + 1)
-    return date_of(days.month_to + 1) if what.endswith("month") else None
+    if budget_name.endswith("day"):
+        return date_of_day_number(period.day + 1)
+    return date_of_day_number(period.month_last_day + 1) if budget_name.endswith("month") else None
 
 
-def key_of(what: str, agent: str) -> str:
+def budget_setting(budget_name: str, agent: str) -> str:
     """Return what to raise for a higher budget: a setting, or a field of an agent."""
-    match what:
+    match budget_name:
         case "run":
             return f"the lower of `cost_microusd_max` of agent '{agent}' and `budgets.run_usd`"
         case "tree":
@@ -104,34 +115,38 @@ def key_of(what: str, agent: str) -> str:
         case "agent's month":
             return f"`month_microusd_max` of agent '{agent}'"
         case _:
-            who, period = what.split("'s ")
+            who, period = budget_name.split("'s ")
             return f"`budgets.{who}_{period}_usd`"
 
 
-def _shared_key(payer: Payer) -> str:
-    names = ", ".join(f"'{name}'" for name in dict.fromkeys((*payer.above, payer.agent)))
+def _shared_budget_settings(payer: BudgetPayer) -> str:
+    names = ", ".join(f"'{name}'" for name in dict.fromkeys((*payer.delegators, payer.agent)))
     return f"the lowest of `cost_microusd_max` and `tree_microusd_max` of {names}, and of those in `budgets`"
 
 
-def _whose(what: str, payer: Payer) -> str:
-    match what:
+def _describe_budget(budget_name: str, payer: BudgetPayer) -> str:
+    match budget_name:
         case "run":
             return "the budget of this run"
         case "tree":
-            return "the budget of this run and those that came of it"
+            return "the budget of this run and the runs it started"
         case _:
-            who, period = what.split("'s ")
-            name = {"agent": f"agent '{payer.agent}'", "person": f"'{payer.person}'", "house": "the house"}[who]
+            who, period = budget_name.split("'s ")
+            name = {"agent": f"agent '{payer.agent}'", "person": f"'{payer.person}'", "house": "this server"}[who]
             return f"the budget of {name} for {'today' if period == 'day' else 'this month'}"
 
 
-def _spent(standing: Standing, needs_microusd: int, payer: Payer, days: Days) -> BudgetSpent:
-    held = f" and {usd(standing.held_microusd)} held for calls under way" if standing.held_microusd else ""
-    again = free_again(standing.what, days)
-    raise_it = f"raise {_shared_key(payer) if payer.above and again is None else key_of(standing.what, payer.agent)}"
+def _budget_spent_error(
+    budget: BudgetBalance, needed_microusd: int, payer: BudgetPayer, period: BudgetPeriod
+) -> BudgetSpent:
+    resets_on = reset_date(budget.name, period)
+    is_shared = bool(payer.delegators) and resets_on is None
     return BudgetSpent(
-        f"{_whose(standing.what, payer)} is spent",
-        because=f"{usd(standing.settled_microusd)} of {usd(standing.cap_microusd)} is spent{held}, "
-        f"and the next call may cost {usd(needs_microusd)}",
-        try_this=f"wait until {again}, or {raise_it}" if again else raise_it,
+        _describe_budget(budget.name, payer),
+        spent_microusd=budget.spent_microusd,
+        reserved_microusd=budget.reserved_microusd,
+        limit_microusd=budget.limit_microusd,
+        needed_microusd=needed_microusd,
+        resets_on=resets_on,
+        setting=_shared_budget_settings(payer) if is_shared else budget_setting(budget.name, payer.agent),
     )

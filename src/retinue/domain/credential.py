@@ -8,9 +8,9 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from retinue.domain.model import Failure
+from retinue.domain.model import ModelFailureKind
 
-FORGOTTEN_AFTER = timedelta(hours=24)  # older failures do not count
+FAILURE_FORGOTTEN_AFTER = timedelta(hours=24)  # older failures do not count
 
 
 class CredentialKind(StrEnum):
@@ -38,12 +38,12 @@ class Credential(Struct, frozen=True, kw_only=True):
     used_at: datetime | None = None
 
     @property
-    def key(self) -> tuple[str, str]:
+    def row_key(self) -> tuple[str, str]:
         """The unique key of its row."""
         return self.agent, self.id
 
 
-class Mark(Struct, frozen=True, kw_only=True):
+class CredentialFailureRecord(Struct, frozen=True, kw_only=True):
     """A failure to record for a credential: for one model, or for all models if `model` is empty.
 
     `asked_at` is when the request was decided. Requests that were decided before a failure was
@@ -52,19 +52,19 @@ class Mark(Struct, frozen=True, kw_only=True):
 
     credential: Credential
     model: str
-    failure: Failure
+    failure: ModelFailureKind
     at: datetime
-    asked_at: datetime
+    requested_at: datetime
     retry_after_s: float | None = None
 
 
-class Cooling(Struct, frozen=True, kw_only=True):
+class CredentialCooldown(Struct, frozen=True, kw_only=True):
     """The back-off of a credential after failures: how many in a row, of which kind, and until when."""
 
     agent: str
     credential: str
     model: str
-    failure: Failure
+    failure: ModelFailureKind
     errors: int
     until: datetime
     failed_at: datetime

@@ -23,14 +23,14 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
-from retinue.domain.errors import Invalid
+from retinue.domain.value_errors import CronInvalid
 
 if TYPE_CHECKING:
     from cronsim import CronSim
 
 EXPRESSION_LENGTH_MAX = 256
-FIELDS = (5, 6)
-GAP_MAX = timedelta(days=1)  # the longest gap ever: Samoa skipped 30 December 2011
+FIELD_COUNTS = (5, 6)
+CLOCK_GAP_MAX = timedelta(days=1)  # the longest gap ever: Samoa skipped 30 December 2011
 PRESETS = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
@@ -42,80 +42,82 @@ PRESETS = {
 }
 
 _SECOND = timedelta(seconds=1)
-_LOOKED_AHEAD = timedelta(days=1)
-_RANGE_OF_ONE = re.compile(
+_LOOKAHEAD = timedelta(days=1)
+_SINGLE_VALUE_RANGE = re.compile(
     r"(?<![0-9A-Za-z])0*([0-9]+|[A-Za-z]{3})-0*\1(?:/[1-9][0-9]*)?(?![0-9/A-Za-z])", re.IGNORECASE
 )
-_ANY_DAY = datetime(2000, 1, 1)  # noqa: DTZ001 - only what is written is looked at
+_ARBITRARY_DATE = datetime(2000, 1, 1)  # noqa: DTZ001 - only what is written is looked at
 
 
-def checked(expression: str) -> str:
-    """Return the expression on one line with single spaces. Raises Invalid (`cron.invalid`) if it
-    cannot be parsed."""
+def normalize_cron(expression: str) -> str:
+    """Return the expression on one line with single spaces. Raises CronInvalid if it cannot be
+    parsed."""
     if len(expression) > EXPRESSION_LENGTH_MAX:
-        raise _refused(expression, because=f"an expression has at most {EXPRESSION_LENGTH_MAX} characters")
-    text = " ".join(_one_alone(part) for part in expression.split())
+        raise CronInvalid(expression, because=f"the limit is {EXPRESSION_LENGTH_MAX} characters")
+    text = " ".join(_collapse_single_range(part) for part in expression.split())
     if text.startswith("@"):
         if text.lower() not in PRESETS:
-            raise _refused(expression, because=f"the presets are {', '.join(PRESETS)}")
+            raise CronInvalid(expression, because=f"the presets are {', '.join(PRESETS)}")
         return text.lower()
-    if len(text.split()) not in FIELDS:
-        raise _refused(expression, because=f"it has {len(text.split())} fields; there are 5, or 6 with seconds first")
+    if len(text.split()) not in FIELD_COUNTS:
+        raise CronInvalid(
+            expression, because=f"it has {len(text.split())} fields; it must have 5, or 6 with seconds first"
+        )
     from cronsim import CronSimError
 
     try:
-        _calendar(text, _ANY_DAY)
+        _cron_iterator(text, _ARBITRARY_DATE)
     except CronSimError as error:
-        raise _refused(expression, because=_in_our_words(str(error))) from None
+        raise CronInvalid(expression, because=_explain_cronsim_error(str(error))) from None
     except (AssertionError, ValueError, TypeError):  # a step of something without steps, such as `1#2/3`
-        raise _refused(expression, because="one of its fields cannot be read") from None
+        raise CronInvalid(expression, because="one of its fields is invalid") from None
     return text
 
 
-def after(expression: str, moment: datetime, zone: ZoneInfo) -> datetime | None:
+def next_time(expression: str, moment: datetime, zone: ZoneInfo) -> datetime | None:
     """Return the first time strictly after `moment`, aware and UTC. None if there is none within
     fifty years."""
-    return next(following(expression, moment, zone), None)
+    return next(iterate_times(expression, moment, zone), None)
 
 
-def following(expression: str, moment: datetime, zone: ZoneInfo) -> Iterator[datetime]:
+def iterate_times(expression: str, moment: datetime, zone: ZoneInfo) -> Iterator[datetime]:
     """Yield all times after `moment`. Cheaper than searching for each one separately."""
     fields = PRESETS.get(expression, expression)
     try:
-        yield from (_as_time_elapses if _goes_by_elapsed_time(fields) else _on_the_wall)(fields, moment, zone)
+        yield from (_interval_times if _is_interval(fields) else _wall_clock_times)(fields, moment, zone)
     except OverflowError:  # datetime ends with the year 9999
         return
 
 
-def _calendar(fields: str, begin: datetime) -> CronSim:
+def _cron_iterator(fields: str, start: datetime) -> CronSim:
     from cronsim import CronSim  # imported with the first expression: many instances have none
 
-    return CronSim(fields, begin)
+    return CronSim(fields, start)
 
 
-def _on_the_wall(fields: str, moment: datetime, zone: ZoneInfo) -> Iterator[datetime]:
+def _wall_clock_times(fields: str, moment: datetime, zone: ZoneInfo) -> Iterator[datetime]:
     """Yield wall-clock times, converted to UTC.
 
     A later wall-clock time never converts to an earlier moment, so every later result is the next
     one.
     """
     wall = moment.astimezone(zone).replace(tzinfo=None, fold=0)
-    for found in _calendar(fields, wall):
-        real = _shown_first(found, zone)
+    for found in _cron_iterator(fields, wall):
+        real = _wall_clock_to_utc(found, zone)
         if real > moment:
             moment = real
             yield real
 
 
-def _as_time_elapses(fields: str, moment: datetime, zone: ZoneInfo) -> Iterator[datetime]:
+def _interval_times(fields: str, moment: datetime, zone: ZoneInfo) -> Iterator[datetime]:
     """Yield interval times, one stretch between clock changes at a time: within it the offset is constant."""
     at: datetime | None = moment.astimezone(UTC)
     while at is not None:
         offset = _offset(at + _SECOND, zone)
         begin, at = at, None
-        for found in _calendar(fields, (begin + offset).replace(tzinfo=None)):
+        for found in _cron_iterator(fields, (begin + offset).replace(tzinfo=None)):
             real = found.replace(tzinfo=UTC) - offset
-            change = _next_change(begin, real, offset, zone)
+            change = _next_offset_change(begin, real, offset, zone)
             if change is not None:
                 at = change - _SECOND  # so that the moment of the change itself counts
                 break
@@ -123,23 +125,23 @@ def _as_time_elapses(fields: str, moment: datetime, zone: ZoneInfo) -> Iterator[
             yield real
 
 
-def words(expression: str) -> str:
+def describe_cron(expression: str) -> str:
     """Describe an expression in English."""
-    return _words(PRESETS.get(expression, expression))
+    return _describe_fields(PRESETS.get(expression, expression))
 
 
 @lru_cache(maxsize=1024)
-def _words(fields: str) -> str:
-    return _calendar(fields, _ANY_DAY).explain()
+def _describe_fields(fields: str) -> str:
+    return _cron_iterator(fields, _ARBITRARY_DATE).explain()
 
 
-def _goes_by_elapsed_time(fields: str) -> bool:
+def _is_interval(fields: str) -> bool:
     parts = fields.split()
     minute, hour = parts[-5], parts[-4]
     return minute.startswith("*") or hour.startswith("*")
 
 
-def _shown_first(wall: datetime, zone: ZoneInfo) -> datetime:
+def _wall_clock_to_utc(wall: datetime, zone: ZoneInfo) -> datetime:
     """Return when the clock first shows this time; if it skips it, when the clock continues."""
     before = wall.replace(tzinfo=zone, fold=0)
     real = before.astimezone(UTC)
@@ -147,7 +149,7 @@ def _shown_first(wall: datetime, zone: ZoneInfo) -> datetime:
         return real
     offset = before.utcoffset()
     assert offset is not None  # every zone has an offset at every time
-    return _next_change(real - GAP_MAX, real, offset, zone) or real
+    return _next_offset_change(real - CLOCK_GAP_MAX, real, offset, zone) or real
 
 
 def _offset(moment: datetime, zone: ZoneInfo) -> timedelta:
@@ -156,11 +158,11 @@ def _offset(moment: datetime, zone: ZoneInfo) -> timedelta:
     return offset
 
 
-def _next_change(begin: datetime, end: datetime, offset: timedelta, zone: ZoneInfo) -> datetime | None:
+def _next_offset_change(begin: datetime, end: datetime, offset: timedelta, zone: ZoneInfo) -> datetime | None:
     """Return the first moment up to `end` at which the zone's offset differs from the one at `begin`."""
     low = begin
     while low < end:
-        high = min(low + _LOOKED_AHEAD, end)
+        high = min(low + _LOOKAHEAD, end)
         if _offset(high, zone) != offset:
             while high - low > _SECOND:
                 middle = low + (high - low) / 2
@@ -170,24 +172,15 @@ def _next_change(begin: datetime, end: datetime, offset: timedelta, zone: ZoneIn
     return None
 
 
-def _one_alone(field: str) -> str:
+def _collapse_single_range(field: str) -> str:
     """Replace a range of one value, such as `2-2/3`, by that value.
 
     cronsim would step on from it, and other implementations read `2-2` as every value.
     """
-    return _RANGE_OF_ONE.sub(r"\1", field)
+    return _SINGLE_VALUE_RANGE.sub(r"\1", field)
 
 
-def _in_our_words(said: str) -> str:
+def _explain_cronsim_error(message: str) -> str:
     """Explain an error of cronsim, which says no more than `Bad day-of-month`."""
-    field = said.removeprefix("Bad ").lower()
-    return f"its {field} cannot be read, or never comes" if said.startswith("Bad ") else said.lower()
-
-
-def _refused(expression: str, *, because: str) -> Invalid:
-    return Invalid(
-        f"{expression[:80]!r} is not a cron expression",
-        because=because,
-        try_this="for example: 0 9 * * 1-5 (at nine on weekdays), */15 * * * *, @daily",
-        code="cron.invalid",
-    )
+    field = message.removeprefix("Bad ").lower()
+    return f"its {field} is invalid, or never occurs" if message.startswith("Bad ") else message.lower()

@@ -7,21 +7,21 @@ from enum import StrEnum
 from msgspec import Struct
 
 
-class Verdict(StrEnum):
+class DecisionKind(StrEnum):
     ALLOW = "allow"
     ASK = "ask"
     DENY = "deny"
 
 
 class Decision(Struct, frozen=True):
-    verdict: Verdict
+    kind: DecisionKind
     because: str
-    key: str = ""  # the setting or rule to change
+    setting_key: str = ""  # the setting or rule to change
 
     @property
-    def allowed(self) -> bool:
-        return self.verdict is Verdict.ALLOW
+    def is_allowed(self) -> bool:
+        return self.kind is DecisionKind.ALLOW
 
     @property
-    def denied(self) -> bool:
-        return self.verdict is Verdict.DENY
+    def is_denied(self) -> bool:
+        return self.kind is DecisionKind.DENY

@@ -14,16 +14,16 @@ from msgspec import Struct
 
 from retinue.domain import session_keys
 from retinue.domain.address import Address
-from retinue.domain.ids import EnvelopeId, RunId, SessionId, derived
+from retinue.domain.ids import EnvelopeId, RunId, SessionId, derive_id
 
 TASK_SHOWN_MAX = 200  # characters of a task shown in lists
 LABEL_LENGTH_MAX = 100
 LABEL_FROM_TASK_MAX = 60
 
 # Which session of the target agent to use: the last one the two shared, that one or a new one, a new one.
-LATEST = "latest"
-LATEST_OR_CREATE = "latest-or-create"
-CREATE = "create"
+LATEST_SESSION = "latest"
+LATEST_OR_NEW_SESSION = "latest-or-create"
+NEW_SESSION = "create"
 
 
 class DelegationKind(StrEnum):
@@ -34,7 +34,7 @@ class DelegationKind(StrEnum):
     EXTERNAL = "external"  # to an external agent
 
 
-class Notify(StrEnum):
+class NotifyMode(StrEnum):
     """What a result does to a session that does not wait for it."""
 
     WAKE = "wake"  # starts a run at once
@@ -42,7 +42,7 @@ class Notify(StrEnum):
     OFF = "off"  # not delivered
 
 
-class Cleanup(StrEnum):
+class SubagentCleanup(StrEnum):
     """What happens to a subagent's session when its work is done."""
 
     KEEP = "keep"
@@ -56,7 +56,7 @@ class DelegationState(StrEnum):
     CANCELLED = "cancelled"
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         return self is DelegationState.OPEN
 
 
@@ -86,7 +86,7 @@ class Lineage(Struct, frozen=True, kw_only=True):
         return len(self.agents) - 1
 
 
-class Exchange(Struct, frozen=True, kw_only=True):
+class AgentExchange(Struct, frozen=True, kw_only=True):
     """The progress of an exchange between two sessions. `about` is the envelope that began it."""
 
     about: EnvelopeId
@@ -108,18 +108,18 @@ class Delegation(Struct, frozen=True, kw_only=True):
     agent: str  # the delegating agent
     session: SessionId  # the delegating session
     target: str  # the agent that does the work
-    to: SessionId | None  # the session that does the work; None for an external agent
+    target_session: SessionId | None  # the session that does the work; None for an external agent
     task: str
-    above: Lineage  # lineage of the delegating run, and of the run that reads the result
+    parent_lineage: Lineage  # lineage of the delegating run, and of the run that reads the result
     lineage: Lineage  # lineage of the run that does the work
-    notify: Notify = Notify.WAKE
+    notify: NotifyMode = NotifyMode.WAKE
     wait_until: datetime | None = None  # until then the delegating run keeps its call open; None: it does not wait
     label: str = ""
-    cleanup: Cleanup = Cleanup.KEEP
+    cleanup: SubagentCleanup = SubagentCleanup.KEEP
     state: DelegationState = DelegationState.OPEN
     because: str = ""
     result: EnvelopeId | None = None  # the envelope with the result
-    worked_by: RunId | None = None
+    worker_run: RunId | None = None
     created_at: datetime
     started_at: datetime | None = None
     ended_at: datetime | None = None
@@ -128,17 +128,17 @@ class Delegation(Struct, frozen=True, kw_only=True):
     archived_at: datetime | None = None
 
     @property
-    def run_id(self) -> RunId:
+    def worker_run_id(self) -> RunId:
         """The run that does the work. It is known before the run starts."""
-        return self.worked_by or run_made_for(self.id)
+        return self.worker_run or derive_run_id(self.id)
 
     @property
-    def child_key(self) -> str:
+    def worker_session_key(self) -> str:
         """The session key of the session that does the work."""
-        return str(session_keys.subagent(self.target, self.to or self.id))
+        return str(session_keys.subagent_key(self.target, self.target_session or self.id))
 
 
-def label_of(label: str, task: str) -> str:
+def make_label(label: str, task: str) -> str:
     """Return a one-line label without double quotes: the given label, or the beginning of the task."""
     words = label.strip() or task[: 2 * LABEL_FROM_TASK_MAX]
     most = LABEL_LENGTH_MAX if label.strip() else LABEL_FROM_TASK_MAX
@@ -146,11 +146,11 @@ def label_of(label: str, task: str) -> str:
     return line if len(line) <= most else f"{line[: most - 1].rstrip()}…"
 
 
-def run_made_for(id_: EnvelopeId) -> RunId:
+def derive_run_id(delegation_id: EnvelopeId) -> RunId:
     """Return the id of the run that a delegation starts. It is known before the run exists."""
-    return RunId(derived(id_, "run"))
+    return RunId(derive_id(delegation_id, "run"))
 
 
-def session_made_for(id_: EnvelopeId) -> SessionId:
+def derive_session_id(delegation_id: EnvelopeId) -> SessionId:
     """Return the id of the session created for a delegation if none existed."""
-    return SessionId(derived(id_, "session"))
+    return SessionId(derive_id(delegation_id, "session"))

@@ -7,7 +7,14 @@ from typing import Protocol
 from msgspec import Struct
 
 from retinue.domain.attachment import Attachment
-from retinue.domain.delegation import LATEST_OR_CREATE, Cleanup, Delegation, DelegationKind, Notify, session_made_for
+from retinue.domain.delegation import (
+    LATEST_OR_NEW_SESSION,
+    Delegation,
+    DelegationKind,
+    NotifyMode,
+    SubagentCleanup,
+    derive_session_id,
+)
 from retinue.domain.envelope import Envelope
 from retinue.domain.ids import EnvelopeId, RunId
 from retinue.domain.run import RunRequest
@@ -15,7 +22,7 @@ from retinue.domain.trust import Trust
 from retinue.domain.webhook import Webhook
 
 
-class Handing(Struct, frozen=True, kw_only=True):
+class DelegationRequest(Struct, frozen=True, kw_only=True):
     """What a tool call delegates.
 
     `session` is `latest`, `latest-or-create`, `create` or a session id. `wait_s` is how long the
@@ -28,19 +35,19 @@ class Handing(Struct, frozen=True, kw_only=True):
     target: str
     text: str
     trust: Trust  # the least trust of anything in the caller's context
-    session: str = LATEST_OR_CREATE
+    session: str = LATEST_OR_NEW_SESSION
     wait_s: float | None = None
-    notify: Notify = Notify.WAKE
+    notify: NotifyMode = NotifyMode.WAKE
     label: str = ""
-    cleanup: Cleanup = Cleanup.KEEP
+    cleanup: SubagentCleanup = SubagentCleanup.KEEP
     request: RunRequest | None = None
     attachments: tuple[Attachment, ...] = ()
     webhook: Webhook | None = None  # URL to notify with the result
     reply_to: EnvelopeId | None = None  # the envelope it follows up
-    confined: bool = False  # only sessions below the caller's own may be named
+    own_sessions_only: bool = False  # only sessions below the caller's own may be named
 
 
-class Handed(Struct, frozen=True, kw_only=True):
+class DelegationStatus(Struct, frozen=True, kw_only=True):
     """The status of a delegation. `answer` is set once the result has arrived, and then belongs to
     this call.
 
@@ -49,23 +56,23 @@ class Handed(Struct, frozen=True, kw_only=True):
     """
 
     delegation: Delegation
-    queued: bool = False  # the target agent was busy
+    is_queued: bool = False  # the target agent was busy
     answer: Envelope | None = None
-    late: bool = False
-    elsewhere: bool = False
+    is_timed_out: bool = False
+    is_already_delivered: bool = False
 
     @property
-    def created(self) -> bool:
+    def is_session_new(self) -> bool:
         """Whether the session was created for this delegation."""
-        return self.delegation.to == session_made_for(self.delegation.id)
+        return self.delegation.target_session == derive_session_id(self.delegation.id)
 
     @property
-    def pending(self) -> bool:
+    def is_pending(self) -> bool:
         """Whether the call stays open."""
-        return self.delegation.state.open and self.delegation.wait_until is not None
+        return self.delegation.state.is_open and self.delegation.wait_until is not None
 
 
-class HandOver(Protocol):
+class DelegateWork(Protocol):
     """Delegates work, once per tool call. A repeated call returns the current status."""
 
-    async def __call__(self, handing: Handing) -> Handed: ...
+    async def __call__(self, request: DelegationRequest) -> DelegationStatus: ...

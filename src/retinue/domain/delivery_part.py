@@ -10,7 +10,7 @@ from retinue.domain.attachment import Attachment
 from retinue.domain.envelope import Envelope
 
 
-class Unit(StrEnum):
+class LengthUnit(StrEnum):
     """The unit in which a platform measures the length of a text."""
 
     CHARACTERS = "characters"
@@ -18,25 +18,25 @@ class Unit(StrEnum):
     BYTES = "bytes"
 
 
-class Abilities(Struct, frozen=True, kw_only=True):
+class ConnectorCapabilities(Struct, frozen=True, kw_only=True):
     """What a platform can do. For the rest, the server uses an alternative or does without."""
 
     text_max: int = 4000  # per message, measured in `unit`
-    unit: Unit = Unit.CHARACTERS
+    unit: LengthUnit = LengthUnit.CHARACTERS
     caption_max: int = 0  # text sent with a file; 0: the text is sent separately, after the file
-    files: bool = False
+    can_send_files: bool = False
     file_bytes_max: int = 0
     album_max: int = 1  # files per message
-    quotes: bool = False  # a message can quote another
-    edits: bool = False  # our messages can be edited: `Edits`
-    reacts: bool = False  # `Reacts`
-    types: bool = False  # a typing indicator can be shown: `Types`
-    buttons: bool = False
-    formats: bool = False  # the connector renders Markdown; otherwise the markup is sent as plain text
-    lines: bool = True  # a message may have several lines
+    can_quote: bool = False  # a message can quote another
+    can_edit: bool = False  # our messages can be edited: `Edits`
+    can_react: bool = False  # `Reacts`
+    can_show_typing: bool = False  # a typing indicator can be shown: `Types`
+    can_show_buttons: bool = False
+    can_render_markdown: bool = False  # the connector renders Markdown; otherwise the markup is sent as plain text
+    can_break_lines: bool = True  # a message may have several lines
 
 
-NO_ABILITIES = Abilities()
+NO_CAPABILITIES = ConnectorCapabilities()
 
 
 class Button(Struct, frozen=True):
@@ -46,7 +46,7 @@ class Button(Struct, frozen=True):
     data: str
 
 
-class Parcel(Struct, frozen=True, kw_only=True):
+class DeliveryPart(Struct, frozen=True, kw_only=True):
     """One message to one channel: a whole envelope, or as much of it as the platform accepts at
     once.
 
@@ -58,13 +58,13 @@ class Parcel(Struct, frozen=True, kw_only=True):
     envelope: Envelope
     text: str
     files: tuple[Attachment, ...] = ()
-    quote: str = ""
+    quoted_message_id: str = ""
     buttons: tuple[tuple[Button, ...], ...] = ()
     index: int = 0
     count: int = 1
 
     @property
-    def room(self) -> str:
+    def channel(self) -> str:
         return self.envelope.recipient.rest
 
     @property
@@ -72,6 +72,6 @@ class Parcel(Struct, frozen=True, kw_only=True):
         return self.envelope.id if self.count == 1 else f"{self.envelope.id}/{self.index}"
 
 
-def whole(envelope: Envelope) -> Parcel:
+def make_single_part(envelope: Envelope) -> DeliveryPart:
     """Return an envelope as a single part, for a platform without length limits."""
-    return Parcel(envelope=envelope, text=envelope.text, files=envelope.attachments)
+    return DeliveryPart(envelope=envelope, text=envelope.text, files=envelope.attachments)

@@ -15,7 +15,7 @@ class Verbosity(StrEnum):
     FULL = "full"  # also a short result
 
 
-class Reasoning(StrEnum):
+class ReasoningDisplay(StrEnum):
     """What is shown of a model's reasoning. If not set, live viewers see it as it streams and no
     envelope contains it."""
 
@@ -33,7 +33,7 @@ class Elevation(StrEnum):
     FULL = "full"  # on the host, without asking
 
 
-class UsageLine(StrEnum):
+class UsageFooter(StrEnum):
     """What is shown below an answer."""
 
     OFF = "off"
@@ -42,27 +42,27 @@ class UsageLine(StrEnum):
     COST = "cost"
 
 
-class Manner(Struct, frozen=True, kw_only=True):
+class DisplayOptions(Struct, frozen=True, kw_only=True):
     """The display options of a message, a session, an agent or the server. Unset options come from
     the next level."""
 
     verbose: Verbosity | None = None
-    reasoning: Reasoning | None = None
+    reasoning: ReasoningDisplay | None = None
     elevated: Elevation | None = None
-    usage: UsageLine | None = None
+    usage: UsageFooter | None = None
 
-    def over(self, other: Manner) -> Manner:
+    def with_defaults(self, defaults: DisplayOptions) -> DisplayOptions:
         """Return these options, with unset ones taken from `defaults`."""
-        if other == PLAIN:
+        if defaults == NO_DISPLAY_OPTIONS:
             return self
-        if self == PLAIN:
-            return other
-        return Manner(
-            verbose=self.verbose or other.verbose,
-            reasoning=self.reasoning or other.reasoning,
-            elevated=self.elevated or other.elevated,
-            usage=self.usage or other.usage,
+        if self == NO_DISPLAY_OPTIONS:
+            return defaults
+        return DisplayOptions(
+            verbose=self.verbose or defaults.verbose,
+            reasoning=self.reasoning or defaults.reasoning,
+            elevated=self.elevated or defaults.elevated,
+            usage=self.usage or defaults.usage,
         )
 
 
-PLAIN = Manner()
+NO_DISPLAY_OPTIONS = DisplayOptions()

@@ -9,19 +9,19 @@ from msgspec import Struct
 
 from retinue.domain.address import Address
 from retinue.domain.attachment import Attachment
-from retinue.domain.delegation import Exchange, Lineage
+from retinue.domain.delegation import AgentExchange, Lineage
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
 from retinue.domain.run import RunRequest
 from retinue.domain.session import Origin, WhenBusy
 from retinue.domain.session_keys import ChatType
 from retinue.domain.trust import Trust
 
-TEXT_BYTES_MAX = 262_144
+ENVELOPE_TEXT_BYTES_MAX = 262_144
 ATTACHMENTS_MAX = 32
-KEY_LENGTH_MAX = 256
+IDEMPOTENCY_KEY_LENGTH_MAX = 256
 
 
-class Kind(StrEnum):
+class EnvelopeKind(StrEnum):
     """What an envelope is for. Messages, delegations, system messages and decisions get an answer."""
 
     MESSAGE = "message"  # expects an answer
@@ -34,10 +34,10 @@ class Kind(StrEnum):
     DECISION = "decision"  # a person's yes or no, first in its lane
 
 
-class Status(StrEnum):
+class EnvelopeStatus(StrEnum):
     PENDING = "pending"
     CLAIMED = "claimed"
-    PARKED = "parked"
+    SUSPENDED = "parked"
     DONE = "done"
 
 
@@ -52,7 +52,7 @@ class Outcome(StrEnum):
     DEAD = "dead"
 
 
-class Context(Struct, frozen=True, kw_only=True):
+class EnvelopeContext(Struct, frozen=True, kw_only=True):
     """What the connector or API knows about an envelope besides its text. Never set by the sender."""
 
     sender_name: str = ""
@@ -71,14 +71,14 @@ class Context(Struct, frozen=True, kw_only=True):
     when_busy: WhenBusy | None = None  # None: as the queue settings say
     webhook: bool = False  # a URL is notified with the result
     lineage: Lineage | None = None  # lineage of the run that processes it, if the envelope defines one
-    exchange: Exchange | None = None  # the position in an exchange between two sessions
+    exchange: AgentExchange | None = None  # the position in an exchange between two sessions
     answer_to: str = ""  # where the answer goes: an address or `none`; empty: to the sender
 
 
-NO_CONTEXT = Context()
+NO_CONTEXT = EnvelopeContext()
 
 
-class Draft(Struct, frozen=True, kw_only=True):
+class EnvelopeDraft(Struct, frozen=True, kw_only=True):
     """A parsed envelope that is not yet accepted."""
 
     id: EnvelopeId
@@ -86,11 +86,11 @@ class Draft(Struct, frozen=True, kw_only=True):
     recipient: Address
     text: str
     source: str
-    key: str
-    kind: Kind = Kind.MESSAGE
+    idempotency_key: str
+    kind: EnvelopeKind = EnvelopeKind.MESSAGE
     origin: Origin | None = None  # what its session belongs to; None if the recipient address determines it
     attachments: tuple[Attachment, ...] = ()
-    context: Context = NO_CONTEXT
+    context: EnvelopeContext = NO_CONTEXT
     reply_to: EnvelopeId | None = None
     trust: Trust = Trust.UNTRUSTED
     silent: bool = False
@@ -107,19 +107,19 @@ class Envelope(Struct, frozen=True, kw_only=True):
     sender: Address
     recipient: Address
     session: SessionId | None
-    kind: Kind
+    kind: EnvelopeKind
     text: str
     attachments: tuple[Attachment, ...]
-    context: Context
+    context: EnvelopeContext
     reply_to: EnvelopeId | None
     trust: Trust
     source: str
-    key: str
+    idempotency_key: str
     silent: bool
     deliver_at: datetime | None
     expires_at: datetime | None
     due_at: datetime
-    status: Status
+    status: EnvelopeStatus
     attempts: int
     accepted_at: datetime
     claimed_at: datetime | None
@@ -129,7 +129,7 @@ class Envelope(Struct, frozen=True, kw_only=True):
     retry_of: EnvelopeId | None
 
 
-class Settled(Struct, frozen=True, kw_only=True):
+class SettledOutcome(Struct, frozen=True, kw_only=True):
     """How an envelope ended: exactly one per finished envelope."""
 
     envelope: EnvelopeId
@@ -144,12 +144,12 @@ class Receipt(Struct, frozen=True, kw_only=True):
 
     envelope: EnvelopeId
     session: SessionId | None
-    news_seq: int
+    event_seq: int
     duplicate: bool = False
     outcome: Outcome | None = None  # set if the envelope was settled in the same commit
     because: str = ""
 
 
-def answerable(kind: Kind) -> bool:
+def needs_answer(kind: EnvelopeKind) -> bool:
     """Whether a run owes this envelope an answer. Answers get none, or two agents would never stop."""
-    return kind in (Kind.MESSAGE, Kind.DELEGATION, Kind.SYSTEM, Kind.DECISION)
+    return kind in (EnvelopeKind.MESSAGE, EnvelopeKind.DELEGATION, EnvelopeKind.SYSTEM, EnvelopeKind.DECISION)

@@ -11,7 +11,7 @@ class RetinueError(Exception):
     `code` is stable and documented; `because` says why; `try_this` is what to do next.
     """
 
-    code = "house.error"
+    code = "server.error"
 
     def __init__(self, sentence: str, *, because: str = "", try_this: str = "", code: str | None = None) -> None:
         super().__init__(sentence)
@@ -36,7 +36,7 @@ class Invalid(RetinueError):
     code = "input.invalid"
 
 
-class Unfit(Invalid):
+class InvalidFields(Invalid):
     """Several input fields are invalid: `fields` maps each field name to what is wrong."""
 
     def __init__(
@@ -55,7 +55,7 @@ class Unfit(Invalid):
 class NotFound(RetinueError):
     """It does not exist, or the caller may not see it."""
 
-    code = "thing.not-found"
+    code = "resource.not_found"
 
 
 class NotAllowed(RetinueError):
@@ -73,10 +73,10 @@ class Conflict(RetinueError):
 class TooLarge(RetinueError):
     """The input exceeds a named limit."""
 
-    code = "input.too-large"
+    code = "input.too_large"
 
 
-class Ambiguous(RetinueError):
+class AmbiguousId(RetinueError):
     """A short id matches several things: `matches` of them, of which `candidates` are listed."""
 
     code = "id.ambiguous"
@@ -85,8 +85,8 @@ class Ambiguous(RetinueError):
         shown = ", ".join(candidates)
         left_out = f" and {matches - len(candidates)} more" if matches > len(candidates) else ""
         super().__init__(
-            f"the id '{prefix}' names {matches} things: {shown}{left_out}",
-            because="a short id must fit exactly one thing",
+            f"the id '{prefix}' is ambiguous: it matches {shown}{left_out}",
+            because=f"a short id must match exactly one thing, and this one matches {matches}",
             try_this="use one of these longer ids",
         )
         self.prefix = prefix
@@ -100,19 +100,14 @@ class StoreError(RetinueError):
     code = "store.unusable"
 
 
-class Stale(RetinueError):
+class StaleEpoch(RetinueError):
     """Another worker has claimed this session, so this run may no longer write."""
 
     code = "run.stale"
 
     def __init__(self, session: str, epoch: int) -> None:
         super().__init__(
-            f"session {session[:8]} has moved on since epoch {epoch}",
-            because="the run was cancelled or taken up by another worker",
+            f"epoch {epoch} of session {session[:8]} is over",
+            because="the run was cancelled, or another worker has claimed the session",
+            try_this="list the runs of the session: retinue run list",
         )
-
-
-class Busy(RetinueError):
-    """Another process already serves this data directory."""
-
-    code = "house.already-open"

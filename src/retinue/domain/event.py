@@ -12,7 +12,7 @@ from msgspec import Struct
 from retinue.domain.ids import RunId, SessionId
 
 
-class NewsKind(StrEnum):
+class EventKind(StrEnum):
     ENVELOPE_ACCEPTED = "envelope.accepted"
     ENVELOPE_SETTLED = "envelope.settled"
     SESSION_STARTED = "session.started"
@@ -28,7 +28,7 @@ class NewsKind(StrEnum):
     RUN_STARTED = "run.started"
     RUN_RESUMED = "run.resumed"
     RUN_JOINED = "run.joined"
-    RUN_PARKED = "run.parked"
+    RUN_SUSPENDED = "run.parked"
     RUN_ENDED = "run.ended"
     STEP_OPENED = "step.opened"
     STEP_CLOSED = "step.closed"
@@ -44,9 +44,9 @@ class NewsKind(StrEnum):
     PLUGIN_CHANGED = "plugin.changed"
 
 
-class News(Struct, frozen=True, kw_only=True):
+class StoredEvent(Struct, frozen=True, kw_only=True):
     seq: int
-    kind: NewsKind
+    kind: EventKind
     session: SessionId | None
     at: datetime
     body: dict[str, Any]
@@ -57,12 +57,12 @@ class DeltaKind(StrEnum):
     THINKING = "thinking"
 
 
-class NestedKind(StrEnum):
+class NestedActivityKind(StrEnum):
     TEXT = "text"
     CALL = "call"
 
 
-class Nested(Struct, frozen=True, kw_only=True):
+class NestedActivity(Struct, frozen=True, kw_only=True):
     """Activity of a subagent or delegate while a call waits for it, for clients that show that
     call.
 
@@ -74,7 +74,7 @@ class Nested(Struct, frozen=True, kw_only=True):
     call: str
     agent: str
     run: RunId
-    kind: NestedKind
+    kind: NestedActivityKind
     text: str
     offset: int = 0
 

@@ -15,28 +15,30 @@ from zoneinfo import ZoneInfo
 from msgspec import Struct, field
 
 from retinue.domain.address import Address, AddressKind
-from retinue.domain.errors import Invalid
+from retinue.domain.value_errors import HeartbeatTaskIdInvalid
 
-TOKEN = "HEARTBEAT_OK"
-EVERY_S = 1800.0
-EVERY_S_MIN = 10.0
-ACK_CHARS_MAX = 300  # besides the token, in a reply that still counts as an acknowledgement
-ACK_CHARS_MOST = 10_000
-SAME_WORDS_S = 86_400  # a repeated alert is suppressed for this long
+OK_TOKEN = "HEARTBEAT_OK"
+DEFAULT_EVERY_S = 1800.0
+HEARTBEAT_EVERY_S_MIN = 10.0
+DEFAULT_ACK_CHARS_MAX = 300  # besides the token, in a reply that still counts as an acknowledgement
+ACK_CHARS_LIMIT = 10_000
+REPEAT_SUPPRESSED_S = 86_400  # a repeated alert is suppressed for this long
 TASKS_MAX = 100
 TASK_ID_LENGTH_MAX = 64
-TITLE_CHARS_MAX = 100
-MARKUP_CHARS_MAX = 200  # of markup around the token
-TAKEN_MAX = 20  # tokens removed from one text
-CHECKLIST = "HEARTBEAT.md"
-FOLDER = "heartbeat"
-PERSON = "person"  # used in place of a connector name for alerts to a person's own inbox
-OTHERWISE = f"If nothing needs attention, answer {TOKEN}."
-PROMPT = (
-    "Do what the checklist below says, and no more. What is not on it is not taken up again, whatever was said of it "
-    f"before. {OTHERWISE}"
+TASK_TITLE_CHARS_MAX = 100
+TOKEN_MARKUP_CHARS_MAX = 200  # of markup around the token
+TOKENS_REMOVED_MAX = 20  # tokens removed from one text
+CHECKLIST_FILE = "HEARTBEAT.md"
+TASKS_FOLDER = "heartbeat"
+PERSON_CONNECTOR = "person"  # used in place of a connector name for alerts to a person's own inbox
+OK_INSTRUCTION = f"If nothing needs attention, answer {OK_TOKEN}."
+CHECKLIST_PROMPT = (
+    "Do what the checklist below says, and nothing else. Do not repeat or continue tasks from earlier "
+    f"conversations that are not on it. {OK_INSTRUCTION}"
 )
-ALONE = f"Look whether anything needs attention. What was dealt with before is not taken up again. {OTHERWISE}"
+PROMPT_WITHOUT_CHECKLIST = (
+    f"Check whether anything needs attention. Do not repeat tasks that are already done. {OK_INSTRUCTION}"
+)
 
 _DAY_MINUTES = 24 * 60
 _TIME = re.compile(r"(?P<hour>[01]?[0-9]|2[0-4]):(?P<minute>[0-5][0-9])")
@@ -46,26 +48,26 @@ _BLANK_ITEM = re.compile(r"(?:[-*+]|[0-9]{1,3}[.)])\s*(?:\[[\sxX]?\]\s*)?")
 _COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 
 
-class Shown(Struct, frozen=True, kw_only=True):
+class HeartbeatVisibility(Struct, frozen=True, kw_only=True):
     """Which heartbeat messages are shown; None: use the next level's value."""
 
     ok: bool | None = None  # replies that nothing needs attention
     alerts: bool | None = None  # alerts
     indicator: bool | None = None  # a status indicator in clients
 
-    def over(self, other: Shown) -> Shown:
-        return Shown(
-            ok=other.ok if self.ok is None else self.ok,
-            alerts=other.alerts if self.alerts is None else self.alerts,
-            indicator=other.indicator if self.indicator is None else self.indicator,
+    def with_defaults(self, defaults: HeartbeatVisibility) -> HeartbeatVisibility:
+        return HeartbeatVisibility(
+            ok=defaults.ok if self.ok is None else self.ok,
+            alerts=defaults.alerts if self.alerts is None else self.alerts,
+            indicator=defaults.indicator if self.indicator is None else self.indicator,
         )
 
     @property
-    def nothing(self) -> bool:
+    def is_hidden(self) -> bool:
         return not (self.ok or self.alerts or self.indicator)
 
 
-BUILT_IN = Shown(ok=False, alerts=True, indicator=True)
+DEFAULT_VISIBILITY = HeartbeatVisibility(ok=False, alerts=True, indicator=True)
 
 
 class Heartbeat(Struct, frozen=True, kw_only=True):
@@ -75,30 +77,30 @@ class Heartbeat(Struct, frozen=True, kw_only=True):
     active_start: str = ""  # such as 08:00; empty: midnight
     active_end: str = ""  # at most 24:00; empty: midnight
     active_zone: str = ""  # empty: the schedule's zone
-    ack_chars_max: int = ACK_CHARS_MAX
-    shown: Shown = BUILT_IN
-    channels: Mapping[str, Shown] = field(default_factory=dict[str, Shown])
-    accounts: Mapping[str, Shown] = field(default_factory=dict[str, Shown])
+    ack_chars_max: int = DEFAULT_ACK_CHARS_MAX
+    shown: HeartbeatVisibility = DEFAULT_VISIBILITY
+    channels: Mapping[str, HeartbeatVisibility] = field(default_factory=dict[str, HeartbeatVisibility])
+    accounts: Mapping[str, HeartbeatVisibility] = field(default_factory=dict[str, HeartbeatVisibility])
 
-    def shown_at(self, to: Address | None) -> Shown:
+    def visibility_at(self, address: Address | None) -> HeartbeatVisibility:
         """Return the visibility for an address: the connector's setting, then the platform's, then the general one."""
-        plain = self.shown.over(BUILT_IN)
-        if to is None:
+        plain = self.shown.with_defaults(DEFAULT_VISIBILITY)
+        if address is None:
             return plain
-        account = to.name if to.kind is AddressKind.CHANNEL else PERSON
-        channel = self.channels.get(channel_of(account), Shown())
-        return self.accounts.get(account, Shown()).over(channel).over(plain)
+        account = address.name if address.kind is AddressKind.CHANNEL else PERSON_CONNECTOR
+        channel = self.channels.get(platform_of(account), HeartbeatVisibility())
+        return self.accounts.get(account, HeartbeatVisibility()).with_defaults(channel).with_defaults(plain)
 
 
-def channel_of(account: str) -> str:
+def platform_of(connector: str) -> str:
     """Return the platform of a connector name: `telegram` for `telegram-2`."""
-    return account.partition("-")[0]
+    return connector.partition("-")[0]
 
 
 # --- when it beats ---
 
 
-def minute_of(text: str) -> int | None:
+def parse_minute_of_day(text: str) -> int | None:
     """Return the minute of the day of `HH:MM`, up to 24:00; None for anything else."""
     fits = _TIME.fullmatch(text.strip())
     minute = int(fits["hour"]) * 60 + int(fits["minute"]) if fits else _DAY_MINUTES + 1
@@ -110,8 +112,8 @@ def is_active(heartbeat: Heartbeat, moment: datetime, zone: ZoneInfo) -> bool:
 
     Hours that end before they begin cross midnight. Equal start and end mean the whole day.
     """
-    start = minute_of(heartbeat.active_start) if heartbeat.active_start else 0
-    end = minute_of(heartbeat.active_end) if heartbeat.active_end else _DAY_MINUTES
+    start = parse_minute_of_day(heartbeat.active_start) if heartbeat.active_start else 0
+    end = parse_minute_of_day(heartbeat.active_end) if heartbeat.active_end else _DAY_MINUTES
     if start is None or end is None or start == end:
         return True
     local = moment.astimezone(zone)
@@ -122,7 +124,7 @@ def is_active(heartbeat: Heartbeat, moment: datetime, zone: ZoneInfo) -> bool:
 # --- what is to be done ---
 
 
-class Task(Struct, frozen=True, kw_only=True):
+class HeartbeatTask(Struct, frozen=True, kw_only=True):
     """One task file, without its gate."""
 
     id: str
@@ -130,51 +132,49 @@ class Task(Struct, frozen=True, kw_only=True):
     text: str
 
 
-def task_id(text: str) -> str:
+def validate_task_id(text: str) -> str:
     """Return a task id that is a safe file name, or raise Invalid."""
     given = text.strip()
     if len(given) > TASK_ID_LENGTH_MAX or not _TASK_ID.fullmatch(given) or ".." in given or given.endswith("."):
-        raise Invalid(
-            f"'{given[:TASK_ID_LENGTH_MAX]}' cannot be the id of a task",
-            because=f"it names a file: letters, digits, `.`, `_` and `-`, at most {TASK_ID_LENGTH_MAX} of them",
-            try_this="for example: check-inbox",
-            code="heartbeat.id-invalid",
-        )
+        raise HeartbeatTaskIdInvalid(given, chars_max=TASK_ID_LENGTH_MAX)
     return given
 
 
-def id_from(title: str) -> str:
+def derive_task_id(title: str) -> str:
     """Derive a task id from its title."""
     words = re.sub(r"[^a-z0-9]+", "-", title.casefold()).strip("-")
     return words[:TASK_ID_LENGTH_MAX].strip("-") or "task"
 
 
-def is_empty(checklist: str) -> bool:
+def is_checklist_empty(checklist: str) -> bool:
     """Whether a checklist has only blank lines, headings, empty items and comments."""
     lines = (line.strip() for line in _COMMENT.sub("", checklist).splitlines())
     return all(not line or _HEADING.match(line) or _BLANK_ITEM.fullmatch(line) for line in lines)
 
 
-def batch(tasks: Sequence[Task]) -> str:
+def format_tasks(tasks: Sequence[HeartbeatTask]) -> str:
     """Return the prompt for the due tasks: the text of a single task, or a numbered list with titles and ids."""
     if len(tasks) == 1:
         return tasks[0].text
     ordered = sorted(tasks, key=lambda task: (task.title.casefold(), task.id))
     parts = [f"## {number}. {task.title}\n\nid: {task.id}\n\n{task.text}" for number, task in enumerate(ordered, 1)]
-    asks = f"{len(tasks)} tasks are due. Do each of them, and say for each what came of it only where somebody needs to"
-    return "\n\n".join(("# Heartbeat run", f"{asks} know it. {OTHERWISE}", *parts))
+    instruction = (
+        f"{len(tasks)} tasks are due. Do each of them, and report the result of a task only if a person needs to "
+        "know it."
+    )
+    return "\n\n".join(("# Heartbeat run", f"{instruction} {OK_INSTRUCTION}", *parts))
 
 
-def prompt_of(own: str, checklist: str, tasks: Sequence[Task]) -> str:
+def build_prompt(custom_prompt: str, checklist: str, tasks: Sequence[HeartbeatTask]) -> str:
     """Return one prompt for everything that is due. `custom_prompt` is text from the settings that
     comes first."""
     parts: list[str] = []
     if checklist:
-        parts += [own or PROMPT, f"# {CHECKLIST}\n\n{checklist}"]
-    elif own or not tasks:
-        parts.append(own or ALONE)
+        parts += [custom_prompt or CHECKLIST_PROMPT, f"# {CHECKLIST_FILE}\n\n{checklist}"]
+    elif custom_prompt or not tasks:
+        parts.append(custom_prompt or PROMPT_WITHOUT_CHECKLIST)
     if tasks:
-        parts.append(batch(tasks))
+        parts.append(format_tasks(tasks))
     return "\n\n".join(parts)
 
 
@@ -187,93 +187,93 @@ _OPENS = re.compile(rf"(?:{_MARKS}|{_TAG})\Z")
 _OPENING = re.compile(rf"{_MARKS}|{_TAG}")
 _CLOSING = re.compile(rf"\*+|_+|`+|~+|[)\]\"']|{_END_TAG}")
 _BRACKETS = {"(": ")", "[": "]"}
-_LEADS = re.compile(r"(?:[*_`~#>\s(\[\"'-]|<[^<>]{1,120}>)*")
-_TRAILS = re.compile(r"(?:[*_`~\s)\]\"'.!]|<[^<>]{1,120}>)*")
+_LEADING_MARKUP = re.compile(r"(?:[*_`~#>\s(\[\"'-]|<[^<>]{1,120}>)*")
+_TRAILING_MARKUP = re.compile(r"(?:[*_`~\s)\]\"'.!]|<[^<>]{1,120}>)*")
 _BULLET = re.compile(r"(?:\A|\n)[ \t]*(?:[-*+>]|#+)[ \t]*\Z")
-_STOPS = ".!?,;:"
+_PUNCTUATION = ".!?,;:"
 _SPACE = re.compile(r"&nbsp;", re.IGNORECASE)
 
 
-def without_token(text: str) -> str:
+def remove_token(text: str) -> str:
     """Remove the token from the start and end of a text, with the markup around it. Elsewhere it
     stays."""
-    if TOKEN not in text:
+    if OK_TOKEN not in text:
         return text.strip()
     left, taken = _SPACE.sub("\N{NO-BREAK SPACE}", text).strip(), 0
-    while TOKEN in left and taken < TAKEN_MAX:
-        shorter = _taken_from_start(left)
+    while OK_TOKEN in left and taken < TOKENS_REMOVED_MAX:
+        shorter = _remove_from_start(left)
         if shorter is None:
-            shorter = _taken_from_end(left)
+            shorter = _remove_from_end(left)
         if shorter is None:
             break
         left, taken = shorter.strip(), taken + 1
     return left if taken else text.strip()
 
 
-def _taken_from_start(text: str) -> str | None:
-    at = text.index(TOKEN)
-    start, end = _with_its_markup(text, at)
+def _remove_from_start(text: str) -> str | None:
+    at = text.index(OK_TOKEN)
+    start, end = _token_range(text, at)
     lead = text[:start]
-    if not _is_a_word(text, at) or len(lead) > MARKUP_CHARS_MAX or not _LEADS.fullmatch(lead):
+    if not _is_whole_word(text, at) or len(lead) > TOKEN_MARKUP_CHARS_MAX or not _LEADING_MARKUP.fullmatch(lead):
         return None
     rest = text[end:]
     for opened in _OPENING.finditer(lead):
-        rest = rest.rstrip().removesuffix(_closing(opened))
+        rest = rest.rstrip().removesuffix(_closing_markup(opened))
     return rest
 
 
-def _taken_from_end(text: str) -> str | None:
-    at = text.rindex(TOKEN)
-    start, end = _with_its_markup(text, at)
+def _remove_from_end(text: str) -> str | None:
+    at = text.rindex(OK_TOKEN)
+    start, end = _token_range(text, at)
     trail = text[end:]
-    if not _is_a_word(text, at) or len(trail) > MARKUP_CHARS_MAX or not _TRAILS.fullmatch(trail):
+    if not _is_whole_word(text, at) or len(trail) > TOKEN_MARKUP_CHARS_MAX or not _TRAILING_MARKUP.fullmatch(trail):
         return None
     rest = _BULLET.sub("", text[:start])
     for closed in reversed(list(_CLOSING.finditer(trail))):
-        rest = _without_opening(rest.lstrip(), closed)
+        rest = _remove_opening(rest.lstrip(), closed)
     return rest
 
 
-def _is_a_word(text: str, at: int) -> bool:
+def _is_whole_word(text: str, at: int) -> bool:
     """Whether the token at this position is not part of a longer word."""
-    before, after = text[max(0, at - MARKUP_CHARS_MAX) : at], text[at + len(TOKEN) :]
+    before, after = text[max(0, at - TOKEN_MARKUP_CHARS_MAX) : at], text[at + len(OK_TOKEN) :]
     return not re.search(r"[A-Za-z0-9]_*\Z", before) and not re.match(r"_*[A-Za-z0-9]", after)
 
 
-def _with_its_markup(text: str, at: int) -> tuple[int, int]:
+def _token_range(text: str, at: int) -> tuple[int, int]:
     """Return the range to remove: the token, with markup that opens just before it and closes just after it."""
-    start, end = at, at + len(TOKEN)
+    start, end = at, at + len(OK_TOKEN)
     while True:
-        while end < len(text) and text[end] in _STOPS:
+        while end < len(text) and text[end] in _PUNCTUATION:
             end += 1
-        before = text[max(0, start - MARKUP_CHARS_MAX) : start].rstrip()
-        after = text[end : end + MARKUP_CHARS_MAX]
+        before = text[max(0, start - TOKEN_MARKUP_CHARS_MAX) : start].rstrip()
+        after = text[end : end + TOKEN_MARKUP_CHARS_MAX]
         opened = _OPENS.search(before)
-        closing = _closing(opened) if opened is not None else ""
+        closing = _closing_markup(opened) if opened is not None else ""
         if opened is None or not after.lstrip().startswith(closing):
             return start, end
-        gap = len(text[max(0, start - MARKUP_CHARS_MAX) : start]) - len(before)
+        gap = len(text[max(0, start - TOKEN_MARKUP_CHARS_MAX) : start]) - len(before)
         start -= gap + len(opened[0])
         end += len(after) - len(after.lstrip()) + len(closing)
 
 
-def _closing(opened: re.Match[str]) -> str:
+def _closing_markup(opened: re.Match[str]) -> str:
     return f"</{opened['tag']}>" if opened["tag"] else _BRACKETS.get(opened[0], opened[0])
 
 
-def _without_opening(text: str, closed: re.Match[str]) -> str:
+def _remove_opening(text: str, closed: re.Match[str]) -> str:
     """Remove the opening markup at the start of the text, if `closed` closes it."""
     opened = _OPENING.match(text)
-    return text[opened.end() :] if opened is not None and _closing(opened) == closed[0] else text
+    return text[opened.end() :] if opened is not None and _closing_markup(opened) == closed[0] else text
 
 
-def spoken(text: str, *, ack_chars_max: int = ACK_CHARS_MAX) -> str:
+def alert_text(text: str, *, ack_chars_max: int = DEFAULT_ACK_CHARS_MAX) -> str:
     """Return the alert in a heartbeat reply, without the token.
 
     Empty if the reply is an acknowledgement: the token and at most `ack_chars_max` other
     characters.
     """
-    left = without_token(text)
+    left = remove_token(text)
     if left == text.strip():
         return left
     return "" if len(left) <= ack_chars_max else left

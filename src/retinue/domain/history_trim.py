@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from retinue.domain.ids import SessionId
-from retinue.domain.record import Mark, Record, Reply, Summary, UserTurn, believed
+from retinue.domain.record import ContextStart, Record, Reply, Summary, UserTurn, effective_trust
 from retinue.domain.structs import replace
 from retinue.domain.tool import ToolResult
 from retinue.domain.trust import Trust
 
 
-class Cut(StrEnum):
+class TrimMode(StrEnum):
     """What is removed: everything before the request of a record, everything after it, or that request."""
 
     BEFORE = "before"
@@ -28,14 +28,14 @@ class Cut(StrEnum):
     REQUEST = "request"
 
 
-def since_mark(records: Sequence[Record]) -> list[Record]:
+def latest_context(records: Sequence[Record]) -> list[Record]:
     """Return the newest context of a history, from its start record on. A compaction does not begin
     a new context."""
-    marks = [i for i, record in enumerate(records) if isinstance(record.body, Mark)]
+    marks = [i for i, record in enumerate(records) if isinstance(record.body, ContextStart)]
     return list(records[marks[-1] :] if marks else records)
 
 
-def requests(records: Sequence[Record]) -> list[list[Record]]:
+def split_requests(records: Sequence[Record]) -> list[list[Record]]:
     """Split a context into its requests, in order. Records before the first request come first, as
     an item of their own."""
     ends = {record.run: i for i, record in enumerate(records)}
@@ -53,22 +53,22 @@ def requests(records: Sequence[Record]) -> list[list[Record]]:
     return parts
 
 
-def kept(records: Sequence[Record], seq: int, cut: Cut) -> list[Record] | None:
+def trim_records(records: Sequence[Record], seq: int, mode: TrimMode) -> list[Record] | None:
     """Return what is left of a context after a trim, or None if no request contains that record.
 
     A summary is dropped with any record that it covers. Replies of a model that had read a removed
     record keep no more trust than that record had: a trim does not clean derived text.
     """
-    parts = requests(records)
+    parts = split_requests(records)
     at = next((i for i, part in enumerate(parts) if any(record.seq == seq for record in part)), None)
     if at is None or not isinstance(parts[at][0].body, UserTurn):
         return None
-    match cut:
-        case Cut.BEFORE:
+    match mode:
+        case TrimMode.BEFORE:
             gone = range(at)
-        case Cut.AFTER:
+        case TrimMode.AFTER:
             gone = range(at + 1, len(parts))
-        case Cut.REQUEST:
+        case TrimMode.REQUEST:
             gone = range(at, at + 1)
     left: list[Record] = []
     doubted = gap = False
@@ -76,25 +76,25 @@ def kept(records: Sequence[Record], seq: int, cut: Cut) -> list[Record] | None:
     for i, part in enumerate(parts):
         if i in gone:
             gap = True
-            doubted = doubted or any(believed(record) is Trust.UNTRUSTED for record in part)
+            doubted = doubted or any(effective_trust(record) is Trust.UNTRUSTED for record in part)
             continue
         for record in part:
             if isinstance(record.body, Summary) and first_gone is not None and first_gone < record.body.kept_from:
                 doubted = doubted or record.trust is Trust.UNTRUSTED
                 continue
-            left.append(_behind(record, doubted=doubted) if gap else record)
+            left.append(_after_gap(record, is_untrusted=doubted) if gap else record)
     return left
 
 
-def _behind(record: Record, *, doubted: bool) -> Record:
+def _after_gap(record: Record, *, is_untrusted: bool) -> Record:
     """Return a record after a gap, with its usage marked as estimated: the provider counted a different context."""
     if not isinstance(record.body, Reply):
         return record
     uncounted = replace(record.body, usage=replace(record.body.usage, estimated=True))
-    return record._replace(body=uncounted, trust=Trust.UNTRUSTED if doubted else record.trust)
+    return record._replace(body=uncounted, trust=Trust.UNTRUSTED if is_untrusted else record.trust)
 
 
-def answered(records: Sequence[Record]) -> list[Record]:
+def drop_unanswered_reply(records: Sequence[Record]) -> list[Record]:
     """Return a context without its last reply if results of that reply's calls are missing."""
     results = {record.body.call for record in records if isinstance(record.body, ToolResult)}
     last = next((i for i in range(len(records) - 1, -1, -1) if isinstance(records[i].body, Reply)), None)
@@ -105,7 +105,7 @@ def answered(records: Sequence[Record]) -> list[Record]:
     return list(records if all(call.id in results for call in reply.calls) else records[:last])
 
 
-def copies(records: Sequence[Record], *, session: SessionId, after: int) -> list[Record]:
+def copy_records(records: Sequence[Record], *, session: SessionId, after: int) -> list[Record]:
     """Return copies of the records, numbered after `after`. References in summaries are updated to
     the new numbers."""
     places = {record.seq: number for number, record in enumerate(records, start=after + 1)}
@@ -119,11 +119,11 @@ def copies(records: Sequence[Record], *, session: SessionId, after: int) -> list
     return made
 
 
-def begins_at(records: Sequence[Record]) -> tuple[int, int]:
+def find_context_start(records: Sequence[Record]) -> tuple[int, int]:
     """Return the seq at which the context of these records begins, and its number of summaries."""
     told = [record.body for record in records if isinstance(record.body, Summary)]
     return (told[-1].kept_from if told else records[0].seq), len(told)
 
 
-def last_words(records: Sequence[Record]) -> str:
+def last_reply_text(records: Sequence[Record]) -> str:
     return next((r.body.text for r in reversed(records) if isinstance(r.body, Reply) and r.body.text.strip()), "")

@@ -6,7 +6,7 @@ import hashlib
 import re
 from typing import NewType
 
-from retinue.domain.errors import Invalid
+from retinue.domain.value_errors import IdInvalid
 
 EnvelopeId = NewType("EnvelopeId", str)
 SessionId = NewType("SessionId", str)
@@ -25,25 +25,20 @@ CANDIDATES_SHOWN_MAX = 20
 _HEX = re.compile(r"[0-9a-f]+")
 
 
-def short(id_: str) -> str:
+def short_id(id_: str) -> str:
     """Return an id as it is shown to people and models."""
     return id_[:SHORT_LENGTH]
 
 
-def prefix(text: str) -> str:
+def parse_id_prefix(text: str) -> str:
     """Parse an id as typed by a person: 8 or more hex digits; hyphens and case are ignored."""
     digits = text.strip().replace("-", "").lower()
     if not SHORT_LENGTH <= len(digits) <= ID_LENGTH or not _HEX.fullmatch(digits):
-        raise Invalid(
-            f"{text[:64]!r} is not an id",
-            because=f"an id is {SHORT_LENGTH} to {ID_LENGTH} hex digits",
-            try_this="copy it from a list or an answer",
-            code="id.invalid",
-        )
+        raise IdInvalid(text, digits_min=SHORT_LENGTH, digits_max=ID_LENGTH)
     return digits
 
 
-def distinguish(ids: list[str]) -> tuple[str, ...]:
+def shortest_unique_prefixes(ids: list[str]) -> tuple[str, ...]:
     """Return the shortest prefixes, of 8 digits or more, that make these ids distinct."""
     ordered = sorted(set(ids))
     length = SHORT_LENGTH
@@ -52,7 +47,7 @@ def distinguish(ids: list[str]) -> tuple[str, ...]:
     return tuple(id_[:length] for id_ in ordered)
 
 
-def derived(id_: str, purpose: str) -> str:
+def derive_id(id_: str, purpose: str) -> str:
     """Derive an id from another. It is deterministic, so a repeated transaction creates nothing
     new."""
     return hashlib.sha256(f"{id_}/{purpose}".encode()).hexdigest()[:ID_LENGTH]

@@ -12,7 +12,7 @@ INSTRUCTION_FILES = (
 )
 SKILLS_FOLDER = "skills"
 # These folders also hold instructions or memory: the agent's memory, its skills and its heartbeat tasks.
-FOLDERS_AT_HOME = ("internal_space", SKILLS_FOLDER, "heartbeat")
+INSTRUCTION_FOLDERS = ("internal_space", SKILLS_FOLDER, "heartbeat")
 
 
 class InstructionMode(StrEnum):
@@ -21,8 +21,8 @@ class InstructionMode(StrEnum):
     NONE = "none"  # only the agent's identity
 
 
-def instruction_paths(*, home: Path, workspace: Path) -> tuple[Path, ...]:
+def instruction_paths(*, agent_directory: Path, workspace: Path) -> tuple[Path, ...]:
     """Return every path from which instructions may be read, whether or not the file exists."""
-    at_home = (home / name for name in (*INSTRUCTION_FILES, *FOLDERS_AT_HOME))
+    at_home = (agent_directory / name for name in (*INSTRUCTION_FILES, *INSTRUCTION_FOLDERS))
     at_work = (workspace / name for name in (*INSTRUCTION_FILES, SKILLS_FOLDER))
     return tuple(dict.fromkeys((*at_home, *at_work)))

@@ -10,9 +10,9 @@ from retinue.domain.errors import RetinueError
 from retinue.domain.record import Usage
 
 EFFORTS = ("none", "low", "medium", "high", "xhigh")
-WINDOW_TOKENS = 200_000
-OUTPUT_TOKENS_MAX = 8_192
-TOKENS_PRICED = 1_000_000  # the number of tokens that a price is for
+DEFAULT_WINDOW_TOKENS = 200_000
+DEFAULT_OUTPUT_TOKENS_MAX = 8_192
+PRICE_UNIT_TOKENS = 1_000_000  # the number of tokens that a price is for
 
 
 class ModelRef(Struct, frozen=True):
@@ -41,14 +41,14 @@ class Price(Struct, frozen=True, kw_only=True):
         total += usage.cache_read_tokens * (self.input if self.cache_read is None else self.cache_read)
         total += usage.cache_write_tokens * (self.input if self.cache_write is None else self.cache_write)
         total += usage.output_tokens * self.output
-        return self.call - (-total // TOKENS_PRICED)
+        return self.call - (-total // PRICE_UNIT_TOKENS)
 
     @property
     def is_free(self) -> bool:
-        return self.dearest_input == self.output == self.call == 0
+        return self.highest_input == self.output == self.call == 0
 
     @property
-    def dearest_input(self) -> int:
+    def highest_input(self) -> int:
         return max(self.input, self.cache_read or 0, self.cache_write or 0)
 
 
@@ -56,18 +56,18 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     """What is known about a model. An unknown price is None, not zero."""
 
     ref: ModelRef
-    window_tokens: int = WINDOW_TOKENS
-    output_tokens_max: int = OUTPUT_TOKENS_MAX
+    window_tokens: int = DEFAULT_WINDOW_TOKENS
+    output_tokens_max: int = DEFAULT_OUTPUT_TOKENS_MAX
     price: Price | None = None
     vision: bool = False
     tools: bool = True
     efforts: tuple[str, ...] | None = None  # None: unknown, and passed through unchecked
 
 
-FREE = Price()
+FREE_PRICE = Price()
 
 
-class Failure(StrEnum):
+class ModelFailureKind(StrEnum):
     """Why a model did not reply. It decides what is tried next."""
 
     AUTH = "auth"
@@ -102,15 +102,15 @@ class ModelFailed(RetinueError):
         because: str = "",
         try_this: str = "",
         code: str | None = None,
-        failure: Failure = Failure.SERVER,
+        failure: ModelFailureKind = ModelFailureKind.SERVER,
         status: int | None = None,
         retry_after_s: float | None = None,
-        begun: bool = False,
+        may_be_charged: bool = False,
         usage: Usage | None = None,
     ) -> None:
         super().__init__(sentence, because=because, try_this=try_this, code=code)
         self.failure = failure
         self.status = status
         self.retry_after_s = retry_after_s
-        self.begun = begun
+        self.may_be_charged = may_be_charged
         self.usage = usage

@@ -10,14 +10,14 @@ from msgspec import Struct
 from retinue.domain.errors import RetinueError
 from retinue.domain.model import ModelRef, Price
 
-MICROUSD = 1_000_000  # per dollar
-WARN_SHARE = 0.8
+MICROUSD_PER_USD = 1_000_000  # per dollar
+DEFAULT_WARN_SHARE = 0.8
 
 _NO_FOUR, _NO_THREE = (None,) * 4, (None,) * 3
 _FIRST_DAY = date(1970, 1, 1).toordinal()
 
 
-class Caps(Struct, frozen=True, kw_only=True):
+class BudgetLimits(Struct, frozen=True, kw_only=True):
     """Budgets, from the narrowest to the widest. None: no limit."""
 
     run_microusd: int | None = None
@@ -26,17 +26,17 @@ class Caps(Struct, frozen=True, kw_only=True):
     agent_month_microusd: int | None = None
     person_day_microusd: int | None = None
     person_month_microusd: int | None = None
-    house_day_microusd: int | None = None
-    house_month_microusd: int | None = None
-    warn_share: float = WARN_SHARE
+    instance_day_microusd: int | None = None
+    instance_month_microusd: int | None = None
+    warn_share: float = DEFAULT_WARN_SHARE
 
     @property
-    def any(self) -> bool:
+    def has_any(self) -> bool:
         ours = (self.run_microusd, self.tree_microusd, self.agent_day_microusd, self.agent_month_microusd)
-        others = (self.person_day_microusd, self.person_month_microusd, self.house_day_microusd)
-        return ours != _NO_FOUR or others != _NO_THREE or self.house_month_microusd is not None
+        others = (self.person_day_microusd, self.person_month_microusd, self.instance_day_microusd)
+        return ours != _NO_FOUR or others != _NO_THREE or self.instance_month_microusd is not None
 
-    def of_each(self) -> dict[str, int | None]:
+    def by_name(self) -> dict[str, int | None]:
         """Return each limit by its name, in the order in which they are checked."""
         return {
             "run": self.run_microusd,
@@ -45,32 +45,32 @@ class Caps(Struct, frozen=True, kw_only=True):
             "agent's month": self.agent_month_microusd,
             "person's day": self.person_day_microusd,
             "person's month": self.person_month_microusd,
-            "house's day": self.house_day_microusd,
-            "house's month": self.house_month_microusd,
+            "house's day": self.instance_day_microusd,
+            "house's month": self.instance_month_microusd,
         }
 
 
-NO_CAPS = Caps()
+NO_BUDGET_LIMITS = BudgetLimits()
 
 
-class CallTerms(Struct, frozen=True, kw_only=True):
+class ModelCallReservationRequest(Struct, frozen=True, kw_only=True):
     """The reservation that a model call needs. It is stored with the call's intent, in the same
     commit."""
 
     ref: ModelRef
     credential: str = ""
     price: Price | None = None
-    input_tokens_bound: int = 0
+    input_tokens_max: int = 0
     output_tokens_max: int = 0
-    caps: Caps = NO_CAPS
+    limits: BudgetLimits = NO_BUDGET_LIMITS
 
     @property
-    def costs(self) -> bool:
+    def is_charged(self) -> bool:
         """Whether an amount is reserved for the call."""
         return self.price is not None and not self.price.is_free
 
 
-class Granted(Struct, frozen=True, kw_only=True):
+class ModelCallReservation(Struct, frozen=True, kw_only=True):
     """The reservation that a model call gets: it may use no more output tokens than this.
 
     `warnings` name the budgets that the run's last call took over the warning threshold.
@@ -81,28 +81,34 @@ class Granted(Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
 
-class Days(Struct, frozen=True, kw_only=True):
+class BudgetPeriod(Struct, frozen=True, kw_only=True):
     """A day and its month in the owner's time zone, as day numbers since 1970-01-01."""
 
     day: int
-    month_from: int
-    month_to: int
+    month_first_day: int
+    month_last_day: int
 
 
 def day_number(day: date) -> int:
     return day.toordinal() - _FIRST_DAY
 
 
-def date_of(day: int) -> date:
+def date_of_day_number(day: int) -> date:
     """Return the date of a day number; the inverse of `day_number`."""
     return date.fromordinal(day + _FIRST_DAY)
 
 
-def usd(microusd: int) -> str:
+def format_usd(microusd: int) -> str:
     """Format an amount in dollars and cents, with more digits for small amounts."""
     size = abs(microusd)
-    digits = 2 if size % 10_000 == 0 or size >= 100 * MICROUSD else 4 if size % 100 == 0 or size >= MICROUSD else 6
-    return f"{'-' if microusd < 0 else ''}${size / MICROUSD:,.{digits}f}"
+    digits = (
+        2
+        if size % 10_000 == 0 or size >= 100 * MICROUSD_PER_USD
+        else 4
+        if size % 100 == 0 or size >= MICROUSD_PER_USD
+        else 6
+    )
+    return f"{'-' if microusd < 0 else ''}${size / MICROUSD_PER_USD:,.{digits}f}"
 
 
 class BudgetSpent(RetinueError):
@@ -110,16 +116,35 @@ class BudgetSpent(RetinueError):
 
     code = "budget.spent"
 
+    def __init__(
+        self,
+        budget: str,
+        *,
+        spent_microusd: int,
+        reserved_microusd: int,
+        limit_microusd: int,
+        needed_microusd: int,
+        resets_on: date | None,
+        setting: str,
+    ) -> None:
+        reserved = f" and {format_usd(reserved_microusd)} is reserved for running calls" if reserved_microusd else ""
+        super().__init__(
+            f"{budget} is spent",
+            because=f"{format_usd(spent_microusd)} of {format_usd(limit_microusd)} is spent{reserved}, "
+            f"and the next call may cost {format_usd(needed_microusd)}",
+            try_this=f"wait until {resets_on}, or raise {setting}" if resets_on else f"raise {setting}",
+        )
+
 
 class PriceUnknown(RetinueError):
     """A budget applies, but the price of the model is unknown."""
 
-    code = "model.price-unknown"
+    code = "model.price_unknown"
 
     def __init__(self, ref: ModelRef) -> None:
         super().__init__(
-            f"what {ref} costs is not known",
-            because="a cap applies here, and what has no price cannot be kept below it",
+            f"the price of {ref} is unknown",
+            because="a budget applies, and without a price the cost cannot be limited",
             try_this=f'set `input_usd` and `output_usd` under [models.entries."{ref}"] in retinue.toml, or 0 for both',
         )
         self.ref = ref

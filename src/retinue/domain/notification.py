@@ -9,8 +9,8 @@ from msgspec import Struct
 from retinue.domain.ids import NotificationId, SessionId
 from retinue.domain.trust import Trust
 
-TITLE_LENGTH_MAX = 120
-TEXT_LENGTH_MAX = 2_000
+NOTIFICATION_TITLE_LENGTH_MAX = 120
+NOTIFICATION_TEXT_LENGTH_MAX = 2_000
 
 
 class Notification(Struct, frozen=True, kw_only=True):

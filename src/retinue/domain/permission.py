@@ -15,25 +15,25 @@ from pathlib import Path, PurePosixPath
 
 from msgspec import Struct
 
-from retinue.domain.errors import Invalid
+from retinue.domain.value_errors import PermissionInvalid, PermissionPathInvalid
 
-PATH_LENGTH_MAX = 4096
+PERMISSION_PATH_BYTES_MAX = 4096
 TOOL_GLOB_LENGTH_MAX = 128
 # Control, bidirectional, invisible and surrogate characters. A person is shown a path before it is
 # permitted, and must see all of it.
-_UNSEEN = re.compile(
+_INVISIBLE = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff\U000e0000-\U000e0fff]"
 )
 
 # What an agent may write in its agent directory without a grant. The rest belongs to the server.
-STAFF_FOLDER = "staff"  # in an agent directory: workspaces of the agents that it created
-NAMED_IN_HOME = ("SOUL.md", "USER.md", "internal_space", "heartbeat", "skills")
+CREATED_AGENTS_FOLDER = "staff"  # in an agent directory: workspaces of the agents that it created
+WRITABLE_IN_AGENT_DIRECTORY = ("SOUL.md", "USER.md", "internal_space", "heartbeat", "skills")
 
 # Kernel files, which expose the memory and environment of every process.
 KERNEL_FOLDERS = ("/proc", "/sys", "/dev")
 
 # Where keys are stored, in a user's home directory and in the system. A grant for a folder above does not include them.
-KEYS_IN_HOME = (
+USER_KEY_PATHS = (
     ".ssh",
     ".gnupg",
     ".aws",
@@ -75,7 +75,7 @@ KEYS_IN_HOME = (
     ".local/share/keyrings",
     ".local/share/kwalletd",
 )
-KEYS_OF_SYSTEM = (
+SYSTEM_KEY_PATHS = (
     "/etc/shadow",
     "/etc/shadow-",
     "/etc/gshadow",
@@ -92,7 +92,7 @@ KEYS_OF_SYSTEM = (
 )
 
 
-class Access(StrEnum):
+class PermissionKind(StrEnum):
     WEB = "web"
     READ = "read"
     WRITE = "write"
@@ -102,28 +102,28 @@ class Access(StrEnum):
 class Permission(Struct, frozen=True):
     """One permission. `target` is a path for files, a glob for tools, and empty for the web."""
 
-    access: Access
-    what: str = ""
+    kind: PermissionKind
+    target: str = ""
 
     def __str__(self) -> str:
-        return f"{self.access}:{self.what}" if self.what else self.access.value
+        return f"{self.kind}:{self.target}" if self.target else self.kind.value
 
     def covers(self, other: Permission) -> bool:
         """Whether this permission includes the other. Write includes read; a folder includes
         everything in it."""
-        if self.access is other.access and self.what == other.what:
+        if self.kind is other.kind and self.target == other.target:
             return True
-        if other.access is Access.READ and self.access in (Access.READ, Access.WRITE):
-            return within(other.what, self.what)
-        if other.access is Access.WRITE and self.access is Access.WRITE:
-            return within(other.what, self.what)
+        if other.kind is PermissionKind.READ and self.kind in (PermissionKind.READ, PermissionKind.WRITE):
+            return is_within(other.target, self.target)
+        if other.kind is PermissionKind.WRITE and self.kind is PermissionKind.WRITE:
+            return is_within(other.target, self.target)
         return False
 
 
-WEB = Permission(Access.WEB)
+WEB_PERMISSION = Permission(PermissionKind.WEB)
 
 
-def within(path: str, folder: str) -> bool:
+def is_within(path: str, folder: str) -> bool:
     """Whether a path is this folder or inside it.
 
     Both are compared as strings: absolute, without `..` and without a trailing `/`.
@@ -131,50 +131,43 @@ def within(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder if folder == "/" else f"{folder}/")
 
 
-def is_seen(text: str) -> bool:
+def is_fully_visible(text: str) -> bool:
     """Whether every character of a text is visible to a person."""
-    return _UNSEEN.search(text) is None
+    return _INVISIBLE.search(text) is None
 
 
-def parse(tag: str) -> Permission:
+def parse_permission(tag: str) -> Permission:
     """Parse a permission tag, with or without a leading `@`. Surrounding whitespace is ignored."""
     access, colon, what = tag.strip().removeprefix("@").partition(":")
-    if access == Access.WEB and not colon:
-        return WEB
-    if access in (Access.READ, Access.WRITE) and colon:
-        return Permission(Access(access), str(absolute(what)))
-    if access == Access.TOOL and what and is_seen(what) and len(what) <= TOOL_GLOB_LENGTH_MAX:
-        return Permission(Access.TOOL, what)
-    raise Invalid(
-        f"{tag[:200]!r} is not a permission",
-        because="a permission is `web`, `read:PATH`, `write:PATH` or `tool:NAME`",
-        try_this="for example read:/home/maria/notes",
-        code="permission.invalid",
-    )
+    if access == PermissionKind.WEB and not colon:
+        return WEB_PERMISSION
+    if access in (PermissionKind.READ, PermissionKind.WRITE) and colon:
+        return Permission(PermissionKind(access), str(parse_absolute_path(what)))
+    if access == PermissionKind.TOOL and what and is_fully_visible(what) and len(what) <= TOOL_GLOB_LENGTH_MAX:
+        return Permission(PermissionKind.TOOL, what)
+    raise PermissionInvalid(tag)
 
 
-def absolute(text: str) -> PurePosixPath:
+def parse_absolute_path(text: str) -> PurePosixPath:
     """Return a path that a permission may name: absolute, fully visible and not too long. Raises
     Invalid otherwise."""
     because = ""
     if not text.startswith("/"):
-        because = "a path in a permission is absolute"
-    elif not is_seen(text):
-        because = "it has characters that cannot be seen"
+        because = "it must be absolute"
+    elif not is_fully_visible(text):
+        because = "it has invisible characters"
     elif text != text.rstrip():
-        because = "it ends in white space, which nobody would notice"
-    elif len(text.encode()) > PATH_LENGTH_MAX:
-        because = f"it is longer than {PATH_LENGTH_MAX} bytes"
+        because = "it ends with whitespace, which is easy to overlook"
+    elif len(text.encode()) > PERMISSION_PATH_BYTES_MAX:
+        because = f"it is longer than {PERMISSION_PATH_BYTES_MAX} bytes"
     elif ".." in PurePosixPath(text).parts:
-        because = "a path in a permission has no '..'"
+        because = "it must not contain '..'"
     if because:
-        raise Invalid(
-            f"{text[:200]!r} cannot be permitted", because=because, try_this="name the folder", code="permission.path"
-        )
+        raise PermissionPathInvalid(text, because=because)
     return PurePosixPath("/" + text.lstrip("/"))  # PurePosixPath keeps `//x`, which is a different path from `/x`
 
 
-class Rights(Struct, frozen=True, kw_only=True):
+class AgentRights(Struct, frozen=True, kw_only=True):
     """Where an agent may read and write, and whether it may use the web: its workspace plus its
     grants.
 
@@ -196,28 +189,28 @@ class Rights(Struct, frozen=True, kw_only=True):
 
 
 @lru_cache(maxsize=1024)
-def default_rights(home: Path, workspace: Path) -> Rights:
+def default_rights(agent_directory: Path, workspace: Path) -> AgentRights:
     """Return the rights of an agent without any grant: its workspace and named parts of its agent
     directory. No web."""
-    return Rights(workspace=workspace, write=tuple(home / name for name in NAMED_IN_HOME))
+    return AgentRights(workspace=workspace, write=tuple(agent_directory / name for name in WRITABLE_IN_AGENT_DIRECTORY))
 
 
-def with_granted(rights: Rights, granted: Iterable[Permission]) -> Rights:
+def add_permissions(rights: AgentRights, granted: Iterable[Permission]) -> AgentRights:
     read, write, web = list(rights.read), list(rights.write), rights.web
     for permission in granted:
-        match permission.access:
-            case Access.READ:
-                read.append(Path(permission.what))
-            case Access.WRITE:
-                write.append(Path(permission.what))
-            case Access.WEB:
+        match permission.kind:
+            case PermissionKind.READ:
+                read.append(Path(permission.target))
+            case PermissionKind.WRITE:
+                write.append(Path(permission.target))
+            case PermissionKind.WEB:
                 web = True
-            case Access.TOOL:
+            case PermissionKind.TOOL:
                 pass
-    return Rights(workspace=rights.workspace, write=tuple(write), read=tuple(read), web=web)
+    return AgentRights(workspace=rights.workspace, write=tuple(write), read=tuple(read), web=web)
 
 
-class Withheld(Struct, frozen=True, kw_only=True):
+class ProtectedPaths(Struct, frozen=True, kw_only=True):
     """Paths that no agent may access, whatever was granted, and paths that need a grant of exactly
     that path.
 
@@ -226,47 +219,55 @@ class Withheld(Struct, frozen=True, kw_only=True):
     below are resolved.
     """
 
-    house: Path | None = None
-    person: Path | None = None
+    data_directory: Path | None = None
+    user_home: Path | None = None
 
-    def because(self, path: str, *, home: Path, workspace: Path, granted: Iterable[Path]) -> str:
+    def denied_because(self, path: str, *, agent_directory: Path, workspace: Path, granted: Iterable[Path]) -> str:
         """Return why access to a path is denied; empty if it is not.
 
         A grant includes keys only if it lies within their folder: a grant of `~/.ssh` does, a grant
         of `~` does not.
         """
-        if any(within(path, folder) for folder in KERNEL_FOLDERS):
-            return "the system's own files are for no agent"
-        if self.house is not None and within(path, str(self.house)) and not self._is_own(path, home, workspace):
-            return "the house keeps its own state from every agent"
-        for keys in self._keys():
-            if within(path, keys) and not any(within(str(root), keys) for root in granted):
-                return f"keys lie in {keys}, and only a grant that names it opens it"
+        if any(is_within(path, folder) for folder in KERNEL_FOLDERS):
+            return "no agent may access files of the operating system"
+        if (
+            self.data_directory is not None
+            and is_within(path, str(self.data_directory))
+            and not self._is_agent_path(path, agent_directory, workspace)
+        ):
+            return "agents may not access the server's own state"
+        for keys in self._key_paths():
+            if is_within(path, keys) and not any(is_within(str(root), keys) for root in granted):
+                return f"{keys} contains keys; only a grant that names it gives access"
         return ""
 
-    def _keys(self) -> tuple[str, ...]:
-        return KEYS_OF_SYSTEM if self.person is None else (*KEYS_OF_SYSTEM, *_keys_of(str(self.person)))
+    def _key_paths(self) -> tuple[str, ...]:
+        return (
+            SYSTEM_KEY_PATHS if self.user_home is None else (*SYSTEM_KEY_PATHS, *_user_key_paths(str(self.user_home)))
+        )
 
-    def _is_own(self, path: str, home: Path, workspace: Path) -> bool:
-        if within(path, str(home)):
+    def _is_agent_path(self, path: str, agent_directory: Path, workspace: Path) -> bool:
+        if is_within(path, str(agent_directory)):
             return True
         # A workspace inside the data directory counts as the agent's own, unless it contains other agent directories.
-        agents, own = str(home.parent), str(workspace)
+        agents, own = str(agent_directory.parent), str(workspace)
         return (
-            within(path, own)
-            and own != str(self.house)
-            and within(own, str(self.house))
-            and (is_lent(own, agents) if within(own, agents) else not within(agents, own))
+            is_within(path, own)
+            and own != str(self.data_directory)
+            and is_within(own, str(self.data_directory))
+            and (is_lent_workspace(own, agents) if is_within(own, agents) else not is_within(agents, own))
         )
 
 
-def is_lent(workspace: str, homes: str) -> bool:
+def is_lent_workspace(workspace: str, agent_directories: str) -> bool:
     """Whether a workspace inside another agent's directory belongs to an agent it created:
     `HOMES/ADA/staff/BERT`, or below."""
-    parts = PurePosixPath(workspace).relative_to(homes).parts if within(workspace, homes) else ()
-    return len(parts) >= 3 and parts[1] == STAFF_FOLDER
+    parts = (
+        PurePosixPath(workspace).relative_to(agent_directories).parts if is_within(workspace, agent_directories) else ()
+    )
+    return len(parts) >= 3 and parts[1] == CREATED_AGENTS_FOLDER
 
 
 @lru_cache(maxsize=8)
-def _keys_of(person: str) -> tuple[str, ...]:
-    return tuple(f"{person.rstrip('/')}/{name}" for name in KEYS_IN_HOME)
+def _user_key_paths(user_home: str) -> tuple[str, ...]:
+    return tuple(f"{user_home.rstrip('/')}/{name}" for name in USER_KEY_PATHS)

@@ -9,15 +9,15 @@ from typing import Protocol
 
 from retinue.domain.agent import Agent
 from retinue.domain.approval import ApprovalState
-from retinue.domain.envelope import Draft, Receipt
+from retinue.domain.envelope import EnvelopeDraft, Receipt
 from retinue.domain.event import Delta
 from retinue.domain.ids import RunId, SessionId
 from retinue.domain.model import ModelFailed
-from retinue.domain.money import CallTerms, Granted
+from retinue.domain.money import ModelCallReservation, ModelCallReservationRequest
 from retinue.domain.permission import Permission
 from retinue.domain.record import Note, Record, Reply, Summary
 from retinue.domain.run import Run
-from retinue.domain.schedule import GateSaid, Schedule
+from retinue.domain.schedule import GateResult, Schedule
 from retinue.domain.tool import Call, ToolResult
 from retinue.domain.trust import Trust
 
@@ -27,54 +27,54 @@ class Clock(Protocol):
 
     def now(self) -> datetime: ...
     async def sleep(self, seconds: float) -> None: ...
-    def later(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
+    def call_later(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
         """Call `call` after a delay. The returned function cancels it."""
         ...
 
 
-class Ids(Protocol):
+class IdSource(Protocol):
     """A source of new ids, 32 hex digits each."""
 
     def new(self) -> str: ...
 
 
-class Faults(Protocol):
+class CrashPoints(Protocol):
     """Named points at which a test may kill the process. In production, reaching one does nothing."""
 
     def reach(self, point: str) -> None: ...
 
 
-class Post(Protocol):
+class EnvelopeAcceptor(Protocol):
     """Accepts an envelope. Once `accept` returns, the envelope is stored."""
 
-    async def post(self, draft: Draft) -> Receipt: ...
+    async def accept(self, draft: EnvelopeDraft) -> Receipt: ...
 
 
-class Ask(Protocol):
+class RunApprovals(Protocol):
     """The answers so far to approvals of this run's calls."""
 
-    def answer_to(self, call: Call) -> ApprovalState | None:
+    def state_of(self, call: Call) -> ApprovalState | None:
         """Return the approval's state; None if none was requested.
 
         `open` means that one was requested, and the run continues without the answer.
         """
         ...
 
-    def name_of(self, call: Call) -> str:
+    def short_id_of(self, call: Call) -> str:
         """Return the short id of the approval that this call waits or waited for."""
         ...
 
-    def gives(self, call: Call) -> Sequence[Permission]:
+    def permissions_of(self, call: Call) -> Sequence[Permission]:
         """Return the permissions the person was shown for this call. A yes allows these, and no
         more."""
         ...
 
 
-class AskGate(Protocol):
+class RunGate(Protocol):
     """Runs the command of a schedule's gate with the rights of its agent, in its session. On any
     error the gate is closed."""
 
-    async def __call__(self, schedule: Schedule, agent: Agent, session: SessionId) -> GateSaid: ...
+    async def __call__(self, schedule: Schedule, agent: Agent, session: SessionId) -> GateResult: ...
 
 
 class ReadChecklist(Protocol):
@@ -86,19 +86,19 @@ class ReadChecklist(Protocol):
 
     async def __call__(
         self, schedule: Schedule, agent: Agent, session: SessionId, *, wanted: tuple[str, ...], forced: bool
-    ) -> GateSaid: ...
+    ) -> GateResult: ...
 
 
-class Tell(Protocol):
+class RunObserver(Protocol):
     """Observes a run while it works. Called immediately, without delivery guarantees."""
 
-    def delta(self, delta: Delta) -> None: ...
-    def called(self, run: RunId, tool: str) -> None:
+    def on_delta(self, delta: Delta) -> None: ...
+    def on_tool_call(self, run: RunId, tool: str) -> None:
         """A tool call begins."""
         ...
 
 
-Asking = Callable[[int, Granted], Awaitable[Reply]]
+CallModel = Callable[[int, ModelCallReservation], Awaitable[Reply]]
 """Asks a model: handed the attempt, and what it was granted."""
 
 
@@ -115,16 +115,16 @@ class Journal(Protocol):
         ...
 
     @property
-    def believed(self) -> Trust:
+    def least_trust(self) -> Trust:
         """The least trust of anything in the context."""
         ...
 
     @property
-    def own(self) -> Sequence[Record]:
+    def run_records(self) -> Sequence[Record]:
         """This run's records so far."""
         ...
 
-    async def reply(self, turn: int, ask: Asking, *, terms: CallTerms) -> Reply:
+    async def call_model(self, turn: int, call: CallModel, *, request: ModelCallReservationRequest) -> Reply:
         """Write the intent to call the model, reserve its maximum cost, call it and store the
         reply.
 
@@ -133,7 +133,9 @@ class Journal(Protocol):
         """
         ...
 
-    async def summarize(self, turn: int, ask: Asking, *, terms: CallTerms, notice: str = "") -> Reply:
+    async def summarize(
+        self, turn: int, call: CallModel, *, request: ModelCallReservationRequest, notice: str = ""
+    ) -> Reply:
         """Call the model for a summary of the context, or of a part of it. Only `compact` stores
         the result.
 
@@ -141,11 +143,11 @@ class Journal(Protocol):
         """
         ...
 
-    def failed(self, turn: int, error: ModelFailed, *, next_move: str) -> None:
+    def record_failure(self, turn: int, error: ModelFailed, *, next_move: str) -> None:
         """Record why the last model call failed and what is tried next."""
         ...
 
-    async def settle_up(self) -> None:
+    async def flush(self) -> None:
         """Store everything received so far, before a wait."""
         ...
 
@@ -153,11 +155,11 @@ class Journal(Protocol):
         """Start the context with this summary, followed by the records it has kept."""
         ...
 
-    async def note(self, note: Note) -> None:
+    async def add_note(self, note: Note) -> None:
         """Add a text of the server for the model, as part of this run."""
         ...
 
-    def begun(self, turn: int, index: int) -> bool:
+    def was_interrupted(self, turn: int, index: int) -> bool:
         """Whether a step was interrupted after its intent was written, so its effect is unknown."""
         ...
 
@@ -169,8 +171,8 @@ class Journal(Protocol):
         act: Callable[[], Awaitable[ToolResult]],
         *,
         repeatable: bool,
-        looks: bool = False,
-        stored: bool = False,
+        is_read_only: bool = False,
+        is_late: bool = False,
         because: str = "",
     ) -> ToolResult:
         """Write the intent and why it is allowed, perform the call and store the result.
@@ -181,10 +183,10 @@ class Journal(Protocol):
         """
         ...
 
-    async def keep(self, bodies: Sequence[ToolResult | Reply]) -> None:
+    async def add_bodies(self, bodies: Sequence[ToolResult | Reply]) -> None:
         """Store bodies that needed no action: results that are refused, unknown or pending, and calls no model made."""
         ...
 
-    async def keep_note(self, result: ToolResult) -> None:
+    async def add_late_result(self, result: ToolResult) -> None:
         """Store the result of a late call that needed no action."""
         ...

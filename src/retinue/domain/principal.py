@@ -21,22 +21,22 @@ class Principal(Struct, frozen=True, kw_only=True):
     address: Address
     level: PermissionLevel
     trust: Trust
-    key: str = ""
-    descent: Lineage | None = None
+    token_id: str = ""
+    lineage: Lineage | None = None
 
     @property
-    def sees_all(self) -> bool:
+    def sees_everything(self) -> bool:
         """Whether it sees everything: the owner and the server do. An agent does not, whatever its
         level."""
-        return self.level is PermissionLevel.BOSS and self.address.kind in (AddressKind.PERSON, AddressKind.HOUSE)
+        return self.level is PermissionLevel.BOSS and self.address.kind in (AddressKind.PERSON, AddressKind.SERVER)
 
 
-HOUSE = Principal(address=address.HOUSE, level=PermissionLevel.BOSS, trust=Trust.OWNER)
+SERVER_PRINCIPAL = Principal(address=address.SERVER_ADDRESS, level=PermissionLevel.BOSS, trust=Trust.OWNER)
 """The house, where it looks something up for itself and not for someone who asked."""
 
-LEVEL_OF = {
+LEVEL_BY_ROLE = {
     Role.OWNER: PermissionLevel.BOSS,
     Role.MEMBER: PermissionLevel.STANDARD,
     Role.GUEST: PermissionLevel.RESTRICTED,
 }
-TRUST_OF = {Role.OWNER: Trust.OWNER, Role.MEMBER: Trust.PERSON, Role.GUEST: Trust.PERSON}
+TRUST_BY_ROLE = {Role.OWNER: Trust.OWNER, Role.MEMBER: Trust.PERSON, Role.GUEST: Trust.PERSON}

@@ -7,18 +7,18 @@ from enum import StrEnum
 from msgspec import Struct
 
 
-class PartKind(StrEnum):
+class PromptPartKind(StrEnum):
     SECTION = "section"  # of the system prompt
     FILE = "file"  # included in the system prompt
     SKILL = "skill"
     TOOL = "tool"  # the tool's schema
 
 
-class Part(Struct, frozen=True, kw_only=True):
+class PromptPart(Struct, frozen=True, kw_only=True):
     """One part and its approximate size. `within` names the part that contains it and already
     counts it."""
 
-    kind: PartKind
+    kind: PromptPartKind
     name: str
     chars: int
     tokens: int

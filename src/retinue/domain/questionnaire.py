@@ -12,11 +12,11 @@ from msgspec import Struct
 from retinue.domain.ids import EnvelopeId, QuestionnaireId, RunId, SessionId
 from retinue.domain.trust import Trust
 
-Answer = str | int | float | bool | list[str] | None
+QuestionnaireAnswer = str | int | float | bool | list[str] | None
 """What was said to one field; None where nothing was."""
 
 
-class FieldKind(StrEnum):
+class QuestionnaireFieldKind(StrEnum):
     TEXT = "text"
     CHOICE = "choice"  # one of the options
     SEVERAL = "several"  # any of the options
@@ -31,7 +31,7 @@ class QuestionnaireState(StrEnum):
     EXPIRED = "expired"  # never stored: the state of an open one after its expiry
 
 
-class Field(Struct, frozen=True, kw_only=True):
+class QuestionnaireField(Struct, frozen=True, kw_only=True):
     """One question. `name` is the key of its answer, `label` is what the person reads.
 
     `least` and `most` limit a number, the length of a text, or how many options are selected.
@@ -39,7 +39,7 @@ class Field(Struct, frozen=True, kw_only=True):
 
     name: str
     label: str
-    kind: FieldKind
+    kind: QuestionnaireFieldKind
     required: bool = False
     options: tuple[str, ...] = ()
     least: float | None = None
@@ -55,14 +55,14 @@ class Questionnaire(Struct, frozen=True, kw_only=True):
     session: SessionId
     run: RunId
     title: str
-    fields: tuple[Field, ...]
+    fields: tuple[QuestionnaireField, ...]
     trust: Trust
     asked_at: datetime
     expires_at: datetime
     state: QuestionnaireState = QuestionnaireState.OPEN
     ended_at: datetime | None = None
     ended_by: str = ""
-    answers: Mapping[str, Answer]
+    answers: Mapping[str, QuestionnaireAnswer]
     envelope: EnvelopeId | None = None
 
     def state_at(self, now: datetime) -> QuestionnaireState:

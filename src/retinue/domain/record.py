@@ -17,7 +17,7 @@ from retinue.domain.attachment import Attachment
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
 from retinue.domain.times import from_ms
 from retinue.domain.tool import Call, ToolResult
-from retinue.domain.trust import Trust, least
+from retinue.domain.trust import Trust, least_trust
 
 
 class RecordKind(StrEnum):
@@ -30,7 +30,7 @@ class RecordKind(StrEnum):
     NOTE = "note"
 
 
-class Mark(Struct, frozen=True, kw_only=True):
+class ContextStart(Struct, frozen=True, kw_only=True):
     """Where a context begins. A reset may carry text into the new context. `because` is for people;
     no model reads it."""
 
@@ -65,7 +65,7 @@ class Usage(Struct, frozen=True, kw_only=True):
 NO_USAGE = Usage()
 
 
-class Stop(StrEnum):
+class StopReason(StrEnum):
     """Why a model stopped replying."""
 
     END = "end"
@@ -76,14 +76,14 @@ class Stop(StrEnum):
     PAUSED = "paused"  # to continue, it needs its own output back
 
 
-class PieceKind(StrEnum):
+class ReplyPieceKind(StrEnum):
     TEXT = "text"
     THINKING = "thinking"
     CALL = "call"
     SERVER = "server"  # executed by the provider: neither text nor a call of ours
 
 
-class Piece(Struct, frozen=True, kw_only=True):
+class ReplyPiece(Struct, frozen=True, kw_only=True):
     """A section of a reply, in order: the next `length` characters of its text or reasoning, or the
     next `length` calls.
 
@@ -91,7 +91,7 @@ class Piece(Struct, frozen=True, kw_only=True):
     provider can use it.
     """
 
-    kind: PieceKind
+    kind: ReplyPieceKind
     length: int = 0
     seal: str = ""
 
@@ -106,11 +106,11 @@ class Reply(Struct, frozen=True, kw_only=True):
     text: str
     calls: tuple[Call, ...] = ()
     thinking: str = ""
-    stop: Stop = Stop.END
+    stop: StopReason = StopReason.END
     model: str = ""
     usage: Usage = NO_USAGE
     provider: str = ""
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[ReplyPiece, ...] = ()
 
 
 class Summary(Struct, frozen=True, kw_only=True):
@@ -137,7 +137,7 @@ class Note(Struct, frozen=True, kw_only=True):
     attachments: tuple[Attachment, ...] = ()
 
 
-Body = Mark | UserTurn | Reply | ToolResult | Note | Summary
+RecordBody = ContextStart | UserTurn | Reply | ToolResult | Note | Summary
 
 
 class Record(NamedTuple):
@@ -150,7 +150,7 @@ class Record(NamedTuple):
     session: SessionId
     seq: int
     kind: RecordKind
-    body: Body
+    body: RecordBody
     at_ms: int
     run: RunId | None = None
     trust: Trust = Trust.PRIVATE
@@ -160,13 +160,13 @@ class Record(NamedTuple):
         return from_ms(self.at_ms)
 
 
-class Unmade(Protocol):
+class LazyBody(Protocol):
     """Builds the body of a lazily decoded record."""
 
-    def body(self, record: Plain) -> Body: ...
+    def body(self, record: TextRecord) -> RecordBody: ...
 
 
-class Plain(Record):
+class TextRecord(Record):
     """A text-only record as loaded from the store, whose body is built on first access.
 
     Such a record is a user turn without attachments, or a reply without calls, reasoning and
@@ -179,66 +179,66 @@ class Plain(Record):
     # built body is cached in `__dict__`, which exists only once the body was accessed.
 
     @property
-    def words(self) -> str:
-        return _words(self)
+    def text(self) -> str:
+        return _get_text(self)
 
     @cached_property
-    def body(self) -> Body:  # pyright: ignore[reportIncompatibleVariableOverride]
-        unmade: Any = self[_BODY]
+    def body(self) -> RecordBody:  # pyright: ignore[reportIncompatibleVariableOverride]
+        unmade: Any = self[_BODY_INDEX]
         return unmade.body(self)
 
     @property
-    def whole(self) -> Record:
+    def full_record(self) -> Record:
         return Record(self.session, self.seq, self.kind, self.body, self.at_ms, self.run, self.trust)
 
     def __eq__(self, other: object) -> bool:
-        return self is other or self.whole == (other.whole if isinstance(other, Plain) else other)
+        return self is other or self.full_record == (other.full_record if isinstance(other, TextRecord) else other)
 
     def __ne__(self, other: object) -> bool:  # tuple defines its own
         return not self == other
 
     def __hash__(self) -> int:
-        return hash(self.whole)
+        return hash(self.full_record)
 
     def __repr__(self) -> str:
-        return repr(self.whole)
+        return repr(self.full_record)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.whole)
+        return iter(self.full_record)
 
     def __reduce__(self) -> tuple[type[Record], tuple[Any, ...]]:
-        return Record, tuple(self.whole)
+        return Record, tuple(self.full_record)
 
     def _replace(self, **changed: Any) -> Record:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self.whole._replace(**changed)
+        return self.full_record._replace(**changed)
 
 
-_BODY = Record._fields.index("body")
-_words: Callable[[Plain], str] = itemgetter(len(Record._fields))
-_kind: Callable[[Record], RecordKind] = itemgetter(Record._fields.index("kind"))
-_trust: Callable[[Record], Trust] = itemgetter(Record._fields.index("trust"))
+_BODY_INDEX = Record._fields.index("body")
+_get_text: Callable[[TextRecord], str] = itemgetter(len(Record._fields))
+_get_kind: Callable[[Record], RecordKind] = itemgetter(Record._fields.index("kind"))
+_get_trust: Callable[[Record], Trust] = itemgetter(Record._fields.index("trust"))
 
 
-def plain_records(
-    fields: Iterable[tuple[SessionId, int, RecordKind, Unmade, int, RunId | None, Trust, str]],
-) -> Iterator[Plain]:
+def make_text_records(
+    fields: Iterable[tuple[SessionId, int, RecordKind, LazyBody, int, RunId | None, Trust, str]],
+) -> Iterator[TextRecord]:
     """Create text records from tuples of record fields, with a `LazyBody` as the body and the text
     last.
 
     No Python code runs per record.
     """
-    return map(cast(Any, tuple).__new__, repeat(Plain), fields)
+    return map(cast(Any, tuple).__new__, repeat(TextRecord), fields)
 
 
-def all_plain(records: Sequence[Record]) -> TypeGuard[Sequence[Plain]]:
-    return set(map(type, records)) <= {Plain}
+def are_all_text(records: Sequence[Record]) -> TypeGuard[Sequence[TextRecord]]:
+    return set(map(type, records)) <= {TextRecord}
 
 
-def words_of(records: Iterable[Plain]) -> Iterator[str]:
-    return map(_words, records)
+def record_texts(records: Iterable[TextRecord]) -> Iterator[str]:
+    return map(_get_text, records)
 
 
-def trust_of(body: Body) -> Trust:
+def body_trust(body: RecordBody) -> Trust:
     """Return the trust of a body that carries its own. The trust of a user turn depends on its
     senders."""
     match body:
@@ -250,40 +250,42 @@ def trust_of(body: Body) -> Trust:
             return Trust.PRIVATE
 
 
-def bare_model(reply: Reply) -> str:
+def model_without_provider(reply: Reply) -> str:
     """Return the model of a reply without its provider prefix."""
     return reply.model.removeprefix(f"{reply.provider}/")
 
 
-def believed(record: Record) -> Trust:
+def effective_trust(record: Record) -> Trust:
     """Return the trust of a record including its attachments.
 
     The contents of files have no trust label, so files from anyone but the owner are untrusted.
     """
-    if type(record) is Plain:
+    if type(record) is TextRecord:
         return record.trust
     if type(record.body) is UserTurn and record.body.attachments and record.trust is not Trust.OWNER:
         return Trust.UNTRUSTED
     return record.trust
 
 
-def least_believed(context: Sequence[Record]) -> Trust:
+def least_trust_in(context: Sequence[Record]) -> Trust:
     """Return the least trust in a context.
 
     It is computed every turn, and a context may have thousands of records. No Python code runs per
     record, unless someone other than the owner has written.
     """
-    met = set(zip(map(_kind, context), map(_trust, context), strict=True))
+    met = set(zip(map(_get_kind, context), map(_get_trust, context), strict=True))
     trusts = {trust for _, trust in met}
     if Trust.UNTRUSTED in trusts:
         return Trust.UNTRUSTED
     others = any(kind is RecordKind.USER and trust is not Trust.OWNER for kind, trust in met)
-    if others and any(believed(record) is Trust.UNTRUSTED for record in context if record.kind is RecordKind.USER):
+    if others and any(
+        effective_trust(record) is Trust.UNTRUSTED for record in context if record.kind is RecordKind.USER
+    ):
         return Trust.UNTRUSTED
-    return least(trusts)
+    return least_trust(trusts)
 
 
-def kind_of(body: Body) -> RecordKind:
+def body_kind(body: RecordBody) -> RecordKind:
     match body:
         case UserTurn():
             return RecordKind.USER
@@ -295,5 +297,5 @@ def kind_of(body: Body) -> RecordKind:
             return RecordKind.NOTE
         case Summary():
             return RecordKind.SUMMARY
-        case Mark():
+        case ContextStart():
             return RecordKind.RESET

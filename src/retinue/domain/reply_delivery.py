@@ -14,7 +14,7 @@ class ChunkMode(StrEnum):
     NEWLINE = "newline"
 
 
-class Break(StrEnum):
+class BlockBreak(StrEnum):
     """The preferred boundary of a streamed block."""
 
     PARAGRAPH = "paragraph"
@@ -22,7 +22,7 @@ class Break(StrEnum):
     SENTENCE = "sentence"
 
 
-class Quoting(StrEnum):
+class QuoteMode(StrEnum):
     """Which messages of an answer quote the message they answer."""
 
     OFF = "off"
@@ -38,7 +38,7 @@ class HumanDelay(StrEnum):
     CUSTOM = "custom"
 
 
-class Stream(StrEnum):
+class StreamMode(StrEnum):
     """What is shown of an answer before it is complete."""
 
     OFF = "off"
@@ -46,7 +46,7 @@ class Stream(StrEnum):
     PREVIEW = "preview"  # one message that is edited as it grows, and removed when the answer is sent
 
 
-class Typing(StrEnum):
+class TypingMode(StrEnum):
     """When the typing indicator starts."""
 
     NEVER = "never"
@@ -65,45 +65,45 @@ class AckScope(StrEnum):
     ALL = "all"
 
 
-NATURAL_MS = (800, 2500)
+NATURAL_DELAY_MS = (800, 2500)
 
 
-class Words(Struct, frozen=True, kw_only=True):
+class ReplyDelivery(Struct, frozen=True, kw_only=True):
     """How replies are delivered through one connector."""
 
     chunk_mode: ChunkMode = ChunkMode.LENGTH
     text_max: int | None = None  # None: the platform's limit
-    quoting: Quoting = Quoting.FIRST
+    quoting: QuoteMode = QuoteMode.FIRST
     prefix: str = ""
     human_delay: HumanDelay = HumanDelay.OFF
-    delay_min_ms: int = NATURAL_MS[0]
-    delay_max_ms: int = NATURAL_MS[1]
+    delay_min_ms: int = NATURAL_DELAY_MS[0]
+    delay_max_ms: int = NATURAL_DELAY_MS[1]
     intermediate: bool = True
-    stream: Stream = Stream.OFF
+    stream: StreamMode = StreamMode.OFF
     block_min: int = 800
     block_max: int = 1200
-    block_break: Break = Break.PARAGRAPH
+    block_break: BlockBreak = BlockBreak.PARAGRAPH
     block_idle_ms: int = 1000
-    typing: Typing = Typing.INSTANT
+    typing: TypingMode = TypingMode.INSTANT
     ack: str = ""
     ack_scope: AckScope = AckScope.GROUP_MENTIONS
     ack_removed: bool = False
 
     @property
-    def delay_ms(self) -> tuple[int, int] | None:
+    def delay_range_ms(self) -> tuple[int, int] | None:
         """The minimum and maximum pause between two messages; None for no pause."""
         match self.human_delay:
             case HumanDelay.OFF:
                 return None
             case HumanDelay.NATURAL:
-                return NATURAL_MS
+                return NATURAL_DELAY_MS
             case HumanDelay.CUSTOM:
                 return self.delay_min_ms, max(self.delay_min_ms, self.delay_max_ms)
 
 
-PLAIN_WORDS = Words()
+DEFAULT_REPLY_DELIVERY = ReplyDelivery()
 
 
-def plain_words(_connector: str) -> Words:
+def default_reply_delivery(_connector: str) -> ReplyDelivery:
     """Return the built-in defaults, for an instance without such settings."""
-    return PLAIN_WORDS
+    return DEFAULT_REPLY_DELIVERY

@@ -11,8 +11,8 @@ from datetime import time
 
 NEVER = "never"
 IDLE_MINUTES_MAX = 366 * 24 * 60
-CONTEXT_TOKENS_MOST = 100_000_000
-BECAUSE_LENGTH_MAX = 500  # characters, of all reasons together
+CONTEXT_TOKENS_LIMIT = 100_000_000
+REASONS_LENGTH_MAX = 500  # characters, of all reasons together
 
 _TIME_OF_DAY = re.compile(r"([01]?[0-9]|2[0-3]):([0-5][0-9])")
 
@@ -26,28 +26,28 @@ class ResetRules:
     idle_minutes: float | None = None  # since the last activity that was not scheduled; 0: never
     context_tokens_max: int | None = None  # above this, the next run starts with a new context; 0: never
 
-    def over(self, other: ResetRules) -> ResetRules:
+    def with_defaults(self, defaults: ResetRules) -> ResetRules:
         """Return these rules, with unset values taken from `defaults`."""
         return ResetRules(
-            daily_at=other.daily_at if self.daily_at is None else self.daily_at,
-            idle_minutes=other.idle_minutes if self.idle_minutes is None else self.idle_minutes,
+            daily_at=defaults.daily_at if self.daily_at is None else self.daily_at,
+            idle_minutes=defaults.idle_minutes if self.idle_minutes is None else self.idle_minutes,
             context_tokens_max=(
-                other.context_tokens_max if self.context_tokens_max is None else self.context_tokens_max
+                defaults.context_tokens_max if self.context_tokens_max is None else self.context_tokens_max
             ),
         )
 
 
-NO_RULES = ResetRules()
+NO_RESET_RULES = ResetRules()
 
 
-def time_of_day(text: str) -> time | None:
+def parse_time_of_day(text: str) -> time | None:
     """Parse `4:05` or `04:05`; None for anything else, including `never`."""
     found = _TIME_OF_DAY.fullmatch(text)
     return time(int(found[1]), int(found[2])) if found else None
 
 
-def with_reason(reasons: str, reason: str) -> str:
+def add_reason(reasons: str, reason: str) -> str:
     """Add a reason to a list, without duplicates: several requests for a reset cause one reset."""
     if not reasons or reason in reasons.split("; "):
-        return reasons or reason[:BECAUSE_LENGTH_MAX]
-    return f"{reasons}; {reason}"[:BECAUSE_LENGTH_MAX]
+        return reasons or reason[:REASONS_LENGTH_MAX]
+    return f"{reasons}; {reason}"[:REASONS_LENGTH_MAX]

@@ -9,24 +9,25 @@ from msgspec import Struct
 
 from retinue.domain.address import Address
 from retinue.domain.delegation import Lineage
-from retinue.domain.display_options import PLAIN, Manner
+from retinue.domain.display_options import NO_DISPLAY_OPTIONS, DisplayOptions
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
 from retinue.domain.session import LaneKind
 from retinue.domain.tool import Call
 
-TIMED_OUT = "run.timed-out"  # error code of a run that exceeded its time limit
+# How the stored error of a run that exceeded its time limit begins: since codes have underscores, and before.
+TIMED_OUT_CODES = ("run.timed_out:", "run.timed-out:")
 
 
 class RunStatus(StrEnum):
     RUNNING = "running"
-    PARKED = "parked"
+    SUSPENDED = "parked"
     COMPLETED = "completed"
     FAILED = "failed"
     CANCELLED = "cancelled"
 
     @property
-    def open(self) -> bool:
-        return self in (RunStatus.RUNNING, RunStatus.PARKED)
+    def is_open(self) -> bool:
+        return self in (RunStatus.RUNNING, RunStatus.SUSPENDED)
 
 
 class Run(Struct, frozen=True, kw_only=True):
@@ -48,12 +49,12 @@ class Run(Struct, frozen=True, kw_only=True):
     lineage: Lineage | None = None  # set if another run started it
 
     @property
-    def root(self) -> RunId:
+    def root_run(self) -> RunId:
         """The first run of its tree. All runs of a tree share one budget."""
         return self.lineage.root if self.lineage is not None else self.id
 
     @property
-    def descent(self) -> Lineage:
+    def effective_lineage(self) -> Lineage:
         """The lineage; for a root run, a lineage that starts with itself."""
         return self.lineage or Lineage(root=self.id, behalf=self.sender, agents=(self.agent,))
 
@@ -70,18 +71,18 @@ class RunRequest(Struct, frozen=True, kw_only=True):
     compact: str | None = None  # only compact the context, with these instructions
     effort: str | None = None
     seconds_max: float | None = None  # time limit of the run; it can only lower the agent's limit
-    manner: Manner = PLAIN
+    manner: DisplayOptions = NO_DISPLAY_OPTIONS
     skill: str = ""  # a skill that the text asks for, included in full
     call: Call | None = None  # only perform this call; its result is the answer
 
     @property
-    def reference(self) -> str | None:
+    def model_reference(self) -> str | None:
         if self.model and self.provider and not self.model.startswith(f"{self.provider}/"):
             return f"{self.provider}/{self.model}"
         return self.model
 
 
-NO_REQUEST = RunRequest()
+NO_RUN_REQUEST = RunRequest()
 
 
 class StepKind(StrEnum):

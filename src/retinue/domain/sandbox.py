@@ -13,7 +13,7 @@ class SandboxMode(StrEnum):
     ALL = "all"
 
 
-class Scope(StrEnum):
+class SandboxScope(StrEnum):
     """What shares one container. With bubblewrap nothing is shared: each command has its own
     sandbox."""
 
@@ -30,7 +30,7 @@ class WorkspaceAccess(StrEnum):
     NONE = "none"
 
 
-class SessionsSeen(StrEnum):
+class SandboxVisibleSessions(StrEnum):
     """Which sessions the tools of a sandboxed session can see."""
 
     SPAWNED = "spawned"

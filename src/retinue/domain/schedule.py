@@ -17,14 +17,23 @@ from msgspec import Struct, field
 
 from retinue.domain import cron
 from retinue.domain.address import Address, AddressKind
-from retinue.domain.errors import Invalid, TooLarge
+from retinue.domain.errors import Invalid
 from retinue.domain.heartbeat import Heartbeat
 from retinue.domain.ids import EnvelopeId, ScheduleId
-from retinue.domain.storable_text import is_storable, unstorable
-from retinue.domain.times import YEAR_MAX, from_ms, show, to_ms
+from retinue.domain.storable_text import is_storable, unstorable_error
+from retinue.domain.times import YEAR_MAX, format_time, from_ms, to_ms
 from retinue.domain.trust import Trust
+from retinue.domain.value_errors import (
+    ScheduleGateInvalid,
+    ScheduleIntervalInvalid,
+    ScheduleNeverOccurs,
+    ScheduleRecipientInvalid,
+    ScheduleSessionInvalid,
+    ScheduleTextMissing,
+    ScheduleTextTooLarge,
+)
 
-TEXT_BYTES_MAX = 100_000
+SCHEDULE_TEXT_BYTES_MAX = 100_000
 DESCRIPTION_BYTES_MAX = 1_000
 TITLE_BYTES_MAX = 100
 EVERY_S_MIN = 1
@@ -34,51 +43,51 @@ GATE_TIMEOUT_MS_MIN, GATE_TIMEOUT_MS, GATE_TIMEOUT_MS_MAX = 100, 30_000, 300_000
 GATE_DOMAINS_MAX = 50
 GATE_VARIABLES_MAX = 50
 GATE_PERMISSIONS_MAX = 50
-WAKE_UPS_MAX = 25  # pending, per session
-REMINDERS_MAX = 25  # pending, per person
+SESSION_WAKE_UPS_MAX = 25  # pending, per session
+PERSON_REMINDERS_MAX = 25  # pending, per person
 REMINDER_BYTES_MAX = 2_000
 SCHEDULES_MAX = 10_000  # per instance
-OWN_SCHEDULES_MAX = 100  # per agent
-HISTORY_MAX = 500  # occurrences kept per schedule
+AGENT_SCHEDULES_MAX = 100  # per agent
+OCCURRENCES_KEPT_MAX = 500  # occurrences kept per schedule
 SKIPS_COUNTED_MAX = 1_000  # more skipped occurrences than this are not counted
-LATE_S_MAX = 60  # later than this, an occurrence counts as missed: the server was down or asleep
+LATENESS_S_MAX = 60  # later than this, an occurrence counts as missed: the server was down or asleep
 
 
-class Once(Struct, frozen=True, tag="once"):
+class OnceTrigger(Struct, frozen=True, tag="once"):
     at: datetime
 
     def __str__(self) -> str:
         return f"once at {self.at.astimezone(UTC).isoformat(timespec='seconds')}"
 
 
-class Every(Struct, frozen=True, tag="every"):
+class EveryTrigger(Struct, frozen=True, tag="every"):
     """A fixed interval from `start` on, unaffected by clock changes."""
 
     seconds: int
     start: datetime
 
     def __str__(self) -> str:
-        return f"every {spell_out(self.seconds)}"
+        return f"every {format_duration(self.seconds)}"
 
 
-class Cron(Struct, frozen=True, tag="cron"):
+class CronTrigger(Struct, frozen=True, tag="cron"):
     expression: str
 
     def __str__(self) -> str:
         return self.expression
 
 
-When = Once | Every | Cron
+ScheduleTrigger = OnceTrigger | EveryTrigger | CronTrigger
 
 
-class Kind(StrEnum):
+class ScheduleKind(StrEnum):
     SCHEDULE = "schedule"
     WAKE_UP = "wake-up"  # a message to a session, set by its own agent
     REMINDER = "reminder"  # a message to a person; no agent takes a turn
     HEARTBEAT = "heartbeat"  # a periodic check-in of an agent
 
 
-class Place(StrEnum):
+class ScheduleSession(StrEnum):
     """In which session the agent works on it."""
 
     FRESH = "fresh"  # a dedicated session, reset before each occurrence
@@ -86,14 +95,14 @@ class Place(StrEnum):
     MAIN = "main"  # the owner's most recent session with the agent
 
 
-class Missed(StrEnum):
+class MissedPolicy(StrEnum):
     """What happens to an occurrence at which the server was down or asleep."""
 
     SKIP = "skip"
     RUN = "run"  # one run, however many were missed
 
 
-class Gate(Struct, frozen=True, kw_only=True):
+class ScheduleGate(Struct, frozen=True, kw_only=True):
     """A command that decides whether an occurrence runs, before a token is spent. Exit code 0 means
     yes."""
 
@@ -105,10 +114,10 @@ class Gate(Struct, frozen=True, kw_only=True):
     domains: tuple[str, ...] = ()
 
 
-class GateSaid(Struct, frozen=True, kw_only=True):
+class GateResult(Struct, frozen=True, kw_only=True):
     """The result of a gate. If it is closed, `because` is shown in the schedule's history."""
 
-    open: bool
+    is_open: bool
     because: str = ""
     output: str = ""
     trust: Trust = Trust.UNTRUSTED
@@ -122,16 +131,16 @@ class Schedule(Struct, frozen=True, kw_only=True):
     name: str
     owner: Address
     to: Address
-    when: When
-    kind: Kind = Kind.SCHEDULE
+    when: ScheduleTrigger
+    kind: ScheduleKind = ScheduleKind.SCHEDULE
     text: str = ""
     description: str = ""
     zone: str | None = None  # None: the owner's current zone
-    place: Place = Place.FRESH
+    place: ScheduleSession = ScheduleSession.FRESH
     deliver: str = ""  # where the answer goes: an address or `none`; empty: where the owner last wrote
-    missed: Missed | None = None  # None: skipped, except that a one-time schedule runs late
+    missed: MissedPolicy | None = None  # None: skipped, except that a one-time schedule runs late
     delete_after_run: bool = False
-    gate: Gate | None = None
+    gate: ScheduleGate | None = None
     heartbeat: Heartbeat | None = None  # only for the kind `heartbeat`
     model: str | None = None
     title: str = ""  # of the dedicated session
@@ -142,25 +151,25 @@ class Schedule(Struct, frozen=True, kw_only=True):
     @property
     def runs_late(self) -> bool:
         if self.missed is None:
-            return isinstance(self.when, Once)
-        return self.missed is Missed.RUN
+            return isinstance(self.when, OnceTrigger)
+        return self.missed is MissedPolicy.RUN
 
 
-class Standing(Struct, frozen=True, kw_only=True):
+class ScheduleStatus(Struct, frozen=True, kw_only=True):
     """The current state of a schedule: whether it is enabled, and its pending or running occurrence."""
 
     enabled: bool
     because: str = ""  # why it is disabled
     zone: str  # the zone in effect: its own, or the owner's
-    slot_at: datetime | None = None
+    occurrence_at: datetime | None = None
     envelope: EnvelopeId | None = None
     last_run_at: datetime | None = None
-    last: SlotState | None = None
+    last_state: OccurrenceState | None = None
     created_at: datetime
     updated_at: datetime
 
 
-class SlotState(StrEnum):
+class OccurrenceState(StrEnum):
     WAITING = "waiting"  # not due yet, or its gate is still running
     WORKING = "working"  # its envelope was sent
     RAN = "ran"
@@ -168,57 +177,57 @@ class SlotState(StrEnum):
     SKIPPED = "skipped"
 
     @property
-    def open(self) -> bool:
-        return self in (SlotState.WAITING, SlotState.WORKING)
+    def is_open(self) -> bool:
+        return self in (OccurrenceState.WAITING, OccurrenceState.WORKING)
 
 
-class By(StrEnum):
+class OccurrenceCause(StrEnum):
     """What started an occurrence."""
 
     CLOCK = "clock"
-    HAND = "hand"
+    MANUAL = "hand"
     FORCE = "force"  # manually, even while another occurrence runs, and without its gate
 
 
-class Slot(Struct, frozen=True, kw_only=True):
+class Occurrence(Struct, frozen=True, kw_only=True):
     """One occurrence of a schedule. If `until` is set, it stands for all occurrences before that
     time."""
 
     schedule: ScheduleId
     seq: int = 0  # assigned when it is stored
-    by: By
+    cause: OccurrenceCause
     at: datetime
-    state: SlotState
+    state: OccurrenceState
     because: str = ""
     envelope: EnvelopeId | None = None
     until: datetime | None = None
     count: int | None = 1  # None: too many to count
-    begun_at: datetime | None = None
+    started_at: datetime | None = None
     ended_at: datetime | None = None
 
 
 # --- when ---
 
 
-def next_after(when: When, moment: datetime, zone: ZoneInfo) -> datetime | None:
+def next_occurrence(when: ScheduleTrigger, moment: datetime, zone: ZoneInfo) -> datetime | None:
     """Return the first occurrence strictly after `moment`: aware, UTC, in whole milliseconds. None
     if there is none."""
     match when:
-        case Once(at):
-            return _kept_as(at) if _kept_as(at) > moment else None
-        case Every(seconds, start):
-            return _step_after(seconds, _kept_as(start), moment)
-        case Cron(expression):
-            return cron.after(expression, moment, zone)
+        case OnceTrigger(at):
+            return _round_to_stored(at) if _round_to_stored(at) > moment else None
+        case EveryTrigger(seconds, start):
+            return _next_interval(seconds, _round_to_stored(start), moment)
+        case CronTrigger(expression):
+            return cron.next_time(expression, moment, zone)
 
 
-def _kept_as(moment: datetime) -> datetime:
+def _round_to_stored(moment: datetime) -> datetime:
     """Round to the stored precision. An occurrence that is later than its stored time by less than
     that would repeat."""
     return from_ms(to_ms(moment))
 
 
-def _step_after(seconds: int, start: datetime, moment: datetime) -> datetime | None:
+def _next_interval(seconds: int, start: datetime, moment: datetime) -> datetime | None:
     if moment < start:
         return start
     step_ms = seconds * 1000
@@ -230,38 +239,38 @@ def _step_after(seconds: int, start: datetime, moment: datetime) -> datetime | N
     return found if found.year <= YEAR_MAX else None
 
 
-def next_times(when: When, moment: datetime, zone: ZoneInfo, *, count: int) -> list[datetime]:
+def next_occurrences(when: ScheduleTrigger, moment: datetime, zone: ZoneInfo, *, count: int) -> list[datetime]:
     times: list[datetime] = []
-    while len(times) < count and (found := next_after(when, times[-1] if times else moment, zone)) is not None:
+    while len(times) < count and (found := next_occurrence(when, times[-1] if times else moment, zone)) is not None:
         times.append(found)
     return times
 
 
-def count_between(when: When, first: datetime, until: datetime, zone: ZoneInfo) -> int | None:
+def count_occurrences(when: ScheduleTrigger, first: datetime, until: datetime, zone: ZoneInfo) -> int | None:
     """Count the occurrences from `first`, which is one, up to but not including `until`. None: too
     many to count."""
-    if isinstance(when, Every):
+    if isinstance(when, EveryTrigger):
         return -((to_ms(first) - to_ms(until)) // (when.seconds * 1000))
-    later = cron.following(when.expression, first, zone) if isinstance(when, Cron) else ()
+    later = cron.iterate_times(when.expression, first, zone) if isinstance(when, CronTrigger) else ()
     count = sum(1 for _ in islice(takewhile(lambda at: at < until, chain((first,), later)), SKIPS_COUNTED_MAX + 1))
     return count if count <= SKIPS_COUNTED_MAX else None
 
 
-def in_words(when: When, zone: ZoneInfo) -> str:
+def describe_trigger(when: ScheduleTrigger, zone: ZoneInfo) -> str:
     """Describe in English when it occurs."""
     match when:
-        case Once(at):
-            return f"Once, at {show(at, zone)}"
-        case Every(seconds, start):
-            return f"Every {spell_out(seconds)}, counted from {show(start, zone)}"
-        case Cron(expression):
-            return f"{cron.words(expression)} ({zone.key})"
+        case OnceTrigger(at):
+            return f"Once, at {format_time(at, zone)}"
+        case EveryTrigger(seconds, start):
+            return f"Every {format_duration(seconds)}, counted from {format_time(start, zone)}"
+        case CronTrigger(expression):
+            return f"{cron.describe_cron(expression)} ({zone.key})"
 
 
 _UNITS = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))
 
 
-def spell_out(seconds: int) -> str:
+def format_duration(seconds: int) -> str:
     """Format a duration: `1 hour 30 minutes`. A single unit is only its name: `hour`."""
     parts: list[tuple[int, str]] = []
     for unit, size in _UNITS:
@@ -273,100 +282,82 @@ def spell_out(seconds: int) -> str:
     return " ".join(f"{amount} {unit}{'s' if amount > 1 else ''}" for amount, unit in parts) or "0 seconds"
 
 
-def shortest_step(when: When, moment: datetime, zone: ZoneInfo, *, looked_at: int = 10) -> timedelta | None:
+def shortest_interval(
+    when: ScheduleTrigger, moment: datetime, zone: ZoneInfo, *, sample_size: int = 10
+) -> timedelta | None:
     """Return the shortest interval between its next few occurrences; None if it occurs once."""
-    times = next_times(when, moment, zone, count=looked_at)
+    times = next_occurrences(when, moment, zone, count=sample_size)
     return min((later - earlier for earlier, later in pairwise(times)), default=None)
 
 
 # --- what may be set ---
 
 
-def check(schedule: Schedule, *, now: datetime, zone: ZoneInfo) -> None:
+def check_schedule(schedule: Schedule, *, now: datetime, zone: ZoneInfo) -> None:
     """Raise Invalid or TooLarge if a schedule cannot be stored or would never occur. `zone` is the
     zone in effect."""
-    _check_words(schedule)
+    _check_texts(schedule)
     when = schedule.when
-    if isinstance(when, Cron):
-        cron.checked(when.expression)
-    if isinstance(when, Every) and not EVERY_S_MIN <= when.seconds <= EVERY_S_MAX:
-        raise Invalid(
-            f"a schedule cannot come every {when.seconds} seconds",
-            because=f"it may be {EVERY_S_MIN} to {EVERY_S_MAX} seconds",
-            try_this="for example every_s = 3600",
-            code="schedule.every-invalid",
-        )
-    if next_after(when, now, zone) is None:
-        raise Invalid(
-            "this schedule would never come",
-            because="its time has passed" if isinstance(when, Once) else "no day of the next fifty years fits it",
-            try_this="choose a later time" if isinstance(when, Once) else "look at its days and months",
-            code="schedule.never",
-        )
+    if isinstance(when, CronTrigger):
+        cron.normalize_cron(when.expression)
+    if isinstance(when, EveryTrigger) and not EVERY_S_MIN <= when.seconds <= EVERY_S_MAX:
+        raise ScheduleIntervalInvalid(when.seconds, every_s_min=EVERY_S_MIN, every_s_max=EVERY_S_MAX)
+    if next_occurrence(when, now, zone) is None:
+        raise ScheduleNeverOccurs(has_passed=isinstance(when, OnceTrigger))
     if not schedule.text.strip() and schedule.gate is None:
-        raise Invalid(
-            "this schedule has nothing to say",
-            because="it has neither a text nor a gate whose output could be one",
-            try_this="give it a text",
-            code="schedule.empty",
-        )
+        raise ScheduleTextMissing
     if schedule.to.kind not in (AddressKind.AGENT, AddressKind.PERSON, AddressKind.CHANNEL):
-        raise Invalid(
-            f"a schedule cannot write to {schedule.to}",
-            because="it writes to an agent, a person or a channel",
-            try_this="to = agent:NAME",
-            code="schedule.recipient-invalid",
-        )
-    if schedule.place is Place.MAIN and schedule.to.session is not None:
-        raise Invalid(
-            "this schedule names two conversations",
-            because=f"`main` is one, and {schedule.to} another",
-            try_this="leave one of them out",
-            code="schedule.place-invalid",
-        )
+        raise ScheduleRecipientInvalid(str(schedule.to))
+    if schedule.place is ScheduleSession.MAIN and schedule.to.session is not None:
+        raise ScheduleSessionInvalid(str(schedule.to))
     if schedule.gate is not None:
         check_gate(schedule.gate)
     if schedule.gate is not None and AddressKind.AGENT not in (schedule.to.kind, schedule.owner.kind):
-        raise _bad_gate("it runs as an agent might, and no agent has to do with this schedule", "to = agent:NAME")
+        raise ScheduleGateInvalid(
+            because="a gate runs with the rights of an agent, and this schedule has none",
+            try_this="send it to an agent: to = agent:NAME",
+        )
 
 
-def _check_words(schedule: Schedule) -> None:
-    most = REMINDER_BYTES_MAX if schedule.kind is Kind.REMINDER else TEXT_BYTES_MAX
-    for what, words, longest in (
-        ("text", schedule.text, most),
+def _check_texts(schedule: Schedule) -> None:
+    text_bytes_max = REMINDER_BYTES_MAX if schedule.kind is ScheduleKind.REMINDER else SCHEDULE_TEXT_BYTES_MAX
+    for label, text, bytes_max in (
+        ("text", schedule.text, text_bytes_max),
         ("description", schedule.description, DESCRIPTION_BYTES_MAX),
         ("title", schedule.title, TITLE_BYTES_MAX),
     ):
-        if len(words.encode(errors="surrogatepass")) > longest:
-            raise TooLarge(
-                f"the {what} of this {schedule.kind} is too long",
-                because=f"it may have {longest:,} bytes",
-                try_this="keep the rest in a file, and name it here",
-                code="schedule.too-large",
-            )
-        if not is_storable(words):
-            raise unstorable(f"the {what} of this {schedule.kind}")
+        if len(text.encode(errors="surrogatepass")) > bytes_max:
+            raise ScheduleTextTooLarge(label, kind=schedule.kind, bytes_max=bytes_max)
+        if not is_storable(text):
+            raise unstorable_error(f"the {label} of this {schedule.kind}")
 
 
-def check_gate(gate: Gate) -> None:
+def check_gate(gate: ScheduleGate) -> None:
     if not gate.command.strip() or len(gate.command) > GATE_COMMAND_LENGTH_MAX or "\0" in gate.command:
-        raise _bad_gate("its command is empty or too long", 'for example: command = "test -s inbox.txt"')
-    if not GATE_TIMEOUT_MS_MIN <= gate.timeout_ms <= GATE_TIMEOUT_MS_MAX:
-        raise _bad_gate(
-            f"a gate may take {GATE_TIMEOUT_MS_MIN} to {GATE_TIMEOUT_MS_MAX} ms", f"timeout_ms = {GATE_TIMEOUT_MS}"
+        raise ScheduleGateInvalid(
+            because=f"its command must have 1 to {GATE_COMMAND_LENGTH_MAX:,} characters, without NUL",
+            try_this='set a command such as "test -s inbox.txt"',
         )
-    for what, given, most in (
+    if not GATE_TIMEOUT_MS_MIN <= gate.timeout_ms <= GATE_TIMEOUT_MS_MAX:
+        raise ScheduleGateInvalid(
+            because=f"timeout_ms must be {GATE_TIMEOUT_MS_MIN} to {GATE_TIMEOUT_MS_MAX}",
+            try_this=f"set timeout_ms = {GATE_TIMEOUT_MS}",
+        )
+    for label, values, count_max in (
         ("domains", gate.domains, GATE_DOMAINS_MAX),
         ("permissions", gate.permissions, GATE_PERMISSIONS_MAX),
         ("variables", gate.env, GATE_VARIABLES_MAX),
     ):
-        if len(given) > most:
-            raise _bad_gate(f"a gate has at most {most} {what}", f"leave some {what} out")
+        if len(values) > count_max:
+            raise ScheduleGateInvalid(
+                because=f"it has {len(values)} {label}; the limit is {count_max}", try_this=f"remove some {label}"
+            )
     if "*" in gate.domains:
-        raise _bad_gate("`*` would be every host there is", 'name them: domains = ["api.example.org"]')
+        raise ScheduleGateInvalid(
+            because="the domain `*` would allow every host", try_this='name the hosts: domains = ["api.example.org"]'
+        )
     if gate.domains and "web" not in {each.removeprefix("@") for each in gate.permissions}:
-        raise _bad_gate("domains are reached by the web, which it does not ask for", 'permissions = ["web"]')
-
-
-def _bad_gate(because: str, try_this: str) -> Invalid:
-    return Invalid("this gate cannot be used", because=because, try_this=try_this, code="schedule.gate-invalid")
+        raise ScheduleGateInvalid(
+            because="domains need the permission `web`, which the gate does not have",
+            try_this='add it: permissions = ["web"]',
+        )

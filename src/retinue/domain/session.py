@@ -11,18 +11,18 @@ from typing import Any, cast
 
 from msgspec import Struct, field
 
-from retinue.domain.display_options import PLAIN, Manner
-from retinue.domain.errors import Invalid, TooLarge
+from retinue.domain.display_options import NO_DISPLAY_OPTIONS, DisplayOptions
 from retinue.domain.ids import SessionId
 from retinue.domain.session_keys import ChatType
 from retinue.domain.storable_text import is_storable
+from retinue.domain.value_errors import SessionAttributesTooDeep, SessionFolderNotAbsolute, SessionNameInvalid
 
 QUEUE_CAP = 20
 QUEUE_CAP_MAX = 1_000
 DEBOUNCE_S_MAX = 60.0
 BATCH_MAX = 10
 SNIPPET_LENGTH_MAX = 120
-NAME_LENGTH_MAX = 100
+SESSION_NAME_LENGTH_MAX = 100
 ATTRIBUTES_DEPTH_MAX = 16
 
 
@@ -38,12 +38,12 @@ class OriginKind(StrEnum):
     BACKGROUND = "background"  # one background job
 
     @property
-    def foreground(self) -> bool:
+    def is_foreground(self) -> bool:
         """Whether a person uses this session directly."""
         return self in (OriginKind.CHAT, OriginKind.WEB, OriginKind.TERMINAL)
 
 
-SENT_OUT = frozenset({OriginKind.SUBAGENT, OriginKind.BACKGROUND})
+SPAWNED_ORIGINS = frozenset({OriginKind.SUBAGENT, OriginKind.BACKGROUND})
 """Sessions that were made for work which an agent handed on as its own."""
 
 
@@ -54,7 +54,7 @@ class LaneKind(StrEnum):
     BACKGROUND = "background"
 
 
-def lane_kind(origin: OriginKind) -> LaneKind:
+def lane_kind_of(origin: OriginKind) -> LaneKind:
     match origin:
         case OriginKind.SCHEDULE | OriginKind.HEARTBEAT:
             return LaneKind.SCHEDULE
@@ -126,7 +126,7 @@ class QueueOverride(Struct, frozen=True, kw_only=True):
     overflow: Overflow | None = None
     debounce_s: float | None = None
 
-    def over(self, policy: QueuePolicy) -> QueuePolicy:
+    def apply_to(self, policy: QueuePolicy) -> QueuePolicy:
         """Return `policy` with these overrides."""
         return QueuePolicy(
             mode=self.mode or policy.mode,
@@ -136,7 +136,7 @@ class QueueOverride(Struct, frozen=True, kw_only=True):
         )
 
 
-class Mind(Struct, frozen=True, kw_only=True):
+class SessionOptions(Struct, frozen=True, kw_only=True):
     """A session's own model and display options; None means the agent's.
 
     `credential` is the one used last, kept for the provider's cache. If a person chose it
@@ -148,11 +148,11 @@ class Mind(Struct, frozen=True, kw_only=True):
     effort: str | None = None
     credential: str | None = None
     pinned: bool = False
-    manner: Manner = PLAIN
+    manner: DisplayOptions = NO_DISPLAY_OPTIONS
     send: bool | None = None
 
 
-class Wakefulness(StrEnum):
+class SessionActivity(StrEnum):
     """Stored, so that startup loads only sessions with something to do."""
 
     ACTIVE = "active"
@@ -164,63 +164,48 @@ class Session(Struct, frozen=True, kw_only=True):
     agent: str
     origin: Origin
     name: str
-    wakefulness: Wakefulness
+    activity: SessionActivity
     queue: QueueOverride
     epoch: int
     record_seq: int
-    context_from: int  # seq at which the context begins: a start, a reset, or the first record after a summary
+    context_start_seq: int  # seq at which the context begins: a start, a reset, or the first record after a summary
     revision: int
     created_at: datetime
     updated_at: datetime
     snippet: str
     pinned_at: datetime | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    mind: Mind = Mind()
+    options: SessionOptions = SessionOptions()
     compactions: int = 0  # in the current context
     deleted_at: datetime | None = None
     archived_at: datetime | None = None  # archived: listed only on request, and restored by its next envelope
-    began_ms: int = 0  # when the current context began: with the session or its last reset
-    active_ms: int = 0  # start or end of the last run that was not scheduled: see policy/limits/reset_policy
-    refresh: str | None = None  # why the next run starts with a new context, if that was requested
+    context_started_ms: int = 0  # when the current context began: with the session or its last reset
+    last_active_ms: int = 0  # start or end of the last run that was not scheduled: see policy/limits/reset_policy
+    reset_because: str | None = None  # why the next run starts with a new context, if that was requested
     chat_type: ChatType | None = None  # of a chat, if its connector reports it
 
 
-def valid_session_name(name: str) -> str:
+def validate_session_name(name: str) -> str:
     """Return a session name stripped to one line, or raise Invalid."""
     name = name.strip()
-    if not 0 < len(name) <= NAME_LENGTH_MAX or not name.isprintable() or not is_storable(name):
-        raise Invalid(
-            f"{name[:NAME_LENGTH_MAX]!r} cannot be the name of a session",
-            because=f"a name is one line of 1 to {NAME_LENGTH_MAX} characters that can be seen",
-            try_this="choose a shorter one, or null for none",
-            code="session.name-invalid",
-        )
+    if not 0 < len(name) <= SESSION_NAME_LENGTH_MAX or not name.isprintable() or not is_storable(name):
+        raise SessionNameInvalid(name, chars_max=SESSION_NAME_LENGTH_MAX)
     return name
 
 
-def patched(attributes: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+def patch_attributes(attributes: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
     """Apply a patch to attributes: objects are merged, null deletes, anything else is replaced."""
-    merged = _merged(attributes, patch, depth=1)
+    merged = _merge_attributes(attributes, patch, depth=1)
     core = merged.get("core")
     folder = cast(dict[str, Any], core).get("workingDir") if isinstance(core, dict) else None
     if folder is not None and not (isinstance(folder, str) and PurePosixPath(folder).is_absolute()):
-        raise Invalid(
-            "core.workingDir is no absolute path",
-            because="a session has no folder from which a relative one could begin",
-            try_this="for example: /home/maria/garden",
-            code="session.folder-not-absolute",
-        )
+        raise SessionFolderNotAbsolute
     return merged
 
 
-def _merged(into: Mapping[str, Any], patch: Mapping[str, Any], *, depth: int) -> dict[str, Any]:
+def _merge_attributes(into: Mapping[str, Any], patch: Mapping[str, Any], *, depth: int) -> dict[str, Any]:
     if depth > ATTRIBUTES_DEPTH_MAX:
-        raise TooLarge(
-            "these attributes are nested too deeply",
-            because=f"objects may lie in each other {ATTRIBUTES_DEPTH_MAX} deep",
-            try_this="keep large things in files, and their paths here",
-            code="session.attributes-too-large",
-        )
+        raise SessionAttributesTooDeep(depth_max=ATTRIBUTES_DEPTH_MAX)
     merged = dict(into)
     for key, value in patch.items():
         if value is None:
@@ -228,7 +213,7 @@ def _merged(into: Mapping[str, Any], patch: Mapping[str, Any], *, depth: int) ->
         elif isinstance(value, dict):
             held = merged.get(key)
             inside = cast(dict[str, Any], held) if isinstance(held, dict) else {}
-            merged[key] = _merged(inside, cast(dict[str, Any], value), depth=depth + 1)
+            merged[key] = _merge_attributes(inside, cast(dict[str, Any], value), depth=depth + 1)
         else:
             merged[key] = value
     return merged

@@ -22,8 +22,9 @@ from msgspec import Struct
 
 from retinue.domain.errors import Invalid
 from retinue.domain.structs import replace
+from retinue.domain.value_errors import SessionKeyIdMissing, SessionKeyInvalid, SessionKeyPlatformReserved
 
-AGENT = "agent"
+AGENT_PREFIX = "agent"
 MAIN = "main"
 
 
@@ -54,9 +55,9 @@ class ChatType(StrEnum):
     THREAD = "thread"  # a topic or thread within a group
 
 
-ROOMS = (KeyKind.GROUP, KeyKind.CHANNEL)
-_OLDER = {"dm": KeyKind.DIRECT}  # legacy spelling
-_RESERVED = frozenset({*KeyKind, *_OLDER})
+GROUP_KINDS = (KeyKind.GROUP, KeyKind.CHANNEL)
+_LEGACY_KINDS = {"dm": KeyKind.DIRECT}  # legacy spelling
+_RESERVED = frozenset({*KeyKind, *_LEGACY_KINDS})
 
 
 class SessionKey(Struct, frozen=True, kw_only=True):
@@ -68,7 +69,7 @@ class SessionKey(Struct, frozen=True, kw_only=True):
 
     kind: KeyKind
     agent: str = ""
-    channel: str = ""
+    platform: str = ""
     account: str = ""
     id: str = ""
     topic: str = ""
@@ -77,19 +78,19 @@ class SessionKey(Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         if self.kind is KeyKind.HOOK:
-            parts = [KeyKind.HOOK, self.channel, self.id]  # a hook's name takes the place of the platform
+            parts = [KeyKind.HOOK, self.platform, self.id]  # a hook's name takes the place of the platform
         else:
-            parts = [AGENT, self.agent, self.channel, self.account, self.kind, self.id]
+            parts = [AGENT_PREFIX, self.agent, self.platform, self.account, self.kind, self.id]
         for name, value in (("topic", self.topic), ("thread", self.thread), ("run", self.run)):
             parts += [name, value] if value else []
-        return ":".join(_written(part) for part in parts if part)
+        return ":".join(_escape(part) for part in parts if part)
 
 
-def direct(
+def direct_key(
     agent: str,
     *,
     scope: DmScope,
-    channel: str,
+    platform: str,
     account: str,
     peer: str,
     links: Mapping[str, Sequence[str]] | None = None,
@@ -105,85 +106,85 @@ def direct(
     return SessionKey(
         kind=KeyKind.DIRECT,
         agent=agent,
-        channel="" if scope is DmScope.PER_PEER else _channel(channel),
+        platform="" if scope is DmScope.PER_PEER else _validate_platform(platform),
         account=account.casefold() if scope is DmScope.PER_ACCOUNT_CHANNEL_PEER else "",
-        id=_linked(f"{channel}:{_filled(peer)}", links or {}) or peer.casefold(),
+        id=_linked_name(f"{platform}:{_require_id(peer)}", links or {}) or peer.casefold(),
     )
 
 
-def room(
-    agent: str, *, channel: str, id: str, kind: KeyKind = KeyKind.GROUP, topic: str = "", thread: str = ""
+def group_key(
+    agent: str, *, platform: str, id: str, kind: KeyKind = KeyKind.GROUP, topic: str = "", thread: str = ""
 ) -> SessionKey:
     """Return the session key of a group or channel, or of a topic or thread within it."""
-    assert kind in ROOMS
+    assert kind in GROUP_KINDS
     return SessionKey(
         kind=kind,
         agent=agent.casefold(),
-        channel=_channel(channel),
-        id=_filled(id).casefold(),
+        platform=_validate_platform(platform),
+        id=_require_id(id).casefold(),
         topic=topic.casefold(),
         thread=thread.casefold(),
     )
 
 
-def cron(agent: str, job: str, *, run: str = "") -> SessionKey:
+def cron_key(agent: str, job: str, *, run: str = "") -> SessionKey:
     """Return the session key of a job; with `run`, of one run of it."""
-    return SessionKey(kind=KeyKind.CRON, agent=agent.casefold(), id=_filled(job).casefold(), run=run.casefold())
+    return SessionKey(kind=KeyKind.CRON, agent=agent.casefold(), id=_require_id(job).casefold(), run=run.casefold())
 
 
-def subagent(agent: str, id: str) -> SessionKey:
-    return SessionKey(kind=KeyKind.SUBAGENT, agent=agent.casefold(), id=_filled(id).casefold())
+def subagent_key(agent: str, id: str) -> SessionKey:
+    return SessionKey(kind=KeyKind.SUBAGENT, agent=agent.casefold(), id=_require_id(id).casefold())
 
 
-def hook(id: str, *, name: str = "") -> SessionKey:
-    return SessionKey(kind=KeyKind.HOOK, channel=name.casefold(), id=_filled(id).casefold())
+def hook_key(id: str, *, name: str = "") -> SessionKey:
+    return SessionKey(kind=KeyKind.HOOK, platform=name.casefold(), id=_require_id(id).casefold())
 
 
-def connectors_of(key: str) -> tuple[str, ...]:
+def connector_names(key: str) -> tuple[str, ...]:
     """Return the possible connector names of a session key: the account, then the platform. Empty
     if it names neither."""
     if key.startswith("channel:"):
         return (key.split(":", 2)[1],)
     try:
-        parts = parse(key)
+        parts = parse_session_key(key)
     except Invalid:
         return ()
-    return tuple(name for name in (parts.account, parts.channel) if name)
+    return tuple(name for name in (parts.account, parts.platform) if name)
 
 
-def parse(text: str) -> SessionKey:
+def parse_session_key(text: str) -> SessionKey:
     """Parse a session key in any case. Raises Invalid if it has none of these forms."""
-    parts = [_read(part) for part in text.casefold().split(":")]
+    parts = [_unescape(part) for part in text.casefold().split(":")]
     if any(not part for part in parts):
-        raise _refused(text, "a part of it is empty")
+        raise SessionKeyInvalid(text, because="a part of it is empty")
     match parts:
         case ["hook", id_]:
-            return hook(id_)
+            return hook_key(id_)
         case ["hook", name, *rest]:
-            return hook(":".join(rest), name=name)
+            return hook_key(":".join(rest), name=name)
         case ["agent", agent, "main"]:
             return SessionKey(kind=KeyKind.MAIN, agent=agent)
         case ["agent", agent, "cron", job]:
-            return cron(agent, job)
+            return cron_key(agent, job)
         case ["agent", agent, "cron", job, "run", run]:
-            return cron(agent, job, run=run)
+            return cron_key(agent, job, run=run)
         case ["agent", agent, "subagent", id_]:
-            return subagent(agent, id_)
+            return subagent_key(agent, id_)
         case ["agent", agent, *rest]:
-            return _conversation(text, agent, rest)
+            return _parse_conversation(text, agent, rest)
         case _:
-            raise _refused(text, "it begins with neither agent: nor hook:")
+            raise SessionKeyInvalid(text, because="it begins with neither agent: nor hook:")
 
 
-def _conversation(text: str, agent: str, parts: list[str]) -> SessionKey:
+def _parse_conversation(text: str, agent: str, parts: list[str]) -> SessionKey:
     """Parse `[CHANNEL[:ACCOUNT]:]KIND:ID` with an optional topic or thread. An account may be named
     like a kind."""
     for at, part in enumerate(parts[:3]):
-        kind, below = _kind(part), parts[at + 2 :]
-        if kind is None or len(parts) < at + 2 or (kind in ROOMS and at != 1):
+        kind, below = _parse_kind(part), parts[at + 2 :]
+        if kind is None or len(parts) < at + 2 or (kind in GROUP_KINDS and at != 1):
             continue
         channel, account = [*parts[:at], "", ""][:2]
-        key = SessionKey(kind=kind, agent=agent, channel=channel, account=account, id=parts[at + 1])
+        key = SessionKey(kind=kind, agent=agent, platform=channel, account=account, id=parts[at + 1])
         match below:
             case []:
                 return key
@@ -193,56 +194,37 @@ def _conversation(text: str, agent: str, parts: list[str]) -> SessionKey:
                 return replace(key, thread=thread)
             case _:
                 continue
-    raise _refused(text, "it names neither a person nor a room")
+    raise SessionKeyInvalid(text, because="it names neither a person nor a channel")
 
 
-def _kind(part: str) -> KeyKind | None:
-    if part in _OLDER:
-        return _OLDER[part]
-    return KeyKind(part) if part in (KeyKind.DIRECT, *ROOMS) else None
+def _parse_kind(part: str) -> KeyKind | None:
+    if part in _LEGACY_KINDS:
+        return _LEGACY_KINDS[part]
+    return KeyKind(part) if part in (KeyKind.DIRECT, *GROUP_KINDS) else None
 
 
-def _linked(who: str, links: Mapping[str, Sequence[str]]) -> str:
-    folded = who.casefold()
+def _linked_name(platform_id: str, links: Mapping[str, Sequence[str]]) -> str:
+    folded = platform_id.casefold()
     known_as = (name.casefold() for name, known in links.items() if folded in (each.casefold() for each in known))
     return next(known_as, "")
 
 
-def _channel(name: str) -> str:
-    folded = _filled(name).casefold()
+def _validate_platform(name: str) -> str:
+    folded = _require_id(name).casefold()
     if folded in _RESERVED:
-        raise Invalid(
-            f"no service can be called '{folded}' in a session key",
-            because="the word says there what kind of session it is",
-            try_this="give the connector another name",
-            code="session-key.reserved",
-        )
+        raise SessionKeyPlatformReserved(folded)
     return folded
 
 
-def _filled(id: str) -> str:
+def _require_id(id: str) -> str:
     if not id.strip():
-        raise Invalid(
-            "a session key needs the id of who or what it is for",
-            because="without one, strangers would share a session",
-            try_this="have the connector name whoever writes",
-            code="session-key.no-id",
-        )
+        raise SessionKeyIdMissing
     return id
 
 
-def _written(part: str) -> str:
+def _escape(part: str) -> str:
     return part.replace("%", "%25").replace(":", "%3a")
 
 
-def _read(part: str) -> str:
+def _unescape(part: str) -> str:
     return part.replace("%3a", ":").replace("%25", "%")
-
-
-def _refused(text: str, because: str) -> Invalid:
-    return Invalid(
-        f"'{text[:100]}' is not a session key",
-        because=because,
-        try_this="for example agent:ada:telegram:group:-100",
-        code="session-key.invalid",
-    )

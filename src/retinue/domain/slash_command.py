@@ -13,15 +13,15 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from retinue.domain.display_options import Elevation, Reasoning, Verbosity
+from retinue.domain.display_options import Elevation, ReasoningDisplay, Verbosity
 from retinue.domain.model import EFFORTS
 from retinue.domain.session import Overflow, QueueMode
 from retinue.domain.trust import Trust
 
 COMMAND_LENGTH_MAX = 32
-LINE_LENGTH_MAX = 100
-INLINE_MAX = 8  # per message; any further ones are plain text
-ENTITLED = frozenset({Trust.OWNER, Trust.PERSON})  # trust levels whose commands are executed
+DESCRIPTION_LENGTH_MAX = 100
+INLINE_COMMANDS_MAX = 8  # per message; any further ones are plain text
+COMMAND_TRUSTS = frozenset({Trust.OWNER, Trust.PERSON})  # trust levels whose commands are executed
 
 
 class CommandName(StrEnum):
@@ -51,75 +51,81 @@ class CommandName(StrEnum):
 
 
 SUMMARIES = {
-    CommandName.HELP: ("/help", "this list"),
-    CommandName.STATUS: ("/status", "how this conversation stands"),
-    CommandName.WHOAMI: ("/whoami", "who you are here"),
+    CommandName.HELP: ("/help", "list the commands"),
+    CommandName.STATUS: ("/status", "show the status of this conversation"),
+    CommandName.WHOAMI: ("/whoami", "show who you are on this server"),
     CommandName.NEW: (
         "/new [MODEL] [WORDS]",
-        "begin a fresh context, with another model if one is named, and work on WORDS in it",
+        "reset the context, optionally with another model, and answer WORDS in it",
     ),
-    CommandName.RESET: ("/reset [WORDS]", "begin a fresh context, and keep WORDS in it"),
-    CommandName.STOP: ("/stop", "stop what runs here, and clear what waits"),
-    CommandName.ABORT: ("/abort", "the same as /stop"),
-    CommandName.COMPACT: ("/compact [WORDS]", "tell the context in short, minding WORDS, and go on from there"),
-    CommandName.CONTEXT: ("/context [list|detail|json]", "how much the agent has in mind, and of what"),
-    CommandName.USAGE: ("/usage [off|tokens|full|cost]", "what was used here, or a line about it below each answer"),
-    CommandName.MODEL: ("/model [NAME]", "which models there are, or think with another one"),
-    CommandName.THINK: ("/think [LEVEL]", "how much effort goes into replies"),
-    CommandName.VERBOSE: ("/verbose [off|on|full]", "tell of each call as it is made, or also what came of it"),
+    CommandName.RESET: ("/reset [WORDS]", "reset the context, and keep WORDS in it"),
+    CommandName.STOP: ("/stop", "stop the current run, and discard waiting messages"),
+    CommandName.ABORT: ("/abort", "same as /stop"),
+    CommandName.COMPACT: ("/compact [WORDS]", "replace the context by a summary, with WORDS as instructions"),
+    CommandName.CONTEXT: ("/context [list|detail|json]", "show the size of the context and its parts"),
+    CommandName.USAGE: (
+        "/usage [off|tokens|full|cost]",
+        "show the usage of this conversation, or show it below each answer",
+    ),
+    CommandName.MODEL: ("/model [NAME]", "list the models, or use another one"),
+    CommandName.THINK: ("/think [LEVEL]", "set the effort of the model"),
+    CommandName.VERBOSE: (
+        "/verbose [off|on|full]",
+        "show tool calls while the agent works; `full` also shows their results",
+    ),
     CommandName.REASONING: (
         "/reasoning [off|on|stream]",
-        "send the thoughts before an answer, or show them as they come",
+        "send the model's reasoning before the answer, or stream it",
     ),
-    CommandName.ELEVATED: ("/elevated [off|on|ask|full]", "run commands outside of the sandbox"),
+    CommandName.ELEVATED: ("/elevated [off|on|ask|full]", "run commands outside the sandbox"),
     CommandName.QUEUE: (
         "/queue [MODE] [debounce:2s] [cap:25] [drop:summarize]",
-        "what mail does that comes while the agent is busy",
+        "set what happens to messages that arrive while the agent works",
     ),
-    CommandName.SEND: ("/send [on|off|inherit]", "whether what is said here goes out to its channel"),
-    CommandName.ALLOW: ("/allow ID [session|always] [WORDS]", "let the agent do what it asked for"),
-    CommandName.APPROVE: ("/approve ID [allow-once|allow-always|deny]", "the same as /allow, or /deny"),
-    CommandName.DENY: ("/deny ID [WORDS]", "do not let it"),
-    CommandName.AGENTS: ("/agents", "who is on the staff"),
-    CommandName.SWITCH: ("/switch AGENT [WORDS]", "go on with another agent; /switch back [WORDS] comes back"),
-    CommandName.SKILL: ("/skill NAME [WORDS]", "have a skill used on WORDS"),
+    CommandName.SEND: ("/send [on|off|inherit]", "set whether answers of this conversation are sent to its channel"),
+    CommandName.ALLOW: ("/allow ID [session|always] [WORDS]", "allow what the agent asked for"),
+    CommandName.APPROVE: ("/approve ID [allow-once|allow-always|deny]", "same as /allow or /deny"),
+    CommandName.DENY: ("/deny ID [WORDS]", "deny what the agent asked for"),
+    CommandName.AGENTS: ("/agents", "list the agents"),
+    CommandName.SWITCH: ("/switch AGENT [WORDS]", "continue with another agent; /switch back [WORDS] returns"),
+    CommandName.SKILL: ("/skill NAME [WORDS]", "use a skill on WORDS"),
 }
-OTHER_NAMES = {"commands": CommandName.HELP, "id": CommandName.WHOAMI}
-BY_WORD = {**{name.value: name for name in CommandName}, **OTHER_NAMES}
+COMMAND_ALIASES = {"commands": CommandName.HELP, "id": CommandName.WHOAMI}
+COMMANDS_BY_WORD = {**{name.value: name for name in CommandName}, **COMMAND_ALIASES}
 
 SHORTCUTS = frozenset({CommandName.HELP, CommandName.STATUS, CommandName.WHOAMI})
 DEFAULT = "default"  # clears the session's own choice
 EFFORT_WORDS = {"off": "none", "minimal": "low", **{effort: effort for effort in EFFORTS}}
 """What is written for an effort, and which it is."""
 QUEUE_MODES = {"queue": QueueMode.STEER, "steer+backlog": QueueMode.STEER_BACKLOG, **{m.value: m for m in QueueMode}}
-DROPS = {"old": Overflow.OLDEST, "new": Overflow.REFUSE, **{overflow.value: overflow for overflow in Overflow}}
-_LEVELS: dict[CommandName, frozenset[str]] = {
+OVERFLOW_WORDS = {"old": Overflow.OLDEST, "new": Overflow.REFUSE, **{overflow.value: overflow for overflow in Overflow}}
+_DIRECTIVE_VALUES: dict[CommandName, frozenset[str]] = {
     CommandName.THINK: frozenset({*EFFORT_WORDS, DEFAULT}),
     CommandName.VERBOSE: frozenset({*Verbosity, DEFAULT}),
-    CommandName.REASONING: frozenset({*Reasoning, DEFAULT}),
+    CommandName.REASONING: frozenset({*ReasoningDisplay, DEFAULT}),
     CommandName.ELEVATED: frozenset({*Elevation, DEFAULT}),
 }
-DIRECTIVES = frozenset({*_LEVELS, CommandName.MODEL, CommandName.QUEUE})
+DIRECTIVES = frozenset({*_DIRECTIVE_VALUES, CommandName.MODEL, CommandName.QUEUE})
 
-_BETWEEN_WORDS = " \t\r\n.,;:!?…"
+_SEPARATORS = " \t\r\n.,;:!?…"
 ABORT_WORDS = frozenset({"stop", "esc", "abort", "wait", "exit", "interrupt"})
 _ABORT_LENGTH_MAX = 16  # including surrounding whitespace and punctuation
 _NUMBER = re.compile(r"\s{0,8}([1-9])[.)]?\s{0,8}")
 
-_WHOLE = re.compile(r"/([^\W\d_]\w*)(:?)(?=\s|\Z)")
-_LEVEL = re.compile(r"\s*([A-Za-z]+)(?=\s|\Z|[,.;!?])")
+_LEADING_COMMAND = re.compile(r"/([^\W\d_]\w*)(:?)(?=\s|\Z)")
+_DIRECTIVE_VALUE = re.compile(r"\s*([A-Za-z]+)(?=\s|\Z|[,.;!?])")
 _NOTHING_MORE = re.compile(r"\s*\Z")
-_REFERENCE = re.compile(r"\s*(\S+)")
+_MODEL_REFERENCE = re.compile(r"\s*(\S+)")
 _QUEUE_WORD = re.compile(r"\s*((?:debounce|cap|drop):\S+|[A-Za-z+-]+)(?=\s|\Z)")
-_INLINE_WORDS = "|".join(sorted(word for word, name in BY_WORD.items() if name in SHORTCUTS | DIRECTIVES))
+_INLINE_WORDS = "|".join(sorted(word for word, name in COMMANDS_BY_WORD.items() if name in SHORTCUTS | DIRECTIVES))
 # Text in backticks, or in a line after `>`, is quoted and may be anyone's, so it is no command.
-_INLINE = re.compile(
+_INLINE_COMMAND = re.compile(
     rf"```.*?(?:```|\Z)|`[^`\n]*`|^[ \t]*>[^\n]*|(?<!\S)/({_INLINE_WORDS}):?(?=\s|\Z)",
     re.DOTALL | re.IGNORECASE | re.MULTILINE,
 )
 
 
-class Command(Struct, frozen=True):
+class SlashCommand(Struct, frozen=True):
     """One command. `name` is None for an unknown command; `word` is what was written, without the
     slash.
 
@@ -129,43 +135,43 @@ class Command(Struct, frozen=True):
 
     name: CommandName | None
     word: str
-    rest: str = ""
+    arguments: str = ""
     raw: str = ""
-    bare: bool = False
+    is_bare: bool = False
 
 
-class Asked(Struct, frozen=True):
+class ParsedCommands(Struct, frozen=True):
     """The commands and plain text of a message, in order. `has_leading_slash`: the message begins
     with a slash."""
 
-    pieces: tuple[str | Command, ...]
-    begins: bool = True
+    pieces: tuple[str | SlashCommand, ...]
+    has_leading_slash: bool = True
 
     @property
-    def commands(self) -> tuple[Command, ...]:
-        return tuple(piece for piece in self.pieces if isinstance(piece, Command))
+    def commands(self) -> tuple[SlashCommand, ...]:
+        return tuple(piece for piece in self.pieces if isinstance(piece, SlashCommand))
 
     @property
-    def whole(self) -> bool:
+    def is_only_commands(self) -> bool:
         """Whether nothing is left for the agent to read except whitespace and punctuation."""
-        return all(isinstance(piece, Command) or not piece.strip(_BETWEEN_WORDS) for piece in self.pieces)
+        return all(isinstance(piece, SlashCommand) or not piece.strip(_SEPARATORS) for piece in self.pieces)
 
-    def without(self, taken: Iterable[Command]) -> str:
+    def text_without(self, commands: Iterable[SlashCommand]) -> str:
         """Return the text without these commands. Surrounding whitespace is collapsed."""
-        out = list(taken)
+        out = list(commands)
         text, gap = "", False
         for piece in self.pieces:
-            if isinstance(piece, Command) and piece in out:
+            if isinstance(piece, SlashCommand) and piece in out:
                 gap = True
                 continue
-            words = piece.raw if isinstance(piece, Command) else piece
+            words = piece.raw if isinstance(piece, SlashCommand) else piece
             if gap:
-                text, words, gap = _closed(text, words), words.lstrip(" \t"), False
+                text, words, gap = _close_gap(text, words), words.lstrip(" \t"), False
             text += words
         return text.strip() if out else text
 
 
-def _closed(before: str, after: str) -> str:
+def _close_gap(before: str, after: str) -> str:
     before = before.rstrip(" \t")
     apart = before and not before.endswith("\n") and not after.lstrip(" \t").startswith(("\n", ",", ".", ";", "!", "?"))
     return f"{before} " if apart else before
@@ -184,84 +190,100 @@ class SkillCommand(Struct, frozen=True, kw_only=True):
     argument: str = ""
 
     @property
-    def line(self) -> str:
+    def short_description(self) -> str:
         """The description, shortened for a list."""
         said = self.description
-        return said if len(said) <= LINE_LENGTH_MAX else f"{said[: LINE_LENGTH_MAX - 1]}…"
+        return said if len(said) <= DESCRIPTION_LENGTH_MAX else f"{said[: DESCRIPTION_LENGTH_MAX - 1]}…"
 
 
-def read(text: str) -> Asked | None:
+def parse_commands(text: str) -> ParsedCommands | None:
     """Parse the commands in a text; None if it is a plain message. `//text` is a plain message that
     begins with a slash.
 
     A path (`/etc/hosts`) is plain text too: a command is one word.
     """
     if "/" not in text:
-        return _read_bare(text)
-    first = _WHOLE.match(text)
+        return _parse_abort_word(text)
+    first = _LEADING_COMMAND.match(text)
     if first is None or len(first[1]) > COMMAND_LENGTH_MAX:
-        pieces = tuple(_inline(text))
-        return Asked(pieces, begins=False) if any(isinstance(piece, Command) for piece in pieces) else None
+        pieces = tuple(_parse_inline(text))
+        return (
+            ParsedCommands(pieces, has_leading_slash=False)
+            if any(isinstance(piece, SlashCommand) for piece in pieces)
+            else None
+        )
     word, behind = first[1].casefold(), first.end()
-    name = BY_WORD.get(word)
+    name = COMMANDS_BY_WORD.get(word)
     if name in SHORTCUTS:
-        return Asked((Command(name, word, raw=first[0]), *_inline(text, behind, room=INLINE_MAX - 1)))
-    taken = _take(name, text, behind) if name in DIRECTIVES else None
+        return ParsedCommands(
+            (SlashCommand(name, word, raw=first[0]), *_parse_inline(text, behind, limit=INLINE_COMMANDS_MAX - 1))
+        )
+    taken = _take_arguments(name, text, behind) if name in DIRECTIVES else None
     if taken is None:
-        return Asked((Command(name, word, text[behind:].strip(), raw=text),))
+        return ParsedCommands((SlashCommand(name, word, text[behind:].strip(), raw=text),))
     rest, end = taken
-    return Asked((Command(name, word, rest, raw=text[:end]), *_inline(text, end, room=INLINE_MAX - 1)))
+    return ParsedCommands(
+        (SlashCommand(name, word, rest, raw=text[:end]), *_parse_inline(text, end, limit=INLINE_COMMANDS_MAX - 1))
+    )
 
 
-def _read_bare(text: str) -> Asked | None:
+def _parse_abort_word(text: str) -> ParsedCommands | None:
     if len(text) > _ABORT_LENGTH_MAX:
         return None
-    word = text.strip(_BETWEEN_WORDS).casefold()
-    return Asked((Command(CommandName.STOP, word, raw=text, bare=True),), begins=False) if word in ABORT_WORDS else None
+    word = text.strip(_SEPARATORS).casefold()
+    return (
+        ParsedCommands((SlashCommand(CommandName.STOP, word, raw=text, is_bare=True),), has_leading_slash=False)
+        if word in ABORT_WORDS
+        else None
+    )
 
 
-def read_number(text: str) -> Asked | None:
+def parse_number(text: str) -> ParsedCommands | None:
     """Parse a single digit. It is an answer in a channel with a numbered question, and plain text
     elsewhere."""
     found = _NUMBER.fullmatch(text) if len(text) <= _ABORT_LENGTH_MAX else None
-    return Asked((Command(CommandName.APPROVE, found[1], raw=text, bare=True),), begins=False) if found else None
+    return (
+        ParsedCommands((SlashCommand(CommandName.APPROVE, found[1], raw=text, is_bare=True),), has_leading_slash=False)
+        if found
+        else None
+    )
 
 
-def _inline(text: str, at: int = 0, *, room: int = INLINE_MAX) -> Iterator[str | Command]:
+def _parse_inline(text: str, at: int = 0, *, limit: int = INLINE_COMMANDS_MAX) -> Iterator[str | SlashCommand]:
     """Yield the plain text and the commands within it. A directive without a valid value is plain
     text."""
-    for found in _INLINE.finditer(text, at):
+    for found in _INLINE_COMMAND.finditer(text, at):
         if found[1] is None or found.start() < at:
             continue
-        if not room:
+        if not limit:
             break
         word = found[1].casefold()
-        name = BY_WORD[word]
+        name = COMMANDS_BY_WORD[word]
         rest, end = "", found.end()
         if name in DIRECTIVES:
-            taken = _take(name, text, end)
+            taken = _take_arguments(name, text, end)
             if taken is None or not taken[0]:
                 continue
             rest, end = taken
         yield text[at : found.start()]
-        yield Command(name, word, rest, raw=text[found.start() : end])
-        at, room = end, room - 1
+        yield SlashCommand(name, word, rest, raw=text[found.start() : end])
+        at, limit = end, limit - 1
     yield text[at:]
 
 
-def _take(name: CommandName | None, text: str, at: int) -> tuple[str, int] | None:
+def _take_arguments(name: CommandName | None, text: str, at: int) -> tuple[str, int] | None:
     """Return the arguments that follow a directive and where they end; None if they do not fit it."""
     if _NOTHING_MORE.match(text, at):
         return "", len(text)
     if name is CommandName.QUEUE:
-        return _take_queue(text, at)
-    found = (_REFERENCE if name is CommandName.MODEL else _LEVEL).match(text, at)
-    if found is None or name is None or found[1].casefold() not in _LEVELS.get(name, {found[1].casefold()}):
+        return _take_queue_arguments(text, at)
+    found = (_MODEL_REFERENCE if name is CommandName.MODEL else _DIRECTIVE_VALUE).match(text, at)
+    if found is None or name is None or found[1].casefold() not in _DIRECTIVE_VALUES.get(name, {found[1].casefold()}):
         return None
     return found[1], found.end()
 
 
-def _take_queue(text: str, at: int) -> tuple[str, int] | None:
+def _take_queue_arguments(text: str, at: int) -> tuple[str, int] | None:
     words: list[str] = []
     while found := _QUEUE_WORD.match(text, at):
         word = found[1].casefold()
@@ -272,26 +294,30 @@ def _take_queue(text: str, at: int) -> tuple[str, int] | None:
     return (" ".join(words), at) if words else None
 
 
-def directs(command: Command) -> bool:
+def is_directive(command: SlashCommand) -> bool:
     """Whether the command can apply to a single message."""
-    return command.name in DIRECTIVES and bool(command.rest) and _take(command.name, command.rest, 0) is not None
+    return (
+        command.name in DIRECTIVES
+        and bool(command.arguments)
+        and _take_arguments(command.name, command.arguments, 0) is not None
+    )
 
 
-def unescaped(text: str) -> str:
+def unescape_slash(text: str) -> str:
     """Return `//text` as the agent reads it."""
     return text[1:] if text.startswith("//") else text
 
 
-def help_lines(skills: Sequence[SkillCommand] = ()) -> list[str]:
-    forms = [*SUMMARIES.values(), *((f"/{each.name} [WORDS]", f"skill: {each.line}") for each in skills)]
+def format_help(skills: Sequence[SkillCommand] = ()) -> list[str]:
+    forms = [*SUMMARIES.values(), *((f"/{each.name} [WORDS]", f"skill: {each.short_description}") for each in skills)]
     width = min(max(len(form) for form, _ in forms), COMMAND_LENGTH_MAX)
     return [f"{form:<{width}}  {what}" for form, what in forms]
 
 
-def unknown(word: str, skills: Sequence[SkillCommand] = ()) -> str:
+def unknown_command_text(word: str, skills: Sequence[SkillCommand] = ()) -> str:
     """Return the answer to an unknown command. It never goes unanswered."""
     from difflib import get_close_matches  # imported only for a mistyped command
 
-    near = get_close_matches(word, [*BY_WORD, *(each.name for each in skills)], n=1)
+    near = get_close_matches(word, [*COMMANDS_BY_WORD, *(each.name for each in skills)], n=1)
     hint = f" Did you mean /{near[0]}?" if near else ""
-    return f"There is no command /{word}.{hint} /help lists them; write //{word} to send it as words."
+    return f"Unknown command /{word}.{hint} /help lists the commands; write //{word} to send it as text."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from retinue.domain.errors import Invalid
+from retinue.domain.shared_errors import TextUnstorable
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
@@ -13,22 +13,17 @@ def is_storable(text: str) -> bool:
     return _UNSTORABLE.search(text) is None
 
 
-def unstorable(what: str) -> Invalid:
+def unstorable_error(field: str) -> TextUnstorable:
     """Return the error for text whose sender can correct it."""
-    return Invalid(
-        f"{what} holds characters that are no text",
-        because="NUL bytes and lone surrogates cannot be stored on every database",
-        try_this="remove them; where bytes are meant, send them as an attachment",
-        code="text.unstorable",
-    )
+    return TextUnstorable(field)
 
 
-def storable(text: str) -> str:
+def make_storable(text: str) -> str:
     """Replace unstorable characters with U+FFFD, for text whose sender cannot correct it."""
     return _UNSTORABLE.sub("\ufffd", text)
 
 
-def escaped(text: str) -> str:
+def escape_markup(text: str) -> str:
     """Escape text between tags, so that it cannot form a tag. Same as `html.escape`, without its
     table of all entities."""
     for plain, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;"), ("'", "&#x27;")):
@@ -36,7 +31,7 @@ def escaped(text: str) -> str:
     return text
 
 
-def clipped_bytes(text: str, bytes_max: int) -> str:
+def truncate_bytes(text: str, bytes_max: int) -> str:
     """Truncate to at most `bytes_max` bytes of UTF-8, with a notice of how much was cut."""
     encoded = text.encode()
     if len(encoded) <= bytes_max:

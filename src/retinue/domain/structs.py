@@ -8,23 +8,23 @@ from typing import Any, TypeVar
 
 from msgspec import Struct, structs
 
-Noun = TypeVar("Noun")
+StructOrDataclass = TypeVar("StructOrDataclass")
 
 
-def names(noun: object) -> tuple[str, ...]:
+def field_names(value: object) -> tuple[str, ...]:
     """Return the field names of a Struct or dataclass instance; empty for anything else."""
-    if isinstance(noun, Struct):
-        return noun.__struct_fields__
-    if dataclasses.is_dataclass(noun) and not isinstance(noun, type):
-        return tuple(each.name for each in dataclasses.fields(noun))
+    if isinstance(value, Struct):
+        return value.__struct_fields__
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return tuple(each.name for each in dataclasses.fields(value))
     return ()
 
 
-def replace(noun: Noun, /, **changes: Any) -> Noun:
+def replace(value: StructOrDataclass, /, **changes: Any) -> StructOrDataclass:
     """Return a copy of a Struct or dataclass with changed fields.
 
     In a hot path, `msgspec.structs.replace` is faster for a Struct.
     """
-    if isinstance(noun, Struct):
-        return structs.replace(noun, **changes)
-    return dataclasses.replace(noun, **changes)  # pyright: ignore[reportUnknownVariableType, reportArgumentType, reportCallIssue]
+    if isinstance(value, Struct):
+        return structs.replace(value, **changes)
+    return dataclasses.replace(value, **changes)  # pyright: ignore[reportUnknownVariableType, reportArgumentType, reportCallIssue]

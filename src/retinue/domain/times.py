@@ -13,12 +13,12 @@ import zoneinfo
 from datetime import MAXYEAR, MINYEAR, UTC, datetime, timedelta, timezone
 from zoneinfo import ZoneInfo
 
-from retinue.domain.errors import Invalid
+from retinue.domain.value_errors import TimeInvalid, ZoneUnknown
 
 YEAR_MIN = 1970
 YEAR_MAX = 9999
 AMOUNT_DIGITS_MAX = 9
-WHEN_LENGTH_MAX = 64
+TIME_LENGTH_MAX = 64
 ZONE_LENGTH_MAX = 64
 
 _EPOCH = datetime(YEAR_MIN, 1, 1, tzinfo=UTC)
@@ -34,7 +34,7 @@ _ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(?:/[A-Za-z0-9_+-]+)*")
 _NOT_A_ZONE = frozenset({"right", "posix", "posixrules", "localtime", "Factory"})
 
 
-def parse_when(text: str, *, now: datetime, zone: ZoneInfo) -> datetime:
+def parse_time(text: str, *, now: datetime, zone: ZoneInfo) -> datetime:
     """Parse a time written by a person, aware and UTC. A past time is valid: it is simply due.
 
     Three forms are accepted:
@@ -47,13 +47,15 @@ def parse_when(text: str, *, now: datetime, zone: ZoneInfo) -> datetime:
     - `2026-01-28 20:30`, seconds and fractions optional: wall-clock time in `zone`. A time that the clock skips moves
       forward by the gap. A time that occurs twice means the first occurrence.
 
-    Anything else, and any time outside the years 1970 to 9999, raises Invalid (`time.invalid`).
+    Anything else, and any time outside the years 1970 to 9999, raises TimeInvalid.
     """
-    if len(text) > WHEN_LENGTH_MAX:
-        raise _refused(text, because=f"a time has at most {WHEN_LENGTH_MAX} characters")
+    if len(text) > TIME_LENGTH_MAX:
+        raise TimeInvalid(text, because=f"a time has at most {TIME_LENGTH_MAX} characters")
     trimmed = text.strip()
     try:
-        moment = _relative(trimmed, now, zone) if trimmed.startswith(("+", "-")) else _absolute(trimmed, zone)
+        moment = (
+            _parse_relative(trimmed, now, zone) if trimmed.startswith(("+", "-")) else _parse_absolute(trimmed, zone)
+        )
         moment.astimezone(zone)  # A time that cannot be shown in the owner's zone is out of range too.
     except OverflowError:
         raise _out_of_range(text) from None
@@ -62,7 +64,7 @@ def parse_when(text: str, *, now: datetime, zone: ZoneInfo) -> datetime:
     return moment
 
 
-def show(moment: datetime, zone: ZoneInfo) -> str:
+def format_time(moment: datetime, zone: ZoneInfo) -> str:
     """Format a time for people and models: ISO 8601, whole seconds, with the zone's offset."""
     try:
         local = moment.astimezone(zone)
@@ -71,9 +73,9 @@ def show(moment: datetime, zone: ZoneInfo) -> str:
     return local.isoformat(timespec="seconds")
 
 
-def show_by_12(moment: datetime, zone: ZoneInfo) -> str:
+def format_time_12h(moment: datetime, zone: ZoneInfo) -> str:
     """Format a time with a 12-hour clock: `2026-01-28 8:30:05 pm +01:00`."""
-    whole = datetime.fromisoformat(show(moment, zone))
+    whole = datetime.fromisoformat(format_time(moment, zone))
     hour = whole.hour % 12 or 12
     half = "am" if whole.hour < 12 else "pm"
     return f"{whole:%Y-%m-%d} {hour}:{whole:%M:%S} {half} {whole.isoformat()[19:]}"
@@ -94,43 +96,40 @@ def from_ms(ms: int) -> datetime:
     try:
         return _EPOCH + ms * _MS  # twice as fast as `timedelta(milliseconds=ms)`
     except OverflowError:
-        raise _out_of_range("so many milliseconds") from None
+        raise _out_of_range("a number of milliseconds") from None
 
 
-def zone(name: str) -> ZoneInfo:
-    """Return the zone of an IANA name such as `Europe/Berlin`. Raises Invalid (`zone.unknown`) if
-    the system has none."""
+def load_zone(name: str) -> ZoneInfo:
+    """Return the zone of an IANA name such as `Europe/Berlin`. Raises ZoneUnknown if the
+    system has none."""
     if len(name) <= ZONE_LENGTH_MAX and _ZONE.fullmatch(name) and name.partition("/")[0] not in _NOT_A_ZONE:
         try:
             return ZoneInfo(name)
         except (KeyError, ValueError, OSError):  # OSError: `Europe` alone is a directory
             pass
-    raise Invalid(
-        f"there is no time zone {name[:ZONE_LENGTH_MAX]!r}",
-        because="a zone is a name of the IANA list, and this system has none of that name",
-        try_this=_nearest_zone(name),
-        code="zone.unknown",
-    )
+    raise ZoneUnknown(name, nearest=_nearest_zone(name))
 
 
-def _relative(text: str, now: datetime, zone: ZoneInfo) -> datetime:
+def _parse_relative(text: str, now: datetime, zone: ZoneInfo) -> datetime:
     compact = "".join(text.split())
     if not _RELATIVE.fullmatch(compact):
-        raise _refused(text, because="after + or - come numbers with the units Y M D h m s; M is months, m is minutes")
+        raise TimeInvalid(
+            text, because="after + or -, write numbers with the units Y M D h m s; M is months, m is minutes"
+        )
     amounts = dict.fromkeys("YMDhms", 0)
     seen: set[str] = set()
     for digits, unit in _AMOUNT.findall(compact):
         if unit in seen:
-            raise _refused(text, because=f"the unit {unit} is there twice")
+            raise TimeInvalid(text, because=f"the unit {unit} appears twice")
         if len(digits) > AMOUNT_DIGITS_MAX:
-            raise _refused(text, because=f"a number has at most {AMOUNT_DIGITS_MAX} digits")
+            raise TimeInvalid(text, because=f"a number has at most {AMOUNT_DIGITS_MAX} digits")
         seen.add(unit)
         amounts[unit] = -int(digits) if compact[0] == "-" else int(digits)
-    moved = _calendar_move(now, months=12 * amounts["Y"] + amounts["M"], days=amounts["D"], zone=zone)
+    moved = _shift_calendar(now, months=12 * amounts["Y"] + amounts["M"], days=amounts["D"], zone=zone)
     return moved + timedelta(hours=amounts["h"], minutes=amounts["m"], seconds=amounts["s"])
 
 
-def _calendar_move(now: datetime, *, months: int, days: int, zone: ZoneInfo) -> datetime:
+def _shift_calendar(now: datetime, *, months: int, days: int, zone: ZoneInfo) -> datetime:
     if not months and not days:  # A round trip through wall-clock time loses which of two repeated hours it is now.
         return now.astimezone(UTC)
     wall = now.astimezone(zone).replace(fold=0)
@@ -142,10 +141,10 @@ def _calendar_move(now: datetime, *, months: int, days: int, zone: ZoneInfo) -> 
     return (wall + timedelta(days=days)).astimezone(UTC)  # Within one zone, Python adds in wall-clock time.
 
 
-def _absolute(text: str, zone: ZoneInfo) -> datetime:
+def _parse_absolute(text: str, zone: ZoneInfo) -> datetime:
     match = _ABSOLUTE.fullmatch(text)
     if match is None:
-        raise _refused(text, because="it is neither a span from now nor a date with a time of day")
+        raise TimeInvalid(text, because="it is neither relative to now nor a date with a time of day")
     year, month, day, hour, minute, second, fraction, offset = match.groups()
     if int(year) < YEAR_MIN - 1:  # The first hours of 1970 in UTC are still 1969 in the west.
         raise _out_of_range(text)
@@ -160,21 +159,21 @@ def _absolute(text: str, zone: ZoneInfo) -> datetime:
             int(minute),
             int(second or 0),
             int((fraction or "0").ljust(6, "0")),
-            tzinfo=zone if offset is None else _offset(offset),
+            tzinfo=zone if offset is None else _parse_offset(offset),
             fold=0,
         )
         return wall.astimezone(UTC)
     except ValueError as error:
-        raise _refused(text, because=f"{error}") from None
+        raise TimeInvalid(text, because=f"{error}") from None
 
 
-def _offset(text: str) -> timezone:
+def _parse_offset(text: str) -> timezone:
     if text == "Z":
         return UTC
     digits = text[1:].replace(":", "").ljust(6, "0")
     hours, minutes, seconds = int(digits[:2]), int(digits[2:4]), int(digits[4:])
     if minutes > 59 or seconds > 59:
-        raise ValueError("minutes and seconds of an offset end at 59")
+        raise ValueError("minutes and seconds of an offset must be at most 59")
     span = timedelta(hours=hours, minutes=minutes, seconds=seconds)
     return timezone(-span if text[0] == "-" else span)
 
@@ -184,17 +183,8 @@ def _nearest_zone(name: str) -> str:
     import difflib  # imported only for a mistyped zone
 
     near = difflib.get_close_matches(name[:ZONE_LENGTH_MAX].lower(), sorted(known), n=1)
-    return known[near[0]] if near else "for example: Europe/Berlin, Asia/Shanghai, UTC"
+    return known[near[0]] if near else ""
 
 
-def _refused(text: str, *, because: str) -> Invalid:
-    return Invalid(
-        f"{text[:WHEN_LENGTH_MAX]!r} is not a time",
-        because=because,
-        try_this="for example: +2h30m, +1D, 2026-01-28T20:30 or 2026-01-28T20:30:00+08:00",
-        code="time.invalid",
-    )
-
-
-def _out_of_range(text: str) -> Invalid:
-    return _refused(text, because=f"the house keeps times from {YEAR_MIN} to {YEAR_MAX}")
+def _out_of_range(text: str) -> TimeInvalid:
+    return TimeInvalid(text, because=f"times must be in the years {YEAR_MIN} to {YEAR_MAX}")

@@ -31,6 +31,6 @@ class Token(Struct, frozen=True, kw_only=True):
     body: str = ""
 
 
-def hash_of(secret: str | bytes) -> str:
+def hash_token(secret: str | bytes) -> str:
     """Hash a token. A fast hash is enough: 256 random bits cannot be guessed."""
     return hashlib.sha256(secret if isinstance(secret, bytes) else secret.encode()).hexdigest()

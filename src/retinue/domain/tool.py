@@ -16,7 +16,7 @@ RESULT_CHARS_MAX = 50_000
 TOOL_TIMEOUT_S = 120.0
 
 
-class Effect(StrEnum):
+class ToolEffect(StrEnum):
     READS_PRIVATE = "reads-private"
     READS_UNTRUSTED = "reads-untrusted"
     WRITES = "writes"
@@ -25,7 +25,7 @@ class Effect(StrEnum):
     RUNS_CODE = "runs-code"
 
 
-_LOOKING = frozenset({Effect.READS_PRIVATE})
+_READ_ONLY_EFFECTS = frozenset({ToolEffect.READS_PRIVATE})
 
 
 class ToolSpec(Struct, frozen=True, kw_only=True):
@@ -41,19 +41,19 @@ class ToolSpec(Struct, frozen=True, kw_only=True):
     name: str
     description: str
     parameters: dict[str, Any]
-    effects: frozenset[Effect] = frozenset()
-    repeatable: bool = False
-    looks: bool = False
-    by_name: bool = False
+    effects: frozenset[ToolEffect] = frozenset()
+    is_repeatable: bool = False
+    is_read_only: bool = False
+    must_be_named: bool = False
     capabilities: frozenset[str] = frozenset()
     source: str = "house"
     timeout_s: float = TOOL_TIMEOUT_S
 
     @property
-    def only_looks(self) -> bool:
+    def is_safely_read_only(self) -> bool:
         """Whether it is read-only. The claim is not trusted for a tool that declares an effect or
         is not repeatable."""
-        return self.looks and self.repeatable and self.effects <= _LOOKING
+        return self.is_read_only and self.is_repeatable and self.effects <= _READ_ONLY_EFFECTS
 
 
 class Call(Struct, frozen=True, kw_only=True):
@@ -64,12 +64,12 @@ class Call(Struct, frozen=True, kw_only=True):
     arguments: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
-_plain = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode
+_encode_canonical = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode
 
 
 def call_hash(call: Call) -> str:
     """Return a hash of the tool and its arguments: an approval of one call is not an approval of another."""
-    body = _plain([call.tool, call.arguments])
+    body = _encode_canonical([call.tool, call.arguments])
     return hashlib.sha256(body.encode(errors="surrogatepass")).hexdigest()[:32]
 
 
@@ -88,7 +88,7 @@ class ToolResult(Struct, frozen=True, kw_only=True):
     whole: str = ""
 
 
-def clipped(output: str) -> str:
+def truncate_output(output: str) -> str:
     """Truncate an output to the limit, with a notice of how much was cut."""
     if len(output) <= RESULT_CHARS_MAX:
         return output

@@ -15,10 +15,10 @@ class Trust(StrEnum):
     UNTRUSTED = "untrusted"  # from outside, or derived from something that was
 
 
-_FROM_BEST = tuple(Trust)
-_RANK = {trust: rank for rank, trust in enumerate(_FROM_BEST)}
+_BEST_FIRST = tuple(Trust)
+_RANK = {trust: rank for rank, trust in enumerate(_BEST_FIRST)}
 
 
-def least(trusts: Iterable[Trust], *, default: Trust = Trust.PRIVATE) -> Trust:
+def least_trust(trusts: Iterable[Trust], *, default: Trust = Trust.PRIVATE) -> Trust:
     """Return the trust of something derived from all of these: the lowest of them."""
     return max(trusts, key=_RANK.__getitem__, default=default)

@@ -12,37 +12,37 @@ from __future__ import annotations
 import re
 
 LINE_LENGTH_MAX = 131_072  # the longest possible line, with every character escaped
-_BEGINS = "<context"
+_LINE_START = "<context"
 _LINE = re.compile(r'<context(?P<attributes>(?: [a-z][a-z0-9-]*="[^"<>\n]*")*) />(?:\n|\Z)')
 _ATTRIBUTE = re.compile(r' ([a-z][a-z0-9-]*)="([^"<>\n]*)"')
 _ENTITY = re.compile(r"&(amp|lt|gt|quot|#39);")
-_MEANS = {"amp": "&", "lt": "<", "gt": ">", "quot": '"', "#39": "'"}
+_ENTITIES = {"amp": "&", "lt": "<", "gt": ">", "quot": '"', "#39": "'"}
 
 
-def words_of(text: str) -> str:
+def text_without_context(text: str) -> str:
     """Return the text the person wrote. A first line that is not exactly a context line belongs to
     it."""
     found = _find(text)
     return text[found.end() :] if found else text
 
 
-def line_of(text: str) -> str:
+def context_line(text: str) -> str:
     """Return the context line as received, with its newline; empty if there is none."""
     found = _find(text)
     return text[: found.end()] if found else ""
 
 
-def attributes_of(text: str) -> dict[str, str]:
+def context_attributes(text: str) -> dict[str, str]:
     """Return the attributes of the context line; empty if there is none. Of duplicates, the first
     counts."""
     found = _find(text)
     pairs = _ATTRIBUTE.findall(found["attributes"]) if found else ()
-    return {name: _plain(value) for name, value in reversed(pairs)}
+    return {name: _unescape(value) for name, value in reversed(pairs)}
 
 
 def _find(text: str) -> re.Match[str] | None:
-    return _LINE.match(text, 0, LINE_LENGTH_MAX) if text.startswith(_BEGINS) else None
+    return _LINE.match(text, 0, LINE_LENGTH_MAX) if text.startswith(_LINE_START) else None
 
 
-def _plain(value: str) -> str:
-    return _ENTITY.sub(lambda entity: _MEANS[entity[1]], value)
+def _unescape(value: str) -> str:
+    return _ENTITY.sub(lambda entity: _ENTITIES[entity[1]], value)

@@ -15,52 +15,52 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-LOOK_S = 0.05  # how often a wait for something outside checks for a signal
+CHECK_INTERVAL_S = 0.05  # how often a wait for something outside checks for a signal
 
 
-class Left(Exception):  # not an error
+class DryRunCancelled(Exception):  # not an error
     """The dry run was cancelled by a signal. `exit_code` is that of the process."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
-        self.status = 128 + number
+        self.exit_code = 128 + number
 
 
-class Leaving:
+class SignalRecorder:
     """Records the first signal that asks the process to end."""
 
     def __init__(self) -> None:
-        self.number = 0
+        self.signal_number = 0
 
     @contextmanager
-    def at(self, *numbers: signal.Signals) -> Generator[None]:
+    def record_signals(self, *numbers: signal.Signals) -> Generator[None]:
         """Record these signals instead of their default action."""
         if threading.current_thread() is not threading.main_thread():
             yield  # only the main thread gets signals
             return
-        before = {number: signal.signal(number, self._note) for number in numbers}
+        before = {number: signal.signal(number, self._record) for number in numbers}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def heed(self) -> None:
-        if self.number:
-            raise Left(self.number)
+    def raise_if_signalled(self) -> None:
+        if self.signal_number:
+            raise DryRunCancelled(self.signal_number)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Like `asyncio.run`, but cancelled by a recorded signal."""
-        return asyncio.run(self._watched(work))
+        return asyncio.run(self._run_cancellable(work))
 
-    async def _watched(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _run_cancellable(self, work: Coroutine[Any, Any, T]) -> T:
         task = asyncio.ensure_future(work)
         while not task.done():
-            await asyncio.wait({task}, timeout=LOOK_S)
-            if self.number:
+            await asyncio.wait({task}, timeout=CHECK_INTERVAL_S)
+            if self.signal_number:
                 task.cancel()
-        self.heed()
+        self.raise_if_signalled()
         return task.result()
 
-    def _note(self, number: int, _frame: object) -> None:
-        self.number = self.number or number
+    def _record(self, number: int, _frame: object) -> None:
+        self.signal_number = self.signal_number or number

@@ -14,62 +14,62 @@ from typing import Any
 import sqlalchemy as sa
 from msgspec import Struct
 
-from retinue.agents.agent_directory import ensure_home
+from retinue.agents.agent_directory import ensure_agent_directory
 from retinue.config import Settings
-from retinue.config.agent_defaults import Defaults
-from retinue.connectors.base import Accept, Connector, Delivery, Parcel
+from retinue.config.agent_defaults import AgentDefaults
+from retinue.connectors.base import Accept, Connector, Delivery, DeliveryPart
 from retinue.domain.agent import Agent
 from retinue.domain.ids import SessionId
-from retinue.domain.ports import AskGate, Clock, ReadChecklist
-from retinue.domain.schedule import SCHEDULES_MAX, GateSaid, Schedule, SlotState
+from retinue.domain.ports import Clock, ReadChecklist, RunGate
+from retinue.domain.schedule import SCHEDULES_MAX, GateResult, OccurrenceState, Schedule
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
-from retinue.dry_run.estimates import Estimates
-from retinue.dry_run.parameters import Plan
-from retinue.dry_run.stub_runner import Understudy
+from retinue.dry_run.estimates import RunEstimator
+from retinue.dry_run.parameters import DryRunPlan
+from retinue.dry_run.stub_runner import StubRunner
 from retinue.engine.embedded_engine import EmbeddedEngine
-from retinue.engine.event_broadcast import Live
-from retinue.engine.lanes import Slots
-from retinue.models.base import WireCache
-from retinue.models.local_catalog import Locals
-from retinue.models.model_router import Minds
-from retinue.models.offline_guide import Guide
-from retinue.models.provider_http import Link
+from retinue.engine.event_broadcast import EventBroadcast
+from retinue.engine.lanes import SlotLimits
+from retinue.models.base import EncodedContextCache
+from retinue.models.local_catalog import LocalModels
+from retinue.models.model_router import ModelRouter
+from retinue.models.offline_guide import OfflineGuide
+from retinue.models.provider_http import ProviderConnections
 from retinue.outbox.deliveries import Outbox
 from retinue.store.agents import agents
 from retinue.store.core import tables as t
 from retinue.store.core.connection import NO_FAULTS, Store
 from retinue.store.core.sqlite import InlineStore
-from retinue.store.core.transaction import Page
-from retinue.store.open_store import open_inline
+from retinue.store.core.transaction import Transaction
+from retinue.store.open_store import open_inline_store
 from retinue.store.schedules import schedules
-from retinue.store.schedules.schedules import Kept
+from retinue.store.schedules.schedules import StoredSchedule
 from retinue.testing.virtual_time import VirtualClock, simulate
 
 RUNS_MAX = 100_000
-SLOTS_MAX = 500_000  # finished occurrences, whatever their result
-STEPS_MAX = 1_000_000_000  # event loop steps; the two limits above are reached long before
-LOOKED_AT_EVERY_S = 3_600  # simulated time between checks of the limits and progress reports
-A_MOMENT = timedelta(milliseconds=1)  # an occurrence at the very end is excluded
-CLEARED_ROUNDS_MAX = 5  # cancelling a run may start others
-KEPT_SLOTS = "rehearsed_slots"
+OCCURRENCES_MAX = 500_000  # finished occurrences, whatever their result
+LOOP_STEPS_MAX = 1_000_000_000  # event loop steps; the two limits above are reached long before
+CHECK_INTERVAL_S = 3_600  # simulated time between checks of the limits and progress reports
+END_MARGIN = timedelta(milliseconds=1)  # an occurrence at the very end is excluded
+CANCEL_ROUNDS_MAX = 5  # cancelling a run may start others
+RECORDED_TABLE = "rehearsed_slots"
 
-GATE_OUTPUT = "(what its gate would say)"
-LEFT_OUT = "a rehearsal begins with nothing under way"
+GATE_OUTPUT = "(the output of its gate)"
+CANCEL_REASON = "a dry run starts without active runs"
 
 # The store keeps a limited number of occurrences per schedule. On the copy, triggers record all that end.
 _COLUMNS = "schedule, seq, made_by, slot_ms, until_ms, number, state, because, envelope, begun_ms, ended_ms"
-_NEW = ", ".join(f"NEW.{name}" for name in _COLUMNS.split(", "))
-_WATCHING = (
-    f"CREATE TABLE {KEPT_SLOTS} (id INTEGER PRIMARY KEY, {_COLUMNS})",
-    f"CREATE TRIGGER {KEPT_SLOTS}_ended AFTER UPDATE OF state ON schedule_slots "
+_NEW_COLUMNS = ", ".join(f"NEW.{name}" for name in _COLUMNS.split(", "))
+_RECORDING_STATEMENTS = (
+    f"CREATE TABLE {RECORDED_TABLE} (id INTEGER PRIMARY KEY, {_COLUMNS})",
+    f"CREATE TRIGGER {RECORDED_TABLE}_ended AFTER UPDATE OF state ON schedule_slots "
     f"WHEN NEW.state IN ('ran', 'failed', 'skipped') "
-    f"BEGIN INSERT INTO {KEPT_SLOTS} ({_COLUMNS}) VALUES ({_NEW}); END",
-    f"CREATE TRIGGER {KEPT_SLOTS}_passed AFTER INSERT ON schedule_slots WHEN NEW.state = 'skipped' "
-    f"BEGIN INSERT INTO {KEPT_SLOTS} ({_COLUMNS}) VALUES ({_NEW}); END",
+    f"BEGIN INSERT INTO {RECORDED_TABLE} ({_COLUMNS}) VALUES ({_NEW_COLUMNS}); END",
+    f"CREATE TRIGGER {RECORDED_TABLE}_passed AFTER INSERT ON schedule_slots WHEN NEW.state = 'skipped' "
+    f"BEGIN INSERT INTO {RECORDED_TABLE} ({_COLUMNS}) VALUES ({_NEW_COLUMNS}); END",
 )
-_under_way = sa.union(
-    sa.select(t.runs.c.session).where(t.runs.c.status.in_(t.OPEN_RUN)),
+_busy_sessions_query = sa.union(
+    sa.select(t.runs.c.session).where(t.runs.c.status.in_(t.OPEN_RUN_STATUSES)),
     sa.select(t.envelopes.c.session).where(
         t.envelopes.c.status == t.PENDING,
         t.envelopes.c.session.is_not(None),
@@ -78,58 +78,58 @@ _under_way = sa.union(
 )
 
 
-Tell = Callable[[datetime, int], None]
+OnProgress = Callable[[datetime, int], None]
 """Told every so often: the time it is there, and how many runs there were."""
 
 
-def nobody_watches(now: datetime, runs: int) -> None:
+def ignore_progress(now: datetime, runs: int) -> None:
     return
 
 
-class Scene(Struct, frozen=True, kw_only=True):
+class DryRunContext(Struct, frozen=True, kw_only=True):
     """The schedules, agents and estimates before the dry run starts."""
 
-    schedules: Sequence[Kept]
-    staff: Sequence[Agent]
-    estimates: Estimates
+    schedules: Sequence[StoredSchedule]
+    agents: Sequence[Agent]
+    estimates: RunEstimator
 
 
-class Played(Struct, frozen=True, kw_only=True):
+class SimulationResult(Struct, frozen=True, kw_only=True):
     """The result of a dry run that is not in the copy."""
 
     until: datetime
-    stopped: str  # why it ended early, or empty
-    left_out: frozenset[str]  # runs that were in progress
-    understudy: Understudy
-    minds: Minds
+    stopped_because: str  # why it ended early, or empty
+    cancelled_runs: frozenset[str]  # runs that were in progress
+    stub_runner: StubRunner
+    models: ModelRouter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AtHome(Defaults):
+class AgentDirectoryDefaults(AgentDefaults):
     """Uses the agent directory in the copy as every workspace, so that no agent works in the owner's folders."""
 
-    def workspace_of(self, agent: Agent, home: Path) -> Path:
-        return home
+    def workspace_of(self, agent: Agent, agent_directory: Path) -> Path:
+        return agent_directory
 
 
-class Nowhere(Struct, frozen=True):
+class NullConnector(Struct, frozen=True):
     """A connector that accepts every delivery and sends nothing."""
 
-    instance: str
+    name: str
     repeats_safely: bool = True
 
     async def listen(self, accept: Accept) -> None:
         await asyncio.Event().wait()
 
-    async def deliver(self, parcel: Parcel) -> Delivery:
+    async def deliver(self, part: DeliveryPart) -> Delivery:
         return Delivery("rehearsed")
 
 
-class Everywhere(Mapping[str, Connector]):
+class NullConnectorMap(Mapping[str, Connector]):
     """Returns a `NullConnector` for every name."""
 
     def __getitem__(self, instance: str) -> Connector:
-        return Nowhere(instance)
+        return NullConnector(instance)
 
     def __iter__(self) -> Iterator[str]:
         return iter(())
@@ -138,187 +138,194 @@ class Everywhere(Mapping[str, Connector]):
         return 0
 
 
-class CountedIds:
+class SeededIds:
     """Deterministic ids: the same dry run has the same ones. `seed` keeps them apart from those in the store."""
 
     def __init__(self, seed: int) -> None:
-        self._chance = random.Random(f"ids {seed}")
+        self._random = random.Random(f"ids {seed}")
 
     def new(self) -> str:
-        return f"{self._chance.getrandbits(128):032x}"
+        return f"{self._random.getrandbits(128):032x}"
 
 
-async def assumed_open(schedule: Schedule, agent: Agent, session: SessionId) -> GateSaid:
+async def assume_gate_open(schedule: Schedule, agent: Agent, session: SessionId) -> GateResult:
     """Return an open gate without running its command."""
-    return GateSaid(open=True, output=GATE_OUTPUT, trust=Trust.PRIVATE)
+    return GateResult(is_open=True, output=GATE_OUTPUT, trust=Trust.PRIVATE)
 
 
 def open_copy(path: Path) -> InlineStore:
     """Open the copied store. The copy is disposable, so skip fsync."""
-    store = open_inline(path, yields=False)
+    store = open_inline_store(path, yields=False)
     raw: Any = store.connection.connection.dbapi_connection
     raw.execute("PRAGMA synchronous = OFF")
     raw.execute("PRAGMA cache_size = -65536")
     return store
 
 
-def look(store: InlineStore, plan: Plan) -> Scene:
+def read_context(store: InlineStore, plan: DryRunPlan) -> DryRunContext:
     """Read the schedules, agents and estimates from the copy."""
     conn = store.connection
-    kept = schedules.everyone(conn, limit=SCHEDULES_MAX)
-    staff = agents.everyone(conn)
+    kept = schedules.list_all(conn, limit=SCHEDULES_MAX)
+    staff = agents.list_all(conn)
     pairs = [(each.id, each.schedule.to.name) for each in kept]
-    return Scene(
+    return DryRunContext(
         schedules=kept,
-        staff=staff,
-        estimates=Estimates(conn, pairs, [agent.name for agent in staff], run_s=plan.run_s),
+        agents=staff,
+        estimates=RunEstimator(conn, pairs, [agent.name for agent in staff], run_s=plan.run_s),
     )
 
 
-def play(
-    plan: Plan,
+def run_simulation(
+    plan: DryRunPlan,
     settings: Settings,
     store: InlineStore,
-    scene: Scene,
+    context: DryRunContext,
     *,
-    home: Path,
+    data_dir: Path,
     environment: Mapping[str, str],
-    checklists: Callable[[Store, Clock], ReadChecklist],
-    ask_gate: AskGate = assumed_open,
-    tell: Tell = nobody_watches,
+    build_checklist_reader: Callable[[Store, Clock], ReadChecklist],
+    run_gate: RunGate = assume_gate_open,
+    on_progress: OnProgress = ignore_progress,
     after_step: Callable[[], None] | None = None,
-) -> Played:
+) -> SimulationResult:
     """Simulate. On return, the copy has the resulting runs and occurrences."""
     main = partial(
-        _play,
+        _simulate,
         plan,
         settings,
         store,
-        scene,
-        home=home,
+        context,
+        data_dir=data_dir,
         environment=environment,
-        checklists=checklists,
-        ask_gate=ask_gate,
-        tell=tell,
+        build_checklist_reader=build_checklist_reader,
+        run_gate=run_gate,
+        on_progress=on_progress,
     )
-    return simulate(plan.seed, main, steps_max=STEPS_MAX, after_step=after_step)
+    return simulate(plan.seed, main, steps_max=LOOP_STEPS_MAX, after_step=after_step)
 
 
-async def _play(
-    plan: Plan,
+async def _simulate(
+    plan: DryRunPlan,
     settings: Settings,
     store: InlineStore,
-    scene: Scene,
+    context: DryRunContext,
     *,
-    home: Path,
+    data_dir: Path,
     environment: Mapping[str, str],
-    checklists: Callable[[Store, Clock], ReadChecklist],
-    ask_gate: AskGate,
-    tell: Tell,
-) -> Played:
-    clock, ids = VirtualClock(plan.begin), CountedIds(plan.seed)
-    minds = Minds(
+    build_checklist_reader: Callable[[Store, Clock], ReadChecklist],
+    run_gate: RunGate,
+    on_progress: OnProgress,
+) -> SimulationResult:
+    clock, ids = VirtualClock(plan.begin), SeededIds(plan.seed)
+    minds = ModelRouter(
         store,
         clock,
-        [Guide(clock), *Locals(clock, ids, Link(), WireCache(), environment).installed()],
+        [
+            OfflineGuide(clock),
+            *LocalModels(clock, ids, ProviderConnections(), EncodedContextCache(), environment).list_installed(),
+        ],
         settings=lambda: settings,
         environment=environment,
-        chance=random.Random(plan.seed),
+        random=random.Random(plan.seed),
         zone=settings.zone,
     )
     await minds.refresh()
-    understudy = Understudy(clock, minds, scene.estimates, runs_max=RUNS_MAX, has_guests=bool(settings.plugins))
-    outbox = Outbox(store, clock, Everywhere(), faults=NO_FAULTS)
-    live = Live()
-    store.on_commit(live.committed)
+    understudy = StubRunner(clock, minds, context.estimates, runs_max=RUNS_MAX, has_plugins=bool(settings.plugins))
+    outbox = Outbox(store, clock, NullConnectorMap(), faults=NO_FAULTS)
+    live = EventBroadcast()
+    store.on_commit(live.announce_commit)
     counts = settings.slots
     engine = EmbeddedEngine(
         store,
         clock,
         ids,
-        dict.fromkeys({"loop", *(agent.runner for agent in scene.staff)}, understudy),
-        live=live,
-        homes=partial(ensure_home, home),
+        dict.fromkeys({"loop", *(agent.runner for agent in context.agents)}, understudy),
+        broadcast=live,
+        agent_directory_of=partial(ensure_agent_directory, data_dir),
         zone=settings.zone,
-        slots=Slots(main=counts.main, schedule=counts.schedule, subagent=counts.subagent, background=counts.background),
+        slot_limits=SlotLimits(
+            main=counts.main, schedule=counts.schedule, subagent=counts.subagent, background=counts.background
+        ),
         deliver=outbox.wake,
-        asking=lambda: settings.approvals,
-        defaults=partial(_at_home, settings.defaults),
-        sessions=lambda: settings.sessions,
-        gates=ask_gate,
-        checklists=checklists(store, clock),
-        tick_max_s=LOOKED_AT_EVERY_S,
+        approval_settings=lambda: settings.approvals,
+        defaults=partial(_with_agent_directories, settings.defaults),
+        session_settings=lambda: settings.sessions,
+        run_gate=run_gate,
+        read_checklist=build_checklist_reader(store, clock),
+        tick_max_s=CHECK_INTERVAL_S,
     )
-    outbox.on_wake(engine.wake)
-    left_out = await _clear(store, engine, clock)
-    if not plan.begins_now:
-        await store.write(partial(_begin_anew, now_ms=to_ms(clock.now())), point="rehearsal")
-    await store.write(_watch, point="rehearsal")
+    outbox.set_wake_callback(engine.wake)
+    left_out = await _cancel_pending_work(store, engine, clock)
+    if not plan.starts_now:
+        await store.write(partial(_restart_schedules, now_ms=to_ms(clock.now())), point="rehearsal")
+    await store.write(_install_recording, point="rehearsal")
     await outbox.start()
     await engine.start()
-    stopped = await _until(plan.until - A_MOMENT, clock, store, understudy, tell)
+    stopped = await _pass_time(plan.until - END_MARGIN, clock, store, understudy, on_progress)
     engine.abandon()
     outbox.abandon()
     until = clock.now() if stopped else plan.until
-    return Played(until=until, stopped=stopped, left_out=left_out, understudy=understudy, minds=minds)
+    return SimulationResult(
+        until=until, stopped_because=stopped, cancelled_runs=left_out, stub_runner=understudy, models=minds
+    )
 
 
-def _at_home(defaults: Defaults) -> Defaults:
-    return AtHome(**{field.name: getattr(defaults, field.name) for field in fields(defaults)})
+def _with_agent_directories(defaults: AgentDefaults) -> AgentDefaults:
+    return AgentDirectoryDefaults(**{field.name: getattr(defaults, field.name) for field in fields(defaults)})
 
 
-async def _clear(store: Store, engine: EmbeddedEngine, clock: Clock) -> frozenset[str]:
+async def _cancel_pending_work(store: Store, engine: EmbeddedEngine, clock: Clock) -> frozenset[str]:
     """Cancel the runs in progress and the envelopes that are due. Returns the ids of the cancelled runs.
 
     Envelopes with a later due time are kept and processed at that time.
     """
     left_out: set[str] = set()
-    for _ in range(CLEARED_ROUNDS_MAX):
-        found = await store.read(partial(_sessions_at_work, now_ms=to_ms(clock.now())))
+    for _ in range(CANCEL_ROUNDS_MAX):
+        found = await store.read(partial(_find_busy_sessions, now_ms=to_ms(clock.now())))
         if not found:
             break
         for session in found:
-            ended = await engine.cancel(SessionId(session), by="rehearsal", why=LEFT_OUT, clear_due=True)
+            ended = await engine.cancel(SessionId(session), by="rehearsal", reason=CANCEL_REASON, clear_due=True)
             left_out.update(ended.runs)
     return frozenset(left_out)
 
 
-def _sessions_at_work(conn: sa.Connection, *, now_ms: int) -> list[str]:
-    return list(conn.execute(_under_way, {"now": now_ms}).scalars())
+def _find_busy_sessions(conn: sa.Connection, *, now_ms: int) -> list[str]:
+    return list(conn.execute(_busy_sessions_query, {"now": now_ms}).scalars())
 
 
-def _begin_anew(conn: sa.Connection, *, now_ms: int) -> None:
+def _restart_schedules(conn: sa.Connection, *, now_ms: int) -> None:
     """Restart the enabled schedules at a later start: earlier occurrences are not missed, but not simulated."""
-    page = Page(conn, now_ms)
-    for kept in schedules.everyone(conn, limit=SCHEDULES_MAX):
-        waiting = schedules.open_slot(conn, kept.id)
-        if kept.enabled and (waiting is None or waiting.state is SlotState.WAITING):
+    page = Transaction(conn, now_ms)
+    for kept in schedules.list_all(conn, limit=SCHEDULES_MAX):
+        waiting = schedules.get_open_occurrence(conn, kept.id)
+        if kept.enabled and (waiting is None or waiting.state is OccurrenceState.WAITING):
             schedules.enable(page, kept)
     page.close()
 
 
-def _watch(conn: sa.Connection) -> None:
-    for statement in _WATCHING:
+def _install_recording(conn: sa.Connection) -> None:
+    for statement in _RECORDING_STATEMENTS:
         conn.exec_driver_sql(statement)
 
 
-async def _until(
+async def _pass_time(
     until: datetime,
     clock: VirtualClock,
     store: Store,
-    understudy: Understudy,
-    tell: Tell,
+    stub_runner: StubRunner,
+    on_progress: OnProgress,
 ) -> str:
     """Let the time pass. Returns why it ended early, or an empty string."""
-    newest = sa.text(f"SELECT COALESCE(MAX(id), 0) FROM {KEPT_SLOTS}")
+    newest = sa.text(f"SELECT COALESCE(MAX(id), 0) FROM {RECORDED_TABLE}")
     while (left := until - clock.now()) > timedelta():
         try:
-            async with asyncio.timeout(min(left.total_seconds(), LOOKED_AT_EVERY_S)):
-                await understudy.full.wait()
-                return f"after {RUNS_MAX:,} runs, which is as many as one rehearsal has"
+            async with asyncio.timeout(min(left.total_seconds(), CHECK_INTERVAL_S)):
+                await stub_runner.is_full.wait()
+                return f"after {RUNS_MAX:,} runs, which is the limit of a dry run"
         except TimeoutError:
             pass
-        tell(clock.now(), understudy.runs)
-        if await store.read(lambda conn: conn.execute(newest).scalar_one()) >= SLOTS_MAX:
-            return f"after {SLOTS_MAX:,} slots, which is as many as one rehearsal has"
+        on_progress(clock.now(), stub_runner.runs)
+        if await store.read(lambda conn: conn.execute(newest).scalar_one()) >= OCCURRENCES_MAX:
+            return f"after {OCCURRENCES_MAX:,} occurrences, which is the limit of a dry run"
     return ""

@@ -13,49 +13,40 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from retinue.app.offline import closed_store, read_only, refuse_other_schema
+from retinue.app.errors import ServerAlreadyRunning
+from retinue.app.offline import open_offline_store, open_read_only, refuse_other_schema
 from retinue.config import Settings
-from retinue.domain.errors import Busy, Conflict, StoreError
-from retinue.schedules.schedule_files import FOLDER as SCHEDULES
+from retinue.dry_run.errors import DryRunDiskFull, DryRunTargetExists, DryRunTargetUnwritable
+from retinue.schedules.schedule_files import DIRECTORY as SCHEDULES
 from retinue.store.core import tables
-from retinue.store.core.connection import explain
+from retinue.store.core.connection import translate_error
 from retinue.store.maintenance.backup import STORE, copy_store
 from retinue.store.open_store import prepare_sqlite, stored_revision
 
-PREFIX = "retinue-rehearsal-"
-ROOM = 1.5  # factor: size of the copy and the simulated data, relative to the store
-ROWS_AT_ONCE = 1_000
-MADE_OF_OTHERS = frozenset({"chapters"})  # derived tables, which the server fills if they are empty
+FOLDER_PREFIX = "retinue-rehearsal-"
+SPACE_FACTOR = 1.5  # factor: size of the copy and the simulated data, relative to the store
+ROWS_PER_BATCH = 1_000
+DERIVED_TABLES = frozenset({"chapters"})  # derived tables, which the server fills if they are empty
 
 
 @contextmanager
-def folder_for(keep: str) -> Generator[Path]:
+def copy_folder(keep: str) -> Generator[Path]:
     """Return the folder for the copy: a temporary one, or the given one, which is kept."""
     if not keep:
-        with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
+        with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as folder:
             yield Path(folder)
         return
     folder = Path(keep).expanduser().absolute()
     try:
         folder.mkdir(mode=0o700, parents=True)
     except FileExistsError:
-        raise Conflict(
-            f"{folder} is already there",
-            because="a rehearsal is not written over anything",
-            try_this="name a folder that does not exist yet",
-            code="rehearse.exists",
-        ) from None
+        raise DryRunTargetExists(folder) from None
     except OSError as error:
-        raise StoreError(
-            f"{folder} cannot be made",
-            because=error.strerror or str(error),
-            try_this="name a folder where you may write",
-            code="rehearse.keep",
-        ) from error
+        raise DryRunTargetUnwritable(folder, because=error.strerror or str(error)) from error
     yield folder
 
 
-def copy(settings: Settings, folder: Path) -> bool:
+def copy_instance(settings: Settings, folder: Path) -> bool:
     """Copy the store as of one moment. Returns whether a server is running.
 
     If no server is running, the schedule files are copied too: they may have changed since it
@@ -66,27 +57,22 @@ def copy(settings: Settings, folder: Path) -> bool:
         return True
     with ExitStack() as opened:
         try:
-            store = opened.enter_context(closed_store(settings))
+            store = opened.enter_context(open_offline_store(settings))
             is_open = False
-        except Busy:
-            store = opened.enter_context(read_only(settings.store))
+        except ServerAlreadyRunning:
+            store = opened.enter_context(open_read_only(settings.store))
             is_open = True
-        _room_for(settings.store, folder)
+        _check_free_space(settings.store, folder)
         asyncio.run(store.scan(partial(copy_store, target=folder / STORE)))
         if not is_open:
             _copy_files(settings.home / SCHEDULES, folder / SCHEDULES)
     return is_open
 
 
-def _room_for(store: Path, folder: Path) -> None:
-    needed, free = int(store.stat().st_size * ROOM), shutil.disk_usage(folder).free
+def _check_free_space(store: Path, folder: Path) -> None:
+    needed, free = int(store.stat().st_size * SPACE_FACTOR), shutil.disk_usage(folder).free
     if needed > free:
-        raise StoreError(
-            "there is no room for a rehearsal",
-            because=f"a copy of the store takes {needed:,} bytes, and {free:,} are free at {folder}",
-            try_this="retinue rehearse --keep FOLDER, with a folder on a larger disk",
-            code="rehearse.no-room",
-        )
+        raise DryRunDiskFull(folder, needed_bytes=needed, free_bytes=free)
 
 
 def _copy_files(source: Path, target: Path) -> None:
@@ -101,7 +87,7 @@ def _copy_postgres(url: str, target: Path) -> None:
     """Copy a PostgreSQL database to an SQLite file row by row, from one snapshot. It is only read."""
     prepare_sqlite(target)
     try:
-        source = sa.create_engine(_driver(url))
+        source = sa.create_engine(_psycopg_url(url))
         copy = sa.create_engine(f"sqlite:///{target}")
         try:
             with source.connect() as reading, copy.begin() as writing:
@@ -109,20 +95,20 @@ def _copy_postgres(url: str, target: Path) -> None:
                 refuse_other_schema(stored_revision(reading))
                 writing.execute(tables.house.delete())
                 for table in tables.metadata.sorted_tables:
-                    if table.name not in MADE_OF_OTHERS:
+                    if table.name not in DERIVED_TABLES:
                         _copy_table(reading, writing, table)
         finally:
             source.dispose()
             copy.dispose()
     except exc.SQLAlchemyError as error:
-        raise explain(error) from error
+        raise translate_error(error) from error
 
 
 def _copy_table(reading: sa.Connection, writing: sa.Connection, table: sa.Table) -> None:
     rows = reading.execution_options(stream_results=True).execute(sa.select(table))
-    for some in rows.partitions(ROWS_AT_ONCE):
+    for some in rows.partitions(ROWS_PER_BATCH):
         writing.execute(table.insert(), [dict(row._mapping) for row in some])  # pyright: ignore[reportPrivateUsage]
 
 
-def _driver(url: str) -> sa.URL:
+def _psycopg_url(url: str) -> sa.URL:
     return sa.make_url(url).set(drivername="postgresql+psycopg")

@@ -10,83 +10,83 @@ from functools import partial
 from pathlib import Path
 
 from retinue.config import Settings
-from retinue.domain.ports import Clock, Ids
+from retinue.domain.ports import Clock, IdSource
 from retinue.domain.structs import replace
 from retinue.dry_run import copied_server
 from retinue.dry_run import report as reporting
-from retinue.dry_run.cancellation import Leaving
-from retinue.dry_run.copied_server import Tell, nobody_watches
-from retinue.dry_run.copy_instance import copy, folder_for
-from retinue.dry_run.gate_answers import GatesAsked
-from retinue.dry_run.gate_answers import ask as ask_gates
-from retinue.dry_run.heartbeat_checklists import fit, read_all, read_before
-from retinue.dry_run.parameters import Asked, Plan, plan
-from retinue.dry_run.report_types import Report
-from retinue.schedules.schedule_files import ScheduleFiles
+from retinue.dry_run.cancellation import SignalRecorder
+from retinue.dry_run.copied_server import OnProgress, ignore_progress
+from retinue.dry_run.copy_instance import copy_folder, copy_instance
+from retinue.dry_run.gate_answers import RecordedGates
+from retinue.dry_run.gate_answers import run_gates as ask_gates
+from retinue.dry_run.heartbeat_checklists import make_recorded_checklists, read_checklists, sync_heartbeats
+from retinue.dry_run.parameters import DryRunPlan, DryRunRequest, make_plan
+from retinue.dry_run.report_types import DryRunReport
+from retinue.schedules.schedule_files import ScheduleFileSync
 from retinue.store.core.sqlite import InlineStore
 from retinue.store.maintenance.backup import STORE
 from retinue.testing.fake_clock import FakeClock
 
 
-def rehearse(
-    asked: Asked,
+def run_dry_run(
+    request: DryRunRequest,
     settings: Settings,
     *,
     now: datetime,
     environment: Mapping[str, str],
-    watch: Callable[[Plan], Tell] = lambda _plan: nobody_watches,
+    make_progress: Callable[[DryRunPlan], OnProgress] = lambda _plan: ignore_progress,
     notes: Sequence[str] = (),
-    leaving: Leaving | None = None,
-) -> Report:
+    signals: SignalRecorder | None = None,
+) -> DryRunReport:
     """Copy the instance, simulate its schedules on the copy, and return the report. The instance is only read."""
     began = time.monotonic()
-    leaving = leaving or Leaving()
-    wanted = plan(asked, now=now, zone=settings.zone)
-    with folder_for(asked.keep) as folder:
-        is_open = copy(settings, folder)
+    signals = signals or SignalRecorder()
+    wanted = make_plan(request, now=now, zone=settings.zone)
+    with copy_folder(request.keep) as folder:
+        is_open = copy_instance(settings, folder)
         store = copied_server.open_copy(folder / STORE)
         with closing(store.connection):
-            clock, ids = FakeClock(wanted.begin), copied_server.CountedIds(wanted.seed)
-            unread = [] if is_open else leaving.run(_open(store, clock, ids, settings, folder))
-            scene = copied_server.look(store, wanted)
-            said = leaving.run(read_all(scene, store, clock, settings))
-            gates = reporting.gates_before(store.connection, scene)
-            asked_gates = GatesAsked()
-            if wanted.gates:
-                asked_gates = leaving.run(
+            clock, ids = FakeClock(wanted.begin), copied_server.SeededIds(wanted.seed)
+            unread = [] if is_open else signals.run(_sync_files(store, clock, ids, settings, folder))
+            scene = copied_server.read_context(store, wanted)
+            said = signals.run(read_checklists(scene, store, clock, settings))
+            gates = reporting.read_gate_history(store.connection, scene)
+            asked_gates = RecordedGates()
+            if wanted.runs_gates:
+                asked_gates = signals.run(
                     ask_gates(scene, settings, store, clock, ids, folder=folder, environment=environment)
                 )
-            played = copied_server.play(
+            played = copied_server.run_simulation(
                 wanted,
                 replace(settings, home=folder),
                 store,
                 scene,
-                home=folder,
+                data_dir=folder,
                 environment=environment,
-                checklists=partial(read_before, said, settings),
-                ask_gate=asked_gates,
-                tell=watch(wanted),
-                after_step=leaving.heed,
+                build_checklist_reader=partial(make_recorded_checklists, said, settings),
+                run_gate=asked_gates,
+                on_progress=make_progress(wanted),
+                after_step=signals.raise_if_signalled,
             )
-            return reporting.report(
+            return reporting.build_report(
                 store.connection,
                 wanted,
                 settings,
                 scene,
                 played,
-                gates=gates,
-                gates_taken=asked_gates.taken,
+                gate_history=gates,
+                gate_descriptions=asked_gates.descriptions,
                 notes=[*notes, *unread],
                 took_s=round(time.monotonic() - began, 1),
             )
 
 
-async def _open(store: InlineStore, clock: Clock, ids: Ids, settings: Settings, folder: Path) -> list[str]:
+async def _sync_files(store: InlineStore, clock: Clock, ids: IdSource, settings: Settings, folder: Path) -> list[str]:
     """Do what a server does when it starts: read the schedule files and the heartbeat settings.
 
     Returns the problems in the files.
     """
-    files = ScheduleFiles(store, clock, ids, folder, settings.zone)
-    await files.look()
-    await fit(store, clock, settings)
+    files = ScheduleFileSync(store, clock, ids, folder, settings.zone)
+    await files.sync()
+    await sync_heartbeats(store, clock, settings)
     return files.problems()

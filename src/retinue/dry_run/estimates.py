@@ -15,13 +15,13 @@ from retinue.domain.address import Address, AddressKind
 from retinue.domain.record import Usage
 from retinue.store.core import tables as t
 
-LOOKED_AT_MAX = 20  # last runs per estimate
+SAMPLE_RUNS_MAX = 20  # last runs per estimate
 ASSUMED_S = 30.0
 ASSUMED_INPUT_TOKENS = 8_000
 ASSUMED_OUTPUT_TOKENS = 500
 
 
-class Estimate(Struct, frozen=True, kw_only=True):
+class RunEstimate(Struct, frozen=True, kw_only=True):
     """The expected duration and tokens of a run."""
 
     seconds: float
@@ -29,39 +29,39 @@ class Estimate(Struct, frozen=True, kw_only=True):
     basis: str  # explanation for the report
 
 
-ASSUMED = Estimate(
+ASSUMED_ESTIMATE = RunEstimate(
     seconds=ASSUMED_S,
     usage=Usage(input_tokens=ASSUMED_INPUT_TOKENS, output_tokens=ASSUMED_OUTPUT_TOKENS),
-    basis=f"assumed: {ASSUMED_INPUT_TOKENS:,} tokens read, {ASSUMED_OUTPUT_TOKENS:,} written, {ASSUMED_S:g} s",
+    basis=f"assumed: {ASSUMED_INPUT_TOKENS:,} input tokens, {ASSUMED_OUTPUT_TOKENS:,} output tokens, {ASSUMED_S:g} s",
 )
 
 _b = sa.bindparam
 _r, _m, _s, _e = t.runs, t.money, t.schedule_slots, t.envelopes
-_SORTS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
-_took = (
+_TOKEN_COLUMNS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
+_run_columns = (
     _r.c.id,
     (_r.c.ended_ms - _r.c.started_ms).label("took_ms"),
     *(
         sa.select(sa.func.coalesce(sa.func.sum(_m.c[sort]), 0)).where(_m.c.run == _r.c.id).scalar_subquery().label(sort)
-        for sort in _SORTS
+        for sort in _TOKEN_COLUMNS
     ),
 )
-_of_schedule = (
-    sa.select(*_took)
+_schedule_runs_query = (
+    sa.select(*_run_columns)
     .select_from(_s.join(_e, _e.c.id == _s.c.envelope).join(_r, _r.c.id == _e.c.run))
     .where(_s.c.schedule == _b("schedule"), _s.c.state == "ran", _r.c.status == "completed")
     .order_by(_s.c.seq.desc())
-    .limit(LOOKED_AT_MAX)
+    .limit(SAMPLE_RUNS_MAX)
 )
-_of_agent = (
-    sa.select(*_took)
+_agent_runs_query = (
+    sa.select(*_run_columns)
     .where(_r.c.agent == _b("agent"), _r.c.status == "completed")
     .order_by(_r.c.started_ms.desc())
-    .limit(LOOKED_AT_MAX)
+    .limit(SAMPLE_RUNS_MAX)
 )
 
 
-class Estimates:
+class RunEstimator:
     """Reads its data once, before the simulation, so that simulated runs do not count."""
 
     def __init__(
@@ -72,29 +72,35 @@ class Estimates:
         `run_s`: use this duration for every run.
         """
         self._run_s = run_s
-        self._agents = {agent: self._of(conn.execute(_of_agent, {"agent": agent}).all(), agent) for agent in agents}
+        self._agents = {
+            agent: self._estimate_from(conn.execute(_agent_runs_query, {"agent": agent}).all(), agent)
+            for agent in agents
+        }
         self._schedules = {
-            id_: self._of(conn.execute(_of_schedule, {"schedule": id_}).all(), "") or self._agents.get(agent)
+            id_: self._estimate_from(conn.execute(_schedule_runs_query, {"schedule": id_}).all(), "")
+            or self._agents.get(agent)
             for id_, agent in schedules
         }
 
-    def of(self, sender: Address, agent: str) -> Estimate:
+    def for_sender(self, sender: Address, agent: str) -> RunEstimate:
         own = self._schedules.get(sender.name) if sender.kind is AddressKind.SCHEDULE else None
-        return own or self._agents.get(agent) or self._timed(ASSUMED)
+        return own or self._agents.get(agent) or self._with_fixed_duration(ASSUMED_ESTIMATE)
 
-    def of_schedule(self, id_: str) -> Estimate:
-        return self._schedules.get(id_) or self._timed(ASSUMED)
+    def for_schedule(self, id_: str) -> RunEstimate:
+        return self._schedules.get(id_) or self._with_fixed_duration(ASSUMED_ESTIMATE)
 
-    def _of(self, rows: Sequence[sa.Row[tuple[object, ...]]], agent: str) -> Estimate | None:
+    def _estimate_from(self, rows: Sequence[sa.Row[tuple[object, ...]]], agent: str) -> RunEstimate | None:
         if not rows:
             return None
         whose = f"{agent}'s last" if agent else "its last"
         basis = f"{whose} run" if len(rows) == 1 else f"the median of {whose} {len(rows)} runs"
-        tokens = {sort: round(median(getattr(row, sort) for row in rows)) for sort in _SORTS}
+        tokens = {sort: round(median(getattr(row, sort) for row in rows)) for sort in _TOKEN_COLUMNS}
         seconds = max(0.0, median(row.took_ms for row in rows) / 1000)
-        return self._timed(Estimate(seconds=seconds, usage=Usage(**tokens), basis=basis))
+        return self._with_fixed_duration(RunEstimate(seconds=seconds, usage=Usage(**tokens), basis=basis))
 
-    def _timed(self, estimate: Estimate) -> Estimate:
+    def _with_fixed_duration(self, estimate: RunEstimate) -> RunEstimate:
         if self._run_s is None:
             return estimate
-        return Estimate(seconds=self._run_s, usage=estimate.usage, basis=f"{estimate.basis}; {self._run_s:g} s as told")
+        return RunEstimate(
+            seconds=self._run_s, usage=estimate.usage, basis=f"{estimate.basis}; {self._run_s:g} s as given"
+        )

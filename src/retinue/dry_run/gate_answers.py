@@ -12,162 +12,171 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from retinue.agents.agent_directory import ensure_home, home_of
+from retinue.agents.agent_directory import agent_directory_of, ensure_agent_directory
 from retinue.config import Settings
 from retinue.config.sandbox import DockerSettings, SandboxKind
 from retinue.domain import permission
 from retinue.domain.agent import Agent
-from retinue.domain.ids import SessionId, derived
-from retinue.domain.permission import Access, Withheld
-from retinue.domain.ports import Clock, Ids
-from retinue.domain.schedule import Gate, GateSaid, Schedule
+from retinue.domain.ids import SessionId, derive_id
+from retinue.domain.permission import PermissionKind, ProtectedPaths
+from retinue.domain.ports import Clock, IdSource
+from retinue.domain.schedule import GateResult, Schedule, ScheduleGate
 from retinue.domain.session import Origin, OriginKind
 from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
-from retinue.dry_run.copied_server import GATE_OUTPUT, Scene, assumed_open
-from retinue.sandbox.base import Child, Confinement, Probe, Sandbox, SandboxFailed
-from retinue.sandbox.bubblewrap import Bubblewrap
-from retinue.schedules.gates import Gates
+from retinue.dry_run.copied_server import GATE_OUTPUT, DryRunContext, assume_gate_open
+from retinue.dry_run.errors import NO_SANDBOX_REASON, DryRunUnconfined
+from retinue.sandbox.base import Confinement, RunningCommand, Sandbox, SandboxProbe
+from retinue.sandbox.bubblewrap import BubblewrapSandbox
+from retinue.schedules.gates import GateRunner
 from retinue.store.core.connection import Store
 from retinue.store.sessions import sessions
-from retinue.tools.grants import Grants
-from retinue.tools.shell.sandbox_choice import Confining
+from retinue.tools.grants import GrantCache
+from retinue.tools.shell.sandbox_choice import SandboxChooser
 
-HOME_BYTES_MAX = 200 * 1024 * 1024
-ASSUMED = "assumed open"
+AGENT_DIRECTORY_BYTES_MAX = 200 * 1024 * 1024
+ASSUMED_OPEN = "assumed open"
 
 
-class NoWalls:
+class RefusingSandbox:
     """Replaces the host, where commands run without a sandbox. It refuses every command."""
 
     name = "none"
 
     def __init__(self) -> None:
-        self.asked = False
+        self.was_called = False
 
-    async def probe(self) -> Probe:
-        return Probe(False, "a rehearsal runs nothing without walls", 'set `kind = "bubblewrap"`')
+    async def probe(self) -> SandboxProbe:
+        return SandboxProbe(False, NO_SANDBOX_REASON, 'set `kind = "bubblewrap"`')
 
-    async def start(self, argv: Sequence[str], confinement: Confinement, *, pty: bool = False) -> Child:
-        self.asked = True
-        raise SandboxFailed("it was not run", because="a rehearsal runs nothing without walls")
+    async def start(self, argv: Sequence[str], confinement: Confinement, *, pty: bool = False) -> RunningCommand:
+        self.was_called = True
+        raise DryRunUnconfined
 
 
-class GatesAsked:
+class RecordedGates:
     """The result of each gate for every occurrence of its schedule, and its description for the report."""
 
     def __init__(self) -> None:
-        self.taken: dict[str, str] = {}
-        self._said: dict[str, GateSaid] = {}
+        self.descriptions: dict[str, str] = {}
+        self._results: dict[str, GateResult] = {}
 
-    async def __call__(self, schedule: Schedule, agent: Agent, session: SessionId) -> GateSaid:
-        said = self._said.get(schedule.id)
-        return said if said is not None else await assumed_open(schedule, agent, session)
+    async def __call__(self, schedule: Schedule, agent: Agent, session: SessionId) -> GateResult:
+        recorded = self._results.get(schedule.id)
+        return recorded if recorded is not None else await assume_gate_open(schedule, agent, session)
 
-    def said(self, schedule: Schedule, said: GateSaid) -> None:
+    def record(self, schedule: Schedule, result: GateResult) -> None:
         # The output is private and not shown. Whether there is any may decide whether the occurrence runs.
-        output = GATE_OUTPUT if said.output else ""
-        self._said[schedule.id] = GateSaid(open=said.open, because=said.because, output=output, trust=Trust.PRIVATE)
-        self.taken[schedule.id] = "asked once: open" if said.open else f"asked once: closed ({said.because})"
+        output = GATE_OUTPUT if result.output else ""
+        self._results[schedule.id] = GateResult(
+            is_open=result.is_open, because=result.because, output=output, trust=Trust.PRIVATE
+        )
+        self.descriptions[schedule.id] = "run once: open" if result.is_open else f"run once: closed ({result.because})"
 
 
-async def ask(
-    scene: Scene,
+async def run_gates(
+    context: DryRunContext,
     settings: Settings,
     store: Store,
     clock: Clock,
-    ids: Ids,
+    ids: IdSource,
     *,
     folder: Path,
     environment: Mapping[str, str],
-) -> GatesAsked:
+) -> RecordedGates:
     """Run each gate that has no effects. `folder` is where the copy is."""
-    asked = GatesAsked()
-    walls = Bubblewrap(
+    asked = RecordedGates()
+    sandbox = BubblewrapSandbox(
         folder=folder / "sandbox",
-        state=(settings.home, folder, *settings.sandbox.hidden),
-        homes=(folder / "agents",),
+        private_paths=(settings.home, folder, *settings.sandbox.hidden),
+        shareable_parents=(folder / "agents",),
         user_home=Path(os.path.realpath(Path.home())),
     )
-    probe = await walls.probe()
-    staff = {agent.name: agent for agent in scene.staff}
-    for kept in scene.schedules:
-        gate, agent = kept.schedule.gate, staff.get(kept.schedule.to.name) or staff.get(kept.schedule.owner.name)
+    probe = await sandbox.probe()
+    agents = {agent.name: agent for agent in context.agents}
+    for kept in context.schedules:
+        gate, agent = kept.schedule.gate, agents.get(kept.schedule.to.name) or agents.get(kept.schedule.owner.name)
         if gate is None or agent is None or not kept.enabled:
             continue
-        because = _why_not(gate, settings, agent, probe) or _copy_home(settings.home, folder, agent.name)
-        if because:
-            asked.taken[kept.id] = f"{ASSUMED}: {because}"
-            continue
-        bare = NoWalls()
-        said = await _gates(settings, store, clock, ids, walls, bare, folder=folder, environment=environment)(
-            kept.schedule, agent, await _session(store, kept.schedule, agent)
+        because = _not_run_because(gate, settings, agent, probe) or _copy_agent_directory(
+            settings.home, folder, agent.name
         )
-        if bare.asked:
-            asked.taken[kept.id] = f"{ASSUMED}: {agent.name} has no sandbox"
+        if because:
+            asked.descriptions[kept.id] = f"{ASSUMED_OPEN}: {because}"
+            continue
+        refusing = RefusingSandbox()
+        result = await _build_gate_runner(
+            settings, store, clock, ids, sandbox, refusing, folder=folder, environment=environment
+        )(kept.schedule, agent, await _session_of(store, kept.schedule, agent))
+        if refusing.was_called:
+            asked.descriptions[kept.id] = f"{ASSUMED_OPEN}: {agent.name} has no sandbox"
         else:
-            asked.said(kept.schedule, said)
+            asked.record(kept.schedule, result)
     return asked
 
 
-def _why_not(gate: Gate, settings: Settings, agent: Agent, probe: Probe) -> str:
+def _not_run_because(gate: ScheduleGate, settings: Settings, agent: Agent, probe: SandboxProbe) -> str:
     if not probe.works:
-        return f"there is no sandbox here: {probe.because}"
+        return f"this machine has no sandbox: {probe.because}"
     if gate.domains:
-        return "it reaches a network"
-    if any(permission.parse(tag).access is not Access.READ for tag in gate.permissions):
-        return "it may write elsewhere than at home"
-    size = sum(path.lstat().st_size for path in home_of(settings.home, agent.name).rglob("*"))
-    return f"the home of {agent.name} is larger than {HOME_BYTES_MAX:,} bytes" if size > HOME_BYTES_MAX else ""
+        return "it uses the network"
+    if any(permission.parse_permission(tag).kind is not PermissionKind.READ for tag in gate.permissions):
+        return "it can write outside the agent directory"
+    size = sum(path.lstat().st_size for path in agent_directory_of(settings.home, agent.name).rglob("*"))
+    return (
+        f"the agent directory of {agent.name} is larger than {AGENT_DIRECTORY_BYTES_MAX:,} bytes"
+        if size > AGENT_DIRECTORY_BYTES_MAX
+        else ""
+    )
 
 
-def _copy_home(home: Path, folder: Path, agent: str) -> str:
-    target, source = home_of(folder, agent), home_of(home, agent)
+def _copy_agent_directory(data_dir: Path, folder: Path, agent: str) -> str:
+    target, source = agent_directory_of(folder, agent), agent_directory_of(data_dir, agent)
     try:
         if not target.exists() and source.is_dir():
             shutil.copytree(source, target, symlinks=True)
     except (OSError, shutil.Error):
-        return f"the home of {agent} cannot be copied"
+        return f"the agent directory of {agent} cannot be copied"
     return ""
 
 
-async def _session(store: Store, schedule: Schedule, agent: Agent) -> SessionId:
+async def _session_of(store: Store, schedule: Schedule, agent: Agent) -> SessionId:
     """Return the schedule's session if it has one, because grants made there apply."""
     origin = Origin(OriginKind.SCHEDULE, f"schedule:{schedule.id}")
-    found = await store.read(lambda conn: sessions.by_origin(conn, agent.name, origin))
-    return found.id if found is not None else SessionId(derived(schedule.id, "rehearsal"))
+    found = await store.read(lambda conn: sessions.get_by_origin(conn, agent.name, origin))
+    return found.id if found is not None else SessionId(derive_id(schedule.id, "rehearsal"))
 
 
-def _gates(
+def _build_gate_runner(
     settings: Settings,
     store: Store,
     clock: Clock,
-    ids: Ids,
-    walls: Sandbox,
-    bare: Sandbox,
+    ids: IdSource,
+    bubblewrap: Sandbox,
+    refusing: Sandbox,
     *,
     folder: Path,
     environment: Mapping[str, str],
-) -> Gates:
+) -> GateRunner:
     sandbox = replace(settings.sandbox, kind=SandboxKind.BUBBLEWRAP)
 
     def container(key: str, docker: DockerSettings | None) -> Sandbox:
-        return bare
+        return refusing
 
-    return Gates(
+    return GateRunner(
         store=store,
         clock=clock,
         ids=ids,
-        grants=Grants(store, clock),
-        confining=Confining(
+        grants=GrantCache(store, clock),
+        sandbox_choice=SandboxChooser(
             settings=lambda: sandbox,
-            host=bare,
-            bubblewrap=walls,
+            host=refusing,
+            bubblewrap=bubblewrap,
             container=container,
-            homes=folder / "agents",
+            agents_directory=folder / "agents",
             is_owner=lambda _scene: False,
             environment=environment,
         ),
-        withheld=Withheld(house=folder, person=Path(os.path.realpath(Path.home()))),
-        home_of=lambda name: ensure_home(folder, name),
+        withheld=ProtectedPaths(data_directory=folder, user_home=Path(os.path.realpath(Path.home()))),
+        agent_directory_of=lambda name: ensure_agent_directory(folder, name),
     )

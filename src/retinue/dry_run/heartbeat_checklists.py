@@ -13,97 +13,103 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from retinue.agents.agent_directory import home_of
+from retinue.agents.agent_directory import agent_directory_of
 from retinue.config import Settings
 from retinue.domain.agent import Agent
-from retinue.domain.ids import SessionId, derived
-from retinue.domain.permission import Withheld
+from retinue.domain.ids import SessionId, derive_id
+from retinue.domain.permission import ProtectedPaths
 from retinue.domain.ports import Clock, ReadChecklist
-from retinue.domain.schedule import GateSaid, Schedule
+from retinue.domain.schedule import GateResult, Schedule
 from retinue.domain.times import to_ms
-from retinue.dry_run.copied_server import Scene, assumed_open
-from retinue.engine.heartbeats import is_busy
-from retinue.schedules.heartbeat_prompt import Checklists
-from retinue.schedules.heartbeats import Heartbeats, Wishes
-from retinue.schedules.read_with_trust import look_for
+from retinue.dry_run.copied_server import DryRunContext, assume_gate_open
+from retinue.engine.heartbeats import is_session_busy
+from retinue.schedules.heartbeat_prompt import ChecklistReader
+from retinue.schedules.heartbeats import HeartbeatSettings, HeartbeatSync
+from retinue.schedules.read_with_trust import read_with_trust
 from retinue.store.core.connection import Store
-from retinue.store.envelopes.attachment_files import Files
-from retinue.tools.files.file_access import Ground
+from retinue.store.envelopes.attachment_files import AttachmentFiles
+from retinue.tools.files.file_access import FileServices
 
-NOT_READ = GateSaid(open=False, because="there is nothing here that could read its checklist")
+NOT_READ_RESULT = GateResult(is_open=False, because="its checklist cannot be read in a dry run")
 
 
-class OnlyLooking(Heartbeats):
+class ReadOnlyHeartbeatSync(HeartbeatSync):
     """Syncs heartbeats like a server that starts, without creating anything in the agent directories."""
 
-    def _watch(self, agent: str | None) -> None:
+    def _watch_tasks(self, agent: str | None) -> None:
         return
 
 
-async def fit(store: Store, clock: Clock, settings: Settings) -> None:
+async def sync_heartbeats(store: Store, clock: Clock, settings: Settings) -> None:
     """Sync the heartbeats with the current settings and files, as a server does when it starts."""
-    wishes = Wishes(house=settings.defaults.heartbeat, default_agent=settings.default_agent, zone=settings.zone)
-    beats = OnlyLooking(
+    wishes = HeartbeatSettings(
+        defaults=settings.defaults.heartbeat, default_agent=settings.default_agent, zone=settings.zone
+    )
+    beats = ReadOnlyHeartbeatSync(
         store,
         clock,
         lambda: wishes,
-        home_of=partial(home_of, settings.home),
+        agent_directory_of=partial(agent_directory_of, settings.home),
         workspace_of=settings.defaults.workspace_of,
     )
-    await beats.fit(boot=True)
+    await beats.sync(is_boot=True)
 
 
-async def read_all(scene: Scene, store: Store, clock: Clock, settings: Settings) -> dict[str, GateSaid]:
+async def read_checklists(
+    context: DryRunContext, store: Store, clock: Clock, settings: Settings
+) -> dict[str, GateResult]:
     """Return the checklist result of each heartbeat."""
-    lists = Checklists(**_needs(store, clock, settings))
-    staff = {agent.name: agent for agent in scene.staff}
-    found: dict[str, GateSaid] = {}
-    for kept in scene.schedules:
+    lists = ChecklistReader(**_reader_arguments(store, clock, settings))
+    staff = {agent.name: agent for agent in context.agents}
+    found: dict[str, GateResult] = {}
+    for kept in context.schedules:
         agent = staff.get(kept.schedule.to.name)
         if kept.schedule.heartbeat is not None and kept.enabled and agent is not None:
-            session = SessionId(derived(kept.id, "rehearsal"))
+            session = SessionId(derive_id(kept.id, "rehearsal"))
             found[kept.id] = await lists(kept.schedule, agent, session, wanted=(), forced=True)
     return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadBefore(Checklists):
+class RecordedChecklists(ChecklistReader):
     """Waits for a busy session like the real one, and then returns the recorded result."""
 
-    said: Mapping[str, GateSaid]
+    results: Mapping[str, GateResult]
 
     async def __call__(
         self, schedule: Schedule, agent: Agent, session: SessionId, *, wanted: tuple[str, ...], forced: bool
-    ) -> GateSaid:
-        if not forced and (because := await self._why_busy(schedule, session)):
-            return GateSaid(open=False, because=because)
-        return self.said.get(schedule.id, NOT_READ)
+    ) -> GateResult:
+        if not forced and (because := await self._busy_reason(schedule, session)):
+            return GateResult(is_open=False, because=because)
+        return self.results.get(schedule.id, NOT_READ_RESULT)
 
 
-def read_before(said: Mapping[str, GateSaid], settings: Settings, store: Store, clock: Clock) -> ReadChecklist:
-    return ReadBefore(said=said, **_needs(store, clock, settings))
+def make_recorded_checklists(
+    results: Mapping[str, GateResult], settings: Settings, store: Store, clock: Clock
+) -> ReadChecklist:
+    return RecordedChecklists(results=results, **_reader_arguments(store, clock, settings))
 
 
-def _needs(store: Store, clock: Clock, settings: Settings) -> dict[str, Any]:
+def _reader_arguments(store: Store, clock: Clock, settings: Settings) -> dict[str, Any]:
     """Return the arguments of a checklist reader: where checklists are, their trust, and whether a
     session is busy.
     """
     home = Path(os.path.realpath(settings.home))
-    withheld = Withheld(house=home, person=Path(os.path.realpath(Path.home())))
-    ground = Ground(store=store, clock=clock, files=Files(home / "files"), withheld=withheld)
+    withheld = ProtectedPaths(data_directory=home, user_home=Path(os.path.realpath(Path.home())))
+    ground = FileServices(store=store, clock=clock, files=AttachmentFiles(home / "files"), withheld=withheld)
 
     async def has_something_to_do(session: SessionId) -> bool:
-        return await store.read(partial(is_busy, session=session, now_ms=to_ms(clock.now())))
+        return await store.read(partial(is_session_busy, session=session, now_ms=to_ms(clock.now())))
 
     def nothing(agent: Agent) -> str:
         return ""
 
     return {
         "clock": clock,
-        "look": partial(look_for, ground),
+        "read_file": partial(read_with_trust, ground),
         "is_busy": has_something_to_do,
-        "home_of": partial(home_of, settings.home),
+        "agent_directory_of": partial(agent_directory_of, settings.home),
         "workspace_of": settings.defaults.workspace_of,
-        "gates": assumed_open,
-        "why_no_gate": nothing,
+        "run_gate": assume_gate_open,
+        "gate_refusal": nothing,
     }

@@ -9,20 +9,20 @@ from zoneinfo import ZoneInfo
 import msgspec
 from msgspec import Meta, Struct
 
-from retinue.domain.errors import Invalid
-from retinue.domain.times import parse_when
-from retinue.schedules.schedule_parser import span_s
+from retinue.domain.times import parse_time
+from retinue.dry_run.errors import DryRunDaysInvalid, DryRunDurationInvalid, DryRunRequestInvalid, DryRunStartInvalid
+from retinue.schedules.schedule_parser import parse_span_s
 
-DAYS, DAYS_MAX = 30, 366
+DEFAULT_DAYS, DAYS_MAX = 30, 366
 RUN_S_MAX = 86_400
-BEGINS_WITHIN = timedelta(days=366)
+START_WITHIN = timedelta(days=366)
 SEED_MAX = 2**32 - 1
 
 
-class Asked(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
+class DryRunRequest(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
     """The request, as the command line passes it."""
 
-    days: int = DAYS
+    days: int = DEFAULT_DAYS
     begin: str = ""  # empty: now
     run_takes: str = ""  # empty: estimated from the last runs
     seed: Annotated[int, Meta(ge=0, le=SEED_MAX)] = 0
@@ -30,59 +30,42 @@ class Asked(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fi
     keep: str = ""
 
 
-class Plan(Struct, frozen=True, kw_only=True):
+class DryRunPlan(Struct, frozen=True, kw_only=True):
     """The validated parameters."""
 
     begin: datetime
     until: datetime
-    begins_now: bool
+    starts_now: bool
     days: int
     run_s: float | None
     seed: int
-    gates: bool
+    runs_gates: bool
 
 
-def read(text: bytes) -> Asked:
+def parse_dry_run_request(text: bytes) -> DryRunRequest:
     try:
-        return msgspec.json.decode(text, type=Asked)
+        return msgspec.json.decode(text, type=DryRunRequest)
     except msgspec.ValidationError as error:
-        raise Invalid(
-            "this cannot be rehearsed", because=str(error), try_this="retinue rehearse --help", code="rehearse.invalid"
-        ) from None
+        raise DryRunRequestInvalid(str(error)) from None
 
 
-def plan(asked: Asked, *, now: datetime, zone: ZoneInfo) -> Plan:
-    if not 1 <= asked.days <= DAYS_MAX:
-        raise Invalid(
-            f"{asked.days} days cannot be rehearsed",
-            because=f"a rehearsal goes from 1 to {DAYS_MAX} days",
-            try_this=f"retinue rehearse --days {DAYS}",
-            code="rehearse.days",
-        )
-    begin = parse_when(asked.begin, now=now, zone=zone) if asked.begin else now
-    if not now <= begin <= now + BEGINS_WITHIN:
-        raise Invalid(
-            f"a rehearsal cannot begin at {asked.begin[:100]}",
-            because=f"it begins now or within {BEGINS_WITHIN.days} days; what was before is in their histories",
-            try_this="retinue rehearse --from +1d",
-            code="rehearse.from",
-        )
-    run_s = span_s(asked.run_takes) if asked.run_takes else None
+def make_plan(request: DryRunRequest, *, now: datetime, zone: ZoneInfo) -> DryRunPlan:
+    if not 1 <= request.days <= DAYS_MAX:
+        raise DryRunDaysInvalid(request.days, days_max=DAYS_MAX, days_default=DEFAULT_DAYS)
+    begin = parse_time(request.begin, now=now, zone=zone) if request.begin else now
+    if not now <= begin <= now + START_WITHIN:
+        raise DryRunStartInvalid(request.begin, days_max=START_WITHIN.days)
+    run_s = parse_span_s(request.run_takes) if request.run_takes else None
     if run_s is not None and run_s > RUN_S_MAX:
-        raise Invalid(
-            f"no run takes {asked.run_takes[:100]}",
-            because=f"at most {RUN_S_MAX:,} seconds can be rehearsed",
-            try_this="retinue rehearse --run-takes 90s",
-            code="rehearse.run-takes",
-        )
+        raise DryRunDurationInvalid(request.run_takes, seconds_max=RUN_S_MAX)
     # Calendar days: thirty days end at the same time of day, even across a daylight saving change.
-    until = (begin.astimezone(zone) + timedelta(days=asked.days)).astimezone(begin.tzinfo)
-    return Plan(
+    until = (begin.astimezone(zone) + timedelta(days=request.days)).astimezone(begin.tzinfo)
+    return DryRunPlan(
         begin=begin,
         until=until,
-        begins_now=not asked.begin,
-        days=asked.days,
+        starts_now=not request.begin,
+        days=request.days,
         run_s=run_s,
-        seed=asked.seed,
-        gates=asked.gates,
+        seed=request.seed,
+        runs_gates=request.gates,
     )

@@ -21,7 +21,7 @@ class SkipKind(StrEnum):
     OTHER = "other"
 
 
-class RunTold(Struct, frozen=True, kw_only=True, rename="kebab"):
+class SimulatedRun(Struct, frozen=True, kw_only=True, rename="kebab"):
     """One run. `at` is the time of its occurrence, `began` the time when a slot was free for it."""
 
     at: str
@@ -38,7 +38,7 @@ class RunTold(Struct, frozen=True, kw_only=True, rename="kebab"):
     cost_microusd: int | None
 
 
-class SkipTold(Struct, frozen=True, kw_only=True, rename="kebab"):
+class SimulatedSkip(Struct, frozen=True, kw_only=True, rename="kebab"):
     """Skipped occurrences. `times` is None if there were too many to count."""
 
     at: str
@@ -49,7 +49,7 @@ class SkipTold(Struct, frozen=True, kw_only=True, rename="kebab"):
     because: str
 
 
-class GateTold(Struct, frozen=True, kw_only=True, rename="kebab"):
+class GateSummary(Struct, frozen=True, kw_only=True, rename="kebab"):
     """How the gate was treated here, and how often it was open and closed in the stored history."""
 
     taken: str
@@ -57,7 +57,7 @@ class GateTold(Struct, frozen=True, kw_only=True, rename="kebab"):
     was_closed: int
 
 
-class Sums(Struct, frozen=True, kw_only=True, rename="kebab"):
+class RunTotals(Struct, frozen=True, kw_only=True, rename="kebab"):
     """Totals of runs, skips, tokens and cost."""
 
     runs: int = 0
@@ -69,7 +69,7 @@ class Sums(Struct, frozen=True, kw_only=True, rename="kebab"):
     unpriced: int = 0  # runs with an unknown price
 
 
-class ScheduleTold(Struct, frozen=True, kw_only=True, rename="kebab"):
+class ScheduleSummary(Struct, frozen=True, kw_only=True, rename="kebab"):
     """One schedule, with its totals."""
 
     id: str
@@ -79,21 +79,21 @@ class ScheduleTold(Struct, frozen=True, kw_only=True, rename="kebab"):
     zone: str
     enabled: bool
     because: str
-    sums: Sums
+    sums: RunTotals
     model: str
     estimated: str
-    gate: GateTold | None
+    gate: GateSummary | None
     next: str | None  # the next occurrence after the simulated time
 
 
-class SumsOf(Struct, frozen=True, kw_only=True, rename="kebab"):
+class NamedTotals(Struct, frozen=True, kw_only=True, rename="kebab"):
     """The totals of one agent or day."""
 
     name: str
-    sums: Sums
+    sums: RunTotals
 
 
-class BudgetTold(Struct, frozen=True, kw_only=True, rename="kebab"):
+class BudgetSummary(Struct, frozen=True, kw_only=True, rename="kebab"):
     """The highest spending under a budget, earlier spending included, and when it first refused a run."""
 
     what: str
@@ -105,7 +105,7 @@ class BudgetTold(Struct, frozen=True, kw_only=True, rename="kebab"):
     first_refused: str | None
 
 
-class HeldUp(Struct, frozen=True, kw_only=True, rename="kebab"):
+class DelayedRuns(Struct, frozen=True, kw_only=True, rename="kebab"):
     """Runs that started over a minute late because their agent or all slots were busy, and the latest of them."""
 
     runs: int = 0
@@ -114,21 +114,21 @@ class HeldUp(Struct, frozen=True, kw_only=True, rename="kebab"):
     at: str = ""
 
 
-class MinuteTold(Struct, frozen=True, kw_only=True, rename="kebab"):
+class BusyMinute(Struct, frozen=True, kw_only=True, rename="kebab"):
     """A minute, and the number of runs in progress."""
 
     at: str
     runs: int
 
 
-class Never(Struct, frozen=True, kw_only=True, rename="kebab"):
+class IdleSchedule(Struct, frozen=True, kw_only=True, rename="kebab"):
     """A schedule without any occurrence, and why."""
 
     schedule: str
     because: str
 
 
-class Report(Struct, frozen=True, kw_only=True, rename="kebab"):
+class DryRunReport(Struct, frozen=True, kw_only=True, rename="kebab"):
     """The whole report."""
 
     house: str
@@ -140,14 +140,14 @@ class Report(Struct, frozen=True, kw_only=True, rename="kebab"):
     took_s: float
     stopped: str
     left_out: int
-    sums: Sums
-    schedules: list[ScheduleTold]
-    agents: list[SumsOf]
-    by_day: list[SumsOf]
-    skips: list[SkipTold]
-    budgets: list[BudgetTold]
-    busiest: list[MinuteTold]
-    held_up: HeldUp
-    never: list[Never]
+    sums: RunTotals
+    schedules: list[ScheduleSummary]
+    agents: list[NamedTotals]
+    by_day: list[NamedTotals]
+    skips: list[SimulatedSkip]
+    budgets: list[BudgetSummary]
+    busiest: list[BusyMinute]
+    held_up: DelayedRuns
+    never: list[IdleSchedule]
     notes: list[str]
-    runs: list[RunTold]
+    runs: list[SimulatedRun]

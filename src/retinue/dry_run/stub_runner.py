@@ -8,70 +8,76 @@ from typing import Protocol
 from retinue.domain.agent import Agent
 from retinue.domain.errors import NotFound
 from retinue.domain.model import ModelFacts, ModelRef, Price
-from retinue.domain.money import CallTerms, Caps, Granted, PriceUnknown
-from retinue.domain.ports import Ask, Clock, Journal, Tell
+from retinue.domain.money import BudgetLimits, ModelCallReservation, ModelCallReservationRequest, PriceUnknown
+from retinue.domain.ports import Clock, Journal, RunApprovals, RunObserver
 from retinue.domain.record import Reply
-from retinue.domain.session import Mind
-from retinue.dry_run.estimates import Estimates
-from retinue.models.model_selection import Catalog
-from retinue.runners.base import Assignment, Finished
+from retinue.domain.session import SessionOptions
+from retinue.dry_run.estimates import RunEstimator
+from retinue.models.model_selection import ModelSelector
+from retinue.runners.base import RunAnswer, RunAssignment
 
-SAYS = "NO_REPLY"  # stored, and not sent
+SILENT_REPLY = "NO_REPLY"  # stored, and not sent
 CONTEXT_RECORDS_MAX = 40  # keeps a session of a long dry run from growing: nothing reads its records
 
 
-class Minds(Protocol):
+class ModelSource(Protocol):
     """The parts of the model router that the stub needs."""
 
     @property
-    def catalog(self) -> Catalog: ...
-    def caps(self, agent: Agent) -> Caps: ...
+    def catalog(self) -> ModelSelector: ...
+    def caps(self, agent: Agent) -> BudgetLimits: ...
 
 
-class Understudy:
+class StubRunner:
     """Replaces every runner. `is_full` is set once the limit on runs is reached."""
 
-    def __init__(self, clock: Clock, minds: Minds, estimates: Estimates, *, runs_max: int, has_guests: bool) -> None:
+    def __init__(
+        self, clock: Clock, models: ModelSource, estimates: RunEstimator, *, runs_max: int, has_plugins: bool
+    ) -> None:
         self._clock = clock
-        self._minds = minds
+        self._models = models
         self._estimates = estimates
         self._runs_max = runs_max
-        self._has_guests = has_guests
+        self._has_plugins = has_plugins
         self.runs = 0
-        self.full = asyncio.Event()
+        self.is_full = asyncio.Event()
 
-    async def work(self, assignment: Assignment, journal: Journal, ask: Ask, tell: Tell) -> Finished:
+    async def take_turns(
+        self, assignment: RunAssignment, journal: Journal, approvals: RunApprovals, observer: RunObserver
+    ) -> RunAnswer:
         self.runs += 1
         if self.runs >= self._runs_max:
-            self.full.set()
+            self.is_full.set()
         agent = assignment.agent
-        estimate = self._estimates.of(journal.run.sender, agent.name)
-        caps = self._minds.caps(agent)
-        facts = self.thinks_with(agent, assignment.session.mind, assignment.request.reference, caps)
-        usage, turn = estimate.usage, sum(isinstance(record.body, Reply) for record in journal.own)
+        estimate = self._estimates.for_sender(journal.run.sender, agent.name)
+        caps = self._models.caps(agent)
+        facts = self.select_model(agent, assignment.session.options, assignment.request.model_reference, caps)
+        usage, turn = estimate.usage, sum(isinstance(record.body, Reply) for record in journal.run_records)
 
-        async def reply(attempt: int, granted: Granted) -> Reply:
+        async def reply(attempt: int, granted: ModelCallReservation) -> Reply:
             await self._clock.sleep(estimate.seconds)
-            return Reply(text=SAYS, model=str(facts.ref), usage=usage, provider=facts.ref.provider)
+            return Reply(text=SILENT_REPLY, model=str(facts.ref), usage=usage, provider=facts.ref.provider)
 
         # One model call with the cost of the whole run: then a budget refuses a run that would exceed it.
         price = None if facts.price is None else Price(call=facts.price.cost_microusd(usage))
-        terms = CallTerms(ref=facts.ref, price=price, caps=caps)
-        await journal.reply(turn, reply, terms=terms)
-        return Finished(text=SAYS, reset=len(journal.records) > CONTEXT_RECORDS_MAX)
+        terms = ModelCallReservationRequest(ref=facts.ref, price=price, limits=caps)
+        await journal.call_model(turn, reply, request=terms)
+        return RunAnswer(text=SILENT_REPLY, resets_context=len(journal.records) > CONTEXT_RECORDS_MAX)
 
-    def thinks_with(self, agent: Agent, mind: Mind, override: str | None, caps: Caps) -> ModelFacts:
+    def select_model(
+        self, agent: Agent, options: SessionOptions, override: str | None, limits: BudgetLimits
+    ) -> ModelFacts:
         """Return the first usable model; if a budget applies, the first with a known price."""
-        catalog = self._minds.catalog
+        catalog = self._models.catalog
         try:
-            chain = catalog.chain(agent=agent, mind=mind, override=override)
+            chain = catalog.build_chain(agent=agent, session_options=options, override=override)
         except NotFound:
-            if not self._has_guests:
+            if not self._has_plugins:
                 raise
             # The model may come from a plugin, which is not loaded here, so its price is unknown.
-            return ModelFacts(ref=ModelRef("", override or mind.model or agent.model or "unknown"))
+            return ModelFacts(ref=ModelRef("", override or options.model or agent.model or "unknown"))
         for ref in chain:
-            facts = catalog.facts(ref)
-            if facts.price is not None or not caps.any:
+            facts = catalog.get_facts(ref)
+            if facts.price is not None or not limits.has_any:
                 return facts
         raise PriceUnknown(chain[0])

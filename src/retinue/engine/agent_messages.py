@@ -13,287 +13,268 @@ import sqlalchemy as sa
 from retinue.domain import address
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import Agent, PermissionLevel
-from retinue.domain.agent_message import Heard, Strategy, Word
+from retinue.domain.agent_message import AgentMessage, AgentMessageReceipt, RecipientStrategy
 from retinue.domain.delegation import Delegation, DelegationKind, Lineage
-from retinue.domain.envelope import NO_CONTEXT, Context, Draft, Kind, Outcome
-from retinue.domain.errors import Invalid, NotAllowed, NotFound
-from retinue.domain.ids import EnvelopeId, SessionId, derived
+from retinue.domain.envelope import NO_CONTEXT, EnvelopeContext, EnvelopeDraft, EnvelopeKind, Outcome
+from retinue.domain.ids import EnvelopeId, SessionId, derive_id
 from retinue.domain.principal import Principal
 from retinue.domain.run import Run
-from retinue.domain.session import SENT_OUT, Origin, OriginKind, Session
-from retinue.domain.trust import Trust, least
+from retinue.domain.session import SPAWNED_ORIGINS, Origin, OriginKind, Session
+from retinue.domain.shared_errors import shorten_name
+from retinue.domain.trust import Trust, least_trust
 from retinue.engine import agent_switch
-from retinue.intake.accept import Wake, enter
+from retinue.engine.errors import (
+    AgentMessageRecipientMissing,
+    AgentMessageRecipientNotFound,
+    AgentMessageRecipientTwice,
+    AgentMessageRefused,
+    AgentMessageStrategyUnknown,
+    AgentMessageWithoutRun,
+    SwitchBackImpossible,
+    SwitchWithoutPerson,
+)
+from retinue.intake.accept import Wake, accept_in_transaction
 from retinue.policy.access.agent_visibility import may_message
-from retinue.policy.access.session_access import may_reach
-from retinue.policy.tools.delegations import descends, may_hand_over
+from retinue.policy.access.session_access import may_access_session
+from retinue.policy.tools.delegations import build_child_lineage, may_delegate
 from retinue.store.agents import agents
-from retinue.store.core.transaction import Page
+from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelopes
 from retinue.store.runs import delegations, runs
-from retinue.store.runs.message_authors import descent
-from retinue.store.runs.run_principal import came_of, sees, whose
+from retinue.store.runs.message_authors import get_lineage
+from retinue.store.runs.run_principal import can_see, get_run_principal, is_descendant
 from retinue.store.sessions import sessions
-from retinue.store.sessions.session_names import named
+from retinue.store.sessions.session_names import find_session
 
-CONVERSATIONS_LOOKED_AT_MAX = 100
-PEOPLE = frozenset({AddressKind.PERSON, AddressKind.CHANNEL})
+SESSIONS_READ_MAX = 100
+PERSON_KINDS = frozenset({AddressKind.PERSON, AddressKind.CHANNEL})
 
 
-def pass_on(conn: sa.Connection, *, word: Word, now_ms: int) -> tuple[Heard, tuple[Wake, ...]]:
+def send_agent_message(
+    conn: sa.Connection, *, message: AgentMessage, now_ms: int
+) -> tuple[AgentMessageReceipt, tuple[Wake, ...]]:
     """The commit of a call that sends an agent message. A repeated call returns the first result."""
-    id_ = EnvelopeId(derived(word.run, f"word/{word.call}"))
+    id_ = EnvelopeId(derive_id(message.run, f"word/{message.call}"))
     said = envelopes.get(conn, id_)
     if said is not None and said.session is not None:
-        ended = envelopes.settled(conn, id_)
+        ended = envelopes.get_outcome(conn, id_)
         refused = ended.because if ended is not None and ended.outcome is Outcome.REFUSED else ""
-        return Heard(envelope=id_, agent=said.recipient.name, session=said.session, refused=refused), ()
-    page = Page(conn, now_ms)
-    heard = _say(page, word, id_)
+        return AgentMessageReceipt(
+            envelope=id_, agent=said.recipient.name, session=said.session, refused_because=refused
+        ), ()
+    page = Transaction(conn, now_ms)
+    heard = _send(page, message, id_)
     page.close()
     return heard
 
 
-def _say(page: Page, word: Word, id_: EnvelopeId) -> tuple[Heard, tuple[Wake, ...]]:
-    run = runs.get(page.conn, word.run)
-    here = sessions.get(page.conn, run.session) if run is not None else None
-    speaker = agents.find(page.conn, run.agent) if run is not None else None
+def _send(tx: Transaction, message: AgentMessage, id_: EnvelopeId) -> tuple[AgentMessageReceipt, tuple[Wake, ...]]:
+    run = runs.get(tx.conn, message.run)
+    here = sessions.get(tx.conn, run.session) if run is not None else None
+    speaker = agents.find(tx.conn, run.agent) if run is not None else None
     if run is None or here is None or speaker is None:
-        raise NotAllowed(
-            "a word is said by a run, and this is none",
-            because="nobody would know where it came from",
-            try_this="send an envelope instead",
-            code="word.no-run",
-        )
-    if word.switches:
-        to, target = _elsewhere(page, word, id_, run, here, speaker)
+        raise AgentMessageWithoutRun
+    if message.is_switch:
+        to, target = _switch_target(tx, message, id_, run, here, speaker)
     else:
-        to, target = _to(page, word, id_, run, here, speaker)
-    lineage = _lineage(page, word, run, here, speaker, to, target)
-    draft = Draft(
+        to, target = _find_recipient(tx, message, id_, run, here, speaker)
+    lineage = _message_lineage(tx, message, run, here, speaker, to, target)
+    draft = EnvelopeDraft(
         id=id_,
-        sender=address.agent(speaker.name, here.id),
-        recipient=address.agent(to.agent, to.id),
-        text=word.text,
+        sender=address.agent_address(speaker.name, here.id),
+        recipient=address.agent_address(to.agent, to.id),
+        text=message.text,
         source="run",
-        key=f"{run.id}/{word.call}/word",
-        kind=Kind.SYSTEM,
-        context=Context(lineage=lineage) if lineage is not None else NO_CONTEXT,
-        trust=least((Trust.AGENT, word.trust)),
-        silent=word.silent,
+        idempotency_key=f"{run.id}/{message.call}/word",
+        kind=EnvelopeKind.SYSTEM,
+        context=EnvelopeContext(lineage=lineage) if lineage is not None else NO_CONTEXT,
+        trust=least_trust((Trust.AGENT, message.trust)),
+        silent=message.silent,
     )
-    entered = enter(page, draft)
-    if word.switches:
-        agent_switch.tell(page, run.sender, here, to)
+    entered = accept_in_transaction(tx, draft)
+    if message.is_switch:
+        agent_switch.emit_switched(tx, run.sender, here, to)
     refused = entered.receipt.because if entered.receipt.outcome is Outcome.REFUSED else ""
-    return Heard(envelope=id_, agent=to.agent, session=to.id, refused=refused), entered.wakes
+    return AgentMessageReceipt(envelope=id_, agent=to.agent, session=to.id, refused_because=refused), entered.wakes
 
 
 # --- recipient ---
 
 
-def _to(page: Page, word: Word, id_: EnvelopeId, run: Run, here: Session, speaker: Agent) -> tuple[Session, Agent]:
-    if word.to and word.strategy:
-        raise Invalid(
-            "this names two who are to hear it",
-            because="an agent or a session is one, and a strategy finds another",
-            try_this="give one of them",
-            code="word.named-twice",
-        )
-    if word.strategy:
-        found = _by_strategy(page, word.strategy, run, here, speaker)
-    elif word.to:
-        found = _named(page, word, id_, run, here, speaker)
+def _find_recipient(
+    tx: Transaction, message: AgentMessage, id_: EnvelopeId, run: Run, session: Session, sender: Agent
+) -> tuple[Session, Agent]:
+    if message.recipient and message.strategy:
+        raise AgentMessageRecipientTwice
+    if message.strategy:
+        found = _find_by_strategy(tx, message.strategy, run, session, sender)
+    elif message.recipient:
+        found = _find_named(tx, message, id_, run, session, sender)
     else:
-        found = _above(page, here) or _latest(page, run, here, speaker, _foreground(page))
-    target = agents.find(page.conn, found.agent) if found is not None else None
+        found = _parent_session(tx, session) or _latest_reachable(tx, run, session, sender, _latest_foreground(tx))
+    target = agents.find(tx.conn, found.agent) if found is not None else None
     if found is None or target is None:
-        raise NotFound(
-            "there is nobody to hear this",
-            because="no session sent this one out, and the person it works for has no other conversation",
-            try_this="name an agent, as agents_list has them",
-            code="word.nobody",
-        )
+        raise AgentMessageRecipientMissing
     return found, target
 
 
-def _above(page: Page, here: Session) -> Session | None:
+def _parent_session(tx: Transaction, session: Session) -> Session | None:
     """Return the session that started this one."""
-    parent = sessions.get(page.conn, here.origin.parent) if here.origin.parent is not None else None
+    parent = sessions.get(tx.conn, session.origin.parent) if session.origin.parent is not None else None
     return parent if parent is not None and parent.deleted_at is None else None
 
 
-def _by_strategy(page: Page, strategy: str, run: Run, here: Session, speaker: Agent) -> Session | None:
+def _find_by_strategy(tx: Transaction, strategy: str, run: Run, session: Session, sender: Agent) -> Session | None:
     match strategy.strip().casefold():
-        case Strategy.MOST_RECENT_FOREGROUND:
-            return _latest(page, run, here, speaker, _foreground(page))
-        case Strategy.HEARTBEAT:
-            latest = sessions.latest_of_kind(page.conn, OriginKind.HEARTBEAT, limit=CONVERSATIONS_LOOKED_AT_MAX)
-            return _latest(page, run, here, speaker, latest)
+        case RecipientStrategy.MOST_RECENT_FOREGROUND:
+            return _latest_reachable(tx, run, session, sender, _latest_foreground(tx))
+        case RecipientStrategy.HEARTBEAT:
+            latest = sessions.list_latest_of_kind(tx.conn, OriginKind.HEARTBEAT, limit=SESSIONS_READ_MAX)
+            return _latest_reachable(tx, run, session, sender, latest)
         case _:
-            raise Invalid(
-                f"'{strategy[:40]}' is no strategy",
-                because=f"there are: {', '.join(Strategy)}",
-                try_this="choose one of them, or name an agent",
-                code="word.strategy-unknown",
-            )
+            raise AgentMessageStrategyUnknown(strategy, known=list(RecipientStrategy))
 
 
-def _foreground(page: Page) -> Sequence[Session]:
-    return sessions.latest_foreground(page.conn, limit=CONVERSATIONS_LOOKED_AT_MAX)
+def _latest_foreground(tx: Transaction) -> Sequence[Session]:
+    return sessions.list_latest_foreground(tx.conn, limit=SESSIONS_READ_MAX)
 
 
-def _latest(page: Page, run: Run, here: Session, speaker: Agent, newest_first: Sequence[Session]) -> Session | None:
+def _latest_reachable(
+    tx: Transaction, run: Run, session: Session, sender: Agent, newest_first: Sequence[Session]
+) -> Session | None:
     """Return the latest session other than this one, or None.
 
     Sessions of the run principal come first, then others that they may see.
     """
-    behalf = str(run.descent.behalf)
-    who = whose(page.conn, run)
-    seen = [each for each in newest_first if each.id != here.id and sees(page.conn, who, each)]
+    behalf = str(run.effective_lineage.behalf)
+    who = get_run_principal(tx.conn, run)
+    seen = [each for each in newest_first if each.id != session.id and can_see(tx.conn, who, each)]
     theirs = [each for each in seen if each.origin.belongs_to(behalf) or each.origin.key == behalf]
-    return next((each for each in (*theirs, *seen) if _may_hear(page, speaker, each)), None)
+    return next((each for each in (*theirs, *seen) if _may_message_session(tx, sender, each)), None)
 
 
-def _may_hear(page: Page, speaker: Agent, session: Session) -> bool:
-    target = agents.find(page.conn, session.agent)
-    return target is not None and (target.name == speaker.name or may_message(speaker, target).allowed)
+def _may_message_session(tx: Transaction, sender: Agent, session: Session) -> bool:
+    target = agents.find(tx.conn, session.agent)
+    return target is not None and (target.name == sender.name or may_message(sender, target).is_allowed)
 
 
-def _named(page: Page, word: Word, id_: EnvelopeId, run: Run, here: Session, speaker: Agent) -> Session | None:
+def _find_named(
+    tx: Transaction, message: AgentMessage, id_: EnvelopeId, run: Run, current: Session, sender: Agent
+) -> Session | None:
     """Find the named session. An agent name means the session that this one has with that agent."""
-    name = word.to.removeprefix("agent:")
-    target = agents.find(page.conn, name)
+    name = message.recipient.removeprefix("agent:")
+    target = agents.find(tx.conn, name)
     if target is not None:
-        return session_with(page, id_, here, target)
-    who = whose(page.conn, run)
-    found = named(page.conn, word.to, agent=speaker.name, whose=who)
-    owner = agents.find(page.conn, found.agent) if found is not None else None
+        return ensure_agent_session(tx, id_, current, target)
+    who = get_run_principal(tx.conn, run)
+    found = find_session(tx.conn, message.recipient, agent=sender.name, principal=who)
+    owner = agents.find(tx.conn, found.agent) if found is not None else None
     if found is None or owner is None:
-        raise _nowhere(word.to)
-    reach = may_reach(
-        speaker,
+        raise AgentMessageRecipientNotFound(message.recipient)
+    reach = may_access_session(
+        sender,
         owner,
-        confined=word.confined,
-        came_of_it=found.id in (here.origin.parent, _asked_by(page, run, here)) or came_of(page.conn, found, here),
-        behalf_sees=sees(page.conn, who, found),
+        is_confined=message.own_sessions_only,
+        is_descendant=found.id in (current.origin.parent, _delegating_session(tx, run, current))
+        or is_descendant(tx.conn, found, current),
+        principal_can_see=can_see(tx.conn, who, found),
     )
-    if reach.denied:
-        if not reach.key:
-            raise _nowhere(word.to)
-        raise NotAllowed(
-            f"{speaker.name} cannot write into that session",
+    if reach.is_denied:
+        if not reach.setting_key:
+            raise AgentMessageRecipientNotFound(message.recipient)
+        raise AgentMessageRefused(
+            sender.name,
+            f"session '{shorten_name(message.recipient)}'",
             because=reach.because,
-            try_this=f"ask the owner to change `{reach.key}`",
-            code="word.refused",
+            setting=reach.setting_key,
         )
     return found
 
 
-def session_with(page: Page, id_: EnvelopeId, here: Session, target: Agent) -> Session:
+def ensure_agent_session(tx: Transaction, id_: EnvelopeId, current: Session, target: Agent) -> Session:
     """Return the latest session that an agent has with this one, or a new one.
 
     It does not contain messages from other sessions.
     """
-    origin = Origin(OriginKind.AGENT, str(address.agent(here.agent, here.id)))
-    found = sessions.latest_of(page.conn, target.name, origin)
+    origin = Origin(OriginKind.AGENT, str(address.agent_address(current.agent, current.id)))
+    found = sessions.get_latest_by_origin(tx.conn, target.name, origin)
     if found is not None:
         return found
-    made = SessionId(derived(id_, "session"))
-    sessions.start(page, made, agent=target.name, origin=origin)
-    session = sessions.get(page.conn, made)
+    made = SessionId(derive_id(id_, "session"))
+    sessions.start(tx, made, agent=target.name, origin=origin)
+    session = sessions.get(tx.conn, made)
     assert session is not None  # started just above
     return session
-
-
-def _nowhere(text: str) -> NotFound:
-    return NotFound(
-        f"there is no agent and no session '{text[:80]}'",
-        because="none of that name is here for you",
-        try_this="agents_list and sessions_list say who is",
-        code="word.not-found",
-    )
 
 
 # --- switching a person to another agent ---
 
 
-def _elsewhere(
-    page: Page, word: Word, id_: EnvelopeId, run: Run, here: Session, speaker: Agent
+def _switch_target(
+    tx: Transaction, message: AgentMessage, id_: EnvelopeId, run: Run, session: Session, sender: Agent
 ) -> tuple[Session, Agent]:
     """Return the conversation to which the person moves."""
-    if not here.origin.kind.foreground or run.lineage is not None or run.sender.kind not in PEOPLE:
-        raise NotAllowed(
-            "nobody sits here who could go elsewhere",
-            because="only a person's own words in their own conversation take them to another",
-            try_this="agents_message asks another agent, and stays here",
-            code="switch.nobody",
-        )
+    if not session.origin.kind.is_foreground or run.lineage is not None or run.sender.kind not in PERSON_KINDS:
+        raise SwitchWithoutPerson
     # With restricted level, so that even the owner moves only within their own conversations.
     who = Principal(address=run.sender, level=PermissionLevel.RESTRICTED, trust=Trust.PERSON)
-    back = word.to.casefold() == agent_switch.BACK
+    back = message.recipient.casefold() == agent_switch.BACK
     if back:
-        there = agent_switch.came_from(page, run.sender, here, who)
-        target = agents.find(page.conn, there.agent) if there is not None else None
+        there = agent_switch.find_previous_session(tx, run.sender, session, who)
+        target = agents.find(tx.conn, there.agent) if there is not None else None
         if there is None or target is None:
-            raise NotFound(
-                "they did not come here from another agent",
-                because="nobody brought them, or that conversation is gone",
-                try_this="name the agent they want to go on with",
-                code="switch.nowhere",
-            )
+            raise SwitchBackImpossible
         return there, target
-    target = agents.find(page.conn, word.to.removeprefix("agent:"))
-    if target is None or not may_message(speaker, target).allowed:
-        raise _nowhere(word.to)
-    there = agent_switch.session_with(page, run.sender, here, target, who, made_by=id_)
-    agent_switch.remember(page, here, there)
+    target = agents.find(tx.conn, message.recipient.removeprefix("agent:"))
+    if target is None or not may_message(sender, target).is_allowed:
+        raise AgentMessageRecipientNotFound(message.recipient)
+    there = agent_switch.ensure_person_session(tx, run.sender, session, target, who, made_by=id_)
+    agent_switch.record_previous_session(tx, session, there)
     return there, target
 
 
 # --- lineage ---
 
 
-def _asked_by(page: Page, run: Run, here: Session) -> SessionId | None:
-    handed = _handed(page, run, here)
+def _delegating_session(tx: Transaction, run: Run, session: Session) -> SessionId | None:
+    handed = _delegation_of_run(tx, run, session)
     return handed.session if handed is not None else None
 
 
-def _handed(page: Page, run: Run, here: Session) -> Delegation | None:
+def _delegation_of_run(tx: Transaction, run: Run, session: Session) -> Delegation | None:
     """Return the delegation that this run works on, or for which its session was made.
 
     A message that another agent once wrote into a session does not make its later runs delegated.
     """
-    asked = delegations.get(page.conn, run.envelopes[0]) if run.envelopes else None
-    if asked is None and here.origin.kind in SENT_OUT:
-        return delegations.get(page.conn, here.origin.key)
+    asked = delegations.get(tx.conn, run.envelopes[0]) if run.envelopes else None
+    if asked is None and session.origin.kind in SPAWNED_ORIGINS:
+        return delegations.get(tx.conn, session.origin.key)
     return asked
 
 
-def _lineage(
-    page: Page, word: Word, run: Run, here: Session, speaker: Agent, to: Session, target: Agent
+def _message_lineage(
+    tx: Transaction, message: AgentMessage, run: Run, session: Session, sender: Agent, to: Session, target: Agent
 ) -> Lineage | None:
     """Return the lineage of the run that the message starts.
 
     A message back to the delegating session has the lineage of the result. Any other message counts
     as delegation.
     """
-    handed = _handed(page, run, here)
+    handed = _delegation_of_run(tx, run, session)
     if handed is not None and handed.session == to.id:
-        return handed.above
-    own = target.name == speaker.name
-    if word.switches and word.to.casefold() == agent_switch.BACK:  # the way back is always allowed
+        return handed.parent_lineage
+    own = target.name == sender.name
+    if message.is_switch and message.recipient.casefold() == agent_switch.BACK:  # the way back is always allowed
         decision = None
-    elif word.silent:  # a silent message starts no run
-        decision = None if own else may_message(speaker, target)
+    elif message.silent:  # a silent message starts no run
+        decision = None if own else may_message(sender, target)
     else:
         kind = DelegationKind.SEND if own else DelegationKind.MESSAGE
-        decision = may_hand_over(speaker, target, kind, descent=run.descent, open_count=0)
-    if decision is not None and decision.denied:
-        raise NotAllowed(
-            f"{speaker.name} cannot say this to {target.name}",
-            because=decision.because,
-            try_this=f"ask the owner to change `{decision.key}`" if decision.key else "",
-            code="word.refused",
-        )
-    return None if word.silent else descends(descent(page.conn, run), speaker, target, DelegationKind.MESSAGE)
+        decision = may_delegate(sender, target, kind, lineage=run.effective_lineage, open_count=0)
+    if decision is not None and decision.is_denied:
+        raise AgentMessageRefused(sender.name, target.name, because=decision.because, setting=decision.setting_key)
+    return (
+        None
+        if message.silent
+        else build_child_lineage(get_lineage(tx.conn, run), sender, target, DelegationKind.MESSAGE)
+    )

@@ -5,23 +5,23 @@ from __future__ import annotations
 from msgspec import Struct
 
 from retinue.domain.approval import Approval
-from retinue.domain.envelope import Draft, Envelope
+from retinue.domain.envelope import Envelope, EnvelopeDraft
 from retinue.domain.errors import RetinueError
 from retinue.domain.grant import GrantScope
-from retinue.domain.ids import EnvelopeId, derived, short
+from retinue.domain.ids import EnvelopeId, derive_id, short_id
 from retinue.domain.principal import Principal
 from retinue.domain.session import Session
-from retinue.domain.slash_command import Command, CommandName
+from retinue.domain.slash_command import CommandName, SlashCommand
 from retinue.domain.times import to_ms
-from retinue.engine.approvals import decide_in
+from retinue.engine.approvals import decide_approval
 from retinue.intake.accept import Wake
-from retinue.store.core.transaction import Page
+from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelopes
 from retinue.store.runs import approvals
-from retinue.text.answer_options import DENY, Option, by_number, question_in_room
+from retinue.text.answer_options import DENY, AnswerOption, channel_question_id, find_option_by_number
 
 ID_SHOWN_MAX = 40
-OPEN_LOOKED_AT_MAX = 200  # open approvals read, to find those of one channel
+OPEN_READ_MAX = 200  # open approvals read, to find those of one channel
 
 _SCOPES = {
     "allow": GrantScope.ONCE,
@@ -30,11 +30,11 @@ _SCOPES = {
 }
 
 
-def decide(
-    page: Page, draft: Draft, name: CommandName, rest: str, session: Session, *, who: Principal
+def answer_by_command(
+    tx: Transaction, draft: EnvelopeDraft, name: CommandName, arguments: str, session: Session, *, principal: Principal
 ) -> tuple[str, tuple[Wake, ...]]:
     """Execute /allow ID [SCOPE] [COMMENT], /approve ID [DECISION] [COMMENT] or /deny ID [COMMENT]."""
-    id_, _, more = rest.strip().partition(" ")
+    id_, _, more = arguments.strip().partition(" ")
     first, _, words = more.strip().partition(" ")
     allow, scope = name is not CommandName.DENY, GrantScope.ONCE
     if name is CommandName.APPROVE and first.casefold() == DENY:
@@ -44,76 +44,96 @@ def decide(
     else:
         words = more
     try:
-        approval = approvals.resolve(page.conn, id_)
+        approval = approvals.get_by_short_id(tx.conn, id_)
     except RetinueError as error:
-        return _not_done(error), ()
-    if approval.session != session.id and not (who.sees_all or who.address in approval.asked_of):
-        return f"There is no open question {id_[:ID_SHOWN_MAX]} in this conversation.", ()
-    return _decided(page, draft, approval, allow=allow, scope=scope, words=words.strip(), who=who)
+        return _format_failure(error), ()
+    if approval.session != session.id and not (principal.sees_everything or principal.address in approval.recipients):
+        return f"No pending approval {id_[:ID_SHOWN_MAX]} in this conversation.", ()
+    return _decide(tx, draft, approval, allow=allow, scope=scope, comment=words.strip(), principal=principal)
 
 
-class Numbered(Struct, frozen=True):
+class NumberedAnswer(Struct, frozen=True):
     """What a number in a channel may answer: the open approvals there, and the chosen option.
 
     `option` is None if several approvals are open and the number is ambiguous.
     """
 
-    open: tuple[Approval, ...]
-    option: Option | None
+    open_approvals: tuple[Approval, ...]
+    option: AnswerOption | None
 
 
-def numbered(page: Page, draft: Draft, command: Command) -> Numbered | None:
+def find_numbered_answer(tx: Transaction, draft: EnvelopeDraft, command: SlashCommand) -> NumberedAnswer | None:
     """Return what a number answers. None if it is plain text: no open approval in this channel offers it."""
     standing = [
         (approval, question)
-        for approval in approvals.listed(page.conn, limit=OPEN_LOOKED_AT_MAX)
-        if to_ms(approval.expires_at) > page.at_ms and (question := _put_to(page, approval, draft)) is not None
+        for approval in approvals.list_open(tx.conn, limit=OPEN_READ_MAX)
+        if to_ms(approval.expires_at) > tx.at_ms and (question := _question_in_channel(tx, approval, draft)) is not None
     ]
     meant = [each for each in standing if each[1].id == draft.reply_to] or standing
-    offered = [(approval, by_number(question, int(command.word))) for approval, question in meant]
+    offered = [(approval, find_option_by_number(question, int(command.word))) for approval, question in meant]
     if not any(option for _, option in offered):
         return None
     approval, option = offered[0]
-    return Numbered((approval,), option) if len(offered) == 1 else Numbered(tuple(each for each, _ in meant), None)
+    return (
+        NumberedAnswer((approval,), option)
+        if len(offered) == 1
+        else NumberedAnswer(tuple(each for each, _ in meant), None)
+    )
 
 
-def _put_to(page: Page, approval: Approval, draft: Draft) -> Envelope | None:
-    question = envelopes.get(page.conn, question_in_room(approval.id))
+def _question_in_channel(tx: Transaction, approval: Approval, draft: EnvelopeDraft) -> Envelope | None:
+    question = envelopes.get(tx.conn, channel_question_id(approval.id))
     return question if question is not None and question.recipient == draft.sender else None
 
 
-def choose(page: Page, draft: Draft, chosen: Numbered, *, who: Principal) -> tuple[str, tuple[Wake, ...]]:
+def answer_by_number(
+    tx: Transaction, draft: EnvelopeDraft, answer: NumberedAnswer, *, principal: Principal
+) -> tuple[str, tuple[Wake, ...]]:
     """Answer an approval by the number of an option. With several open approvals, none is guessed."""
-    option = chosen.option
+    option = answer.option
     if option is None:
-        ids = ", ".join(short(each.id) for each in chosen.open)
+        ids = ", ".join(short_id(each.id) for each in answer.open_approvals)
         return (
-            f"Several questions are open here: {ids}. Say which one: answer to its message, or write /allow ID or "
-            "/deny ID.",
+            f"Several approvals are pending here: {ids}. Reply to the message of one, or write /allow ID or /deny ID.",
             (),
         )
     allow = option.scope is not None
-    return _decided(page, draft, chosen.open[0], allow=allow, scope=option.scope or GrantScope.ONCE, words="", who=who)
+    return _decide(
+        tx,
+        draft,
+        answer.open_approvals[0],
+        allow=allow,
+        scope=option.scope or GrantScope.ONCE,
+        comment="",
+        principal=principal,
+    )
 
 
-def _decided(
-    page: Page, draft: Draft, approval: Approval, *, allow: bool, scope: GrantScope, words: str, who: Principal
+def _decide(
+    tx: Transaction,
+    draft: EnvelopeDraft,
+    approval: Approval,
+    *,
+    allow: bool,
+    scope: GrantScope,
+    comment: str,
+    principal: Principal,
 ) -> tuple[str, tuple[Wake, ...]]:
     try:
-        decided, wakes = decide_in(
-            page,
+        decided, wakes = decide_approval(
+            tx,
             approval,
             allow=allow,
-            by=who,
-            envelope_id=EnvelopeId(derived(draft.id, "decision")),
+            by=principal,
+            envelope_id=EnvelopeId(derive_id(draft.id, "decision")),
             scope=scope,
-            words=words,
+            comment=comment,
         )
     except RetinueError as error:
-        return _not_done(error), ()
-    return f"{short(decided.id)} is {decided.state}.", wakes
+        return _format_failure(error), ()
+    return f"{short_id(decided.id)} is {decided.state}.", wakes
 
 
-def _not_done(error: RetinueError) -> str:
+def _format_failure(error: RetinueError) -> str:
     because = f" ({error.because})" if error.because else ""
-    return f"That could not be done: {error.sentence}.{because}"
+    return f"Not done: {error.sentence}.{because}"

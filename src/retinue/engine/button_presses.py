@@ -13,45 +13,45 @@ from functools import partial
 import sqlalchemy as sa
 from msgspec import Struct
 
-from retinue.connectors.base import Answers, Connector
+from retinue.connectors.base import Connector, SupportsPressAnswers
 from retinue.domain.approval import Approval
 from retinue.domain.audit import approval_refused
-from retinue.domain.envelope import Context, Envelope
+from retinue.domain.envelope import Envelope, EnvelopeContext
 from retinue.domain.errors import NotAllowed, RetinueError, StoreError
 from retinue.domain.grant import GrantScope
-from retinue.domain.ids import EnvelopeId, derived, short
+from retinue.domain.ids import EnvelopeId, derive_id, short_id
 from retinue.domain.ports import Clock
-from retinue.domain.questionnaire import FieldKind, Questionnaire
+from retinue.domain.questionnaire import Questionnaire, QuestionnaireFieldKind
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.trust import Trust
-from retinue.engine.approvals import decide_in
-from retinue.engine.questionnaire_answers import check_answerable, submit_in
+from retinue.engine.approvals import decide_approval
+from retinue.engine.questionnaire_answers import check_answerable, submit_answers
 from retinue.intake.accept import Wake
-from retinue.intake.connector_intake import Press
+from retinue.intake.connector_intake import ButtonPress
 from retinue.store.agents import audit
 from retinue.store.core.connection import Store
-from retinue.store.core.transaction import Page
+from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelopes
 from retinue.store.runs import approvals, questionnaires
-from retinue.text.answer_options import PICK, Option, by_word, read_press
+from retinue.text.answer_options import CHOICE_PREFIX, AnswerOption, find_option_by_keyword, parse_button_data
 
 log = logging.getLogger(__name__)
 
-ANSWERED_AT_ONCE_MAX = 20  # concurrent replies; more presses than that get no reply
-ANSWER_S_MAX = 10.0
-NOT_YOURS = "This is not yours to decide."
-YES = f"{PICK}0"  # the first of the two options
-MEANS_NOTHING = "This button means nothing here."
+CONCURRENT_REPLIES_MAX = 20  # concurrent replies; more presses than that get no reply
+REPLY_TIMEOUT_S = 10.0
+NOT_ALLOWED = "You cannot decide this."
+YES_OPTION = f"{CHOICE_PREFIX}0"  # the first of the two options
+UNKNOWN_BUTTON = "This button no longer works."
 
 
-class Pressed(Struct, frozen=True):
+class PressResult(Struct, frozen=True):
     """The result of a press: the reply to the presser, and the lanes to wake."""
 
     text: str
     wakes: tuple[Wake, ...] = ()
 
 
-class Presses:
+class ButtonPresses:
     """Handles button presses from connectors, and replies where the platform can."""
 
     def __init__(
@@ -61,106 +61,116 @@ class Presses:
         self._clock = clock
         self._wake = wake
         self._connectors = connectors
-        self._answers: set[asyncio.Task[None]] = set()
+        self._replies: set[asyncio.Task[None]] = set()
 
-    async def take(self, press: Press) -> None:
+    async def handle(self, press: ButtonPress) -> None:
         """Handle a press. Once this returns, the decision is stored.
 
         Raises if the store fails; the platform then delivers the press again.
         """
-        body = partial(press_in, press=press, now_ms=to_ms(self._clock.now()))
-        pressed = await self._store.write(body, point="decide", then=self._decided)
-        self._say(press.instance, press.press_id, pressed.text)
+        body = partial(handle_press, press=press, now_ms=to_ms(self._clock.now()))
+        pressed = await self._store.write(body, point="decide", then=self._wake_all)
+        self._reply_soon(press.connector, press.press_id, pressed.text)
 
-    async def refuse(self, instance: str, press_id: str) -> None:
+    async def refuse(self, connector_name: str, press_id: str) -> None:
         """Reply to a presser without access. The intake has already audited it."""
-        self._say(instance, press_id, NOT_YOURS)
+        self._reply_soon(connector_name, press_id, NOT_ALLOWED)
 
     def abandon(self) -> None:
-        for task in self._answers:
+        for task in self._replies:
             task.cancel()
 
-    def _decided(self, pressed: Pressed | None) -> None:
-        for wake in pressed.wakes if pressed is not None else ():
+    def _wake_all(self, result: PressResult | None) -> None:
+        for wake in result.wakes if result is not None else ():
             self._wake(wake)
 
-    def _say(self, instance: str, press_id: str, text: str) -> None:
-        connector = self._connectors.get(instance)
-        if isinstance(connector, Answers) and len(self._answers) < ANSWERED_AT_ONCE_MAX:
-            task = asyncio.create_task(_answer(connector, instance, press_id, text), name=f"press at {instance}")
-            self._answers.add(task)
-            task.add_done_callback(self._answers.discard)
+    def _reply_soon(self, connector_name: str, press_id: str, text: str) -> None:
+        connector = self._connectors.get(connector_name)
+        if isinstance(connector, SupportsPressAnswers) and len(self._replies) < CONCURRENT_REPLIES_MAX:
+            task = asyncio.create_task(
+                _reply(connector, connector_name, press_id, text), name=f"press at {connector_name}"
+            )
+            self._replies.add(task)
+            task.add_done_callback(self._replies.discard)
 
 
-async def _answer(connector: Answers, instance: str, press_id: str, text: str) -> None:
+async def _reply(connector: SupportsPressAnswers, connector_name: str, press_id: str, text: str) -> None:
     try:
-        async with asyncio.timeout(ANSWER_S_MAX):
+        async with asyncio.timeout(REPLY_TIMEOUT_S):
             await connector.answer_press(press_id, text)
     except Exception as error:  # a connector failure must not undo the decision
         known = isinstance(error, RetinueError | OSError)
-        log.info("press not answered", exc_info=None if known else error, extra={"connector": instance})
+        log.info("button press not answered", exc_info=None if known else error, extra={"connector": connector_name})
 
 
-def press_in(conn: sa.Connection, *, press: Press, now_ms: int) -> Pressed:
+def handle_press(conn: sa.Connection, *, press: ButtonPress, now_ms: int) -> PressResult:
     """The commit of a press. A button is valid only in the channel that its question was sent to."""
-    found = _question(conn, press)
+    found = _find_question(conn, press)
     if found is None:
-        log.info("press means nothing here", extra={"connector": press.instance})
-        return Pressed(MEANS_NOTHING)
+        log.info("unknown button pressed", extra={"connector": press.connector})
+        return PressResult(UNKNOWN_BUTTON)
     question, subject, option = found
-    page = Page(conn, now_ms)
+    page = Transaction(conn, now_ms)
     try:
         if isinstance(subject, Questionnaire):
-            pressed = _pick(page, press, question, subject, option)
+            pressed = _answer_questionnaire(page, press, question, subject, option)
         else:
-            pressed = _decide(page, press, question, subject, option)
+            pressed = _decide_approval(page, press, question, subject, option)
     except StoreError:
         raise
     except NotAllowed as error:
         if isinstance(subject, Questionnaire):
-            log.info("press refused", extra={"connector": press.instance, "because": error.because})
-            return Pressed(NOT_YOURS)
-        approval, who = subject, str(press.who.address)
+            log.info("button press refused", extra={"connector": press.connector, "because": error.because})
+            return PressResult(NOT_ALLOWED)
+        approval, who = subject, str(press.principal.address)
         line = approval_refused(
             approval.id, by=who, agent=question.sender.name, run=approval.run, because=error.because
         )
         audit.append(page, approval.session, [line])
         page.close()
-        return Pressed(f"{NOT_YOURS} ({error.because})")
+        return PressResult(f"{NOT_ALLOWED} ({error.because})")
     except RetinueError as error:
-        return Pressed(f"{error.sentence} ({error.because})" if error.because else error.sentence)
+        return PressResult(f"{error.sentence} ({error.because})" if error.because else error.sentence)
     page.close()
     return pressed
 
 
-def _decide(page: Page, press: Press, question: Envelope, approval: Approval, option: Option) -> Pressed:
-    decided, wakes = decide_in(
-        page,
+def _decide_approval(
+    tx: Transaction, press: ButtonPress, question: Envelope, approval: Approval, option: AnswerOption
+) -> PressResult:
+    decided, wakes = decide_approval(
+        tx,
         approval,
         allow=option.scope is not None,
-        by=press.who,
-        envelope_id=EnvelopeId(derived(question.id, f"press/{press.press_id}")),
+        by=press.principal,
+        envelope_id=EnvelopeId(derive_id(question.id, f"press/{press.press_id}")),
         scope=option.scope or GrantScope.ONCE,
     )
-    return Pressed(f"{short(decided.id)} is {decided.state}.", wakes)
+    return PressResult(f"{short_id(decided.id)} is {decided.state}.", wakes)
 
 
-def _pick(page: Page, press: Press, question: Envelope, asked: Questionnaire, option: Option) -> Pressed:
+def _answer_questionnaire(
+    tx: Transaction, press: ButtonPress, question: Envelope, questionnaire: Questionnaire, option: AnswerOption
+) -> PressResult:
     """Answer a questionnaire of one question with one press. The agent's answer goes to the same channel."""
-    check_answerable(asked, press.who, from_ms(page.at_ms))
-    field = asked.fields[0]
-    answer = option.word == YES if field.kind is FieldKind.YES_NO else option.label
-    context = Context(person=press.who.address.name, from_boss=press.who.trust is Trust.OWNER)
-    _, wakes = submit_in(page, asked, {field.name: answer}, by=press.who, sender=question.recipient, context=context)
-    return Pressed(f"{option.label}.", wakes)
+    check_answerable(questionnaire, press.principal, from_ms(tx.at_ms))
+    field = questionnaire.fields[0]
+    answer = option.keyword == YES_OPTION if field.kind is QuestionnaireFieldKind.YES_NO else option.label
+    context = EnvelopeContext(person=press.principal.address.name, from_boss=press.principal.trust is Trust.OWNER)
+    _, wakes = submit_answers(
+        tx, questionnaire, {field.name: answer}, by=press.principal, sender=question.recipient, context=context
+    )
+    return PressResult(f"{option.label}.", wakes)
 
 
-def _question(conn: sa.Connection, press: Press) -> tuple[Envelope, Approval | Questionnaire, Option] | None:
-    read = read_press(press.data)
+def _find_question(
+    conn: sa.Connection, press: ButtonPress
+) -> tuple[Envelope, Approval | Questionnaire, AnswerOption] | None:
+    read = parse_button_data(press.data)
     question = envelopes.get(conn, read[1]) if read is not None else None
-    if read is None or question is None or str(question.recipient) != f"channel:{press.instance}:{press.room}":
+    if read is None or question is None or str(question.recipient) != f"channel:{press.connector}:{press.channel}":
         return None
     about = question.context.questionnaire
     subject = questionnaires.get(conn, about) if about else approvals.get(conn, question.context.approval)
-    option = by_word(question, read[0])
+    option = find_option_by_keyword(question, read[0])
     return (question, subject, option) if subject is not None and option is not None else None

@@ -11,284 +11,302 @@ from datetime import timedelta
 import sqlalchemy as sa
 from msgspec.structs import replace
 
-from retinue.config.agent_defaults import PLAIN, Defaults
+from retinue.config.agent_defaults import BUILT_IN_AGENT_DEFAULTS, AgentDefaults
 from retinue.domain import address
 from retinue.domain.agent import Agent
 from retinue.domain.delegation import (
-    CREATE,
-    LATEST,
-    LATEST_OR_CREATE,
+    LATEST_OR_NEW_SESSION,
+    LATEST_SESSION,
+    NEW_SESSION,
     Delegation,
     DelegationKind,
     DelegationState,
-    session_made_for,
+    derive_session_id,
 )
-from retinue.domain.delegation_request import Handed, Handing
-from retinue.domain.envelope import NO_CONTEXT, Context, Draft, Kind, Outcome, Status
-from retinue.domain.errors import NotAllowed, NotFound
-from retinue.domain.event import NewsKind
-from retinue.domain.ids import EnvelopeId, derived, short
-from retinue.domain.run import NO_REQUEST, Run
-from retinue.domain.session import Origin, OriginKind, Session, Wakefulness
+from retinue.domain.delegation_request import DelegationRequest, DelegationStatus
+from retinue.domain.envelope import NO_CONTEXT, EnvelopeContext, EnvelopeDraft, EnvelopeKind, EnvelopeStatus, Outcome
+from retinue.domain.event import EventKind
+from retinue.domain.ids import EnvelopeId, derive_id, short_id
+from retinue.domain.run import NO_RUN_REQUEST, Run
+from retinue.domain.session import Origin, OriginKind, Session, SessionActivity
+from retinue.domain.shared_errors import AgentNotFound, DelegationRefused, SessionNotFound
 from retinue.domain.times import from_ms
-from retinue.domain.trust import Trust, least
+from retinue.domain.trust import Trust, least_trust
 from retinue.engine import session_exchange
+from retinue.engine.errors import DelegationWithoutRun
 from retinue.intake import background_jobs
-from retinue.intake.accept import Wake, enter, take_job
-from retinue.intake.delegations import end
-from retinue.policy.access.session_access import may_reach
-from retinue.policy.tools.delegations import SENT_OUT, descends, may_hand_over
+from retinue.intake.accept import Wake, accept_in_transaction, accept_job
+from retinue.intake.delegations import end_delegation
+from retinue.policy.access.session_access import may_access_session
+from retinue.policy.tools.delegations import SUBAGENT_DELEGATIONS, build_child_lineage, may_delegate
 from retinue.store.agents import agents
-from retinue.store.core.transaction import Page
+from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelopes, outcomes, webhooks
 from retinue.store.runs import delegations, runs
-from retinue.store.runs.message_authors import descent
-from retinue.store.runs.run_principal import came_of, sees, whose
+from retinue.store.runs.message_authors import get_lineage
+from retinue.store.runs.run_principal import can_see, get_run_principal, is_descendant
 from retinue.store.sessions import sessions
 
 
 def delegation_id(run: str, call: str) -> EnvelopeId:
-    return EnvelopeId(derived(run, f"delegation/{call}"))
+    return EnvelopeId(derive_id(run, f"delegation/{call}"))
 
 
-def hand_over(
-    conn: sa.Connection, *, handing: Handing, now_ms: int, defaults: Defaults = PLAIN
-) -> tuple[Handed, tuple[Wake, ...]]:
+def delegate(
+    conn: sa.Connection, *, request: DelegationRequest, now_ms: int, defaults: AgentDefaults = BUILT_IN_AGENT_DEFAULTS
+) -> tuple[DelegationStatus, tuple[Wake, ...]]:
     """The commit of a delegating call: creates the delegation the first time, returns its status later."""
-    page = Page(conn, now_ms)
-    seen = delegations.get(conn, delegation_id(handing.run, handing.call))
-    done = _look_again(page, seen) if seen is not None else _make(page, handing, defaults)
+    page = Transaction(conn, now_ms)
+    seen = delegations.get(conn, delegation_id(request.run, request.call))
+    done = _status_of_repeated_call(page, seen) if seen is not None else _create(page, request, defaults)
     page.close()
     return done
 
 
-def _make(page: Page, handing: Handing, defaults: Defaults) -> tuple[Handed, tuple[Wake, ...]]:
-    run = runs.get(page.conn, handing.run)
-    if run is not None and not run.status.open:  # ended by another worker just before this call
+def _create(
+    tx: Transaction, delegation_request: DelegationRequest, defaults: AgentDefaults
+) -> tuple[DelegationStatus, tuple[Wake, ...]]:
+    run = runs.get(tx.conn, delegation_request.run)
+    if run is not None and not run.status.is_open:  # ended by another worker just before this call
         run = None
-    session = sessions.get(page.conn, run.session) if run is not None else None
-    asker = agents.find(page.conn, run.agent) if run is not None else None
+    session = sessions.get(tx.conn, run.session) if run is not None else None
+    asker = agents.find(tx.conn, run.agent) if run is not None else None
     if run is None or session is None or asker is None:
-        raise NotAllowed(
-            "work is handed on by a run, and this is none",
-            because="its answer would come back to nobody",
-            try_this="let the agent do it in a conversation",
-            code="delegation.no-run",
-        )
-    id_, above = delegation_id(run.id, handing.call), descent(page.conn, run)
-    if handing.kind is DelegationKind.EXTERNAL:  # the agent's own work, done externally: no other agent is involved
+        raise DelegationWithoutRun
+    id_, above = delegation_id(run.id, delegation_request.call), get_lineage(tx.conn, run)
+    if (
+        delegation_request.kind is DelegationKind.EXTERNAL
+    ):  # the agent's own work, done externally: no other agent is involved
         target, to, lineage = asker, None, above
     else:
-        target = _target(page, asker, handing)
-        _allow(page, run, asker, target, handing.kind)
-        to = _session(page, handing, id_, run, session, asker, target)
-        lineage = descends(above, asker, target, handing.kind)
+        target = _find_target(tx, asker, delegation_request)
+        _check_allowed(tx, run, asker, target, delegation_request.kind)
+        to = _find_or_start_session(tx, delegation_request, id_, run, session, asker, target)
+        lineage = build_child_lineage(above, asker, target, delegation_request.kind)
     made = Delegation(
         id=id_,
-        kind=handing.kind,
+        kind=delegation_request.kind,
         run=run.id,
-        call=handing.call,
+        call=delegation_request.call,
         agent=asker.name,
         session=session.id,
         target=target.name,
-        to=to.id if to is not None else None,
-        task=handing.text,
-        above=above,
+        target_session=to.id if to is not None else None,
+        task=delegation_request.text,
+        parent_lineage=above,
         lineage=lineage,
-        notify=handing.notify,
-        wait_until=from_ms(page.at_ms) + timedelta(seconds=handing.wait_s) if handing.wait_s else None,
-        label=handing.label,
-        cleanup=handing.cleanup,
-        archive_after_s=(defaults.subagents_of(asker).archive_after_s or None) if handing.kind in SENT_OUT else None,
-        created_at=from_ms(page.at_ms),
+        notify=delegation_request.notify,
+        wait_until=from_ms(tx.at_ms) + timedelta(seconds=delegation_request.wait_s)
+        if delegation_request.wait_s
+        else None,
+        label=delegation_request.label,
+        cleanup=delegation_request.cleanup,
+        archive_after_s=(defaults.subagents_of(asker).archive_after_s or None)
+        if delegation_request.kind in SUBAGENT_DELEGATIONS
+        else None,
+        created_at=from_ms(tx.at_ms),
     )
-    delegations.add(page.conn, made)
-    if handing.webhook is not None:
-        webhooks.add(page.conn, id_, handing.webhook, at_ms=page.at_ms)
-    page.tell(
-        NewsKind.DELEGATION_OPENED,
+    delegations.add(tx.conn, made)
+    if delegation_request.webhook is not None:
+        webhooks.add(tx.conn, id_, delegation_request.webhook, at_ms=tx.at_ms)
+    tx.emit(
+        EventKind.DELEGATION_OPENED,
         session=session.id,
         run=run.id,
         delegation=id_,
-        kind_of=handing.kind.value,
+        kind_of=delegation_request.kind.value,
         target=target.name,
-        to=made.to,
-        label=handing.label,
-        call=handing.call,
+        to=made.target_session,
+        label=delegation_request.label,
+        call=delegation_request.call,
     )
-    letter = _letter(_on_the_same_ground(page, handing, run), id_, session, asker, to)
-    if handing.kind is DelegationKind.BACKGROUND:
-        request = replace(letter, recipient=background_jobs.HERE, kind=Kind.MESSAGE)
-        return Handed(delegation=made), take_job(page, request, made).wakes
-    entered = enter(page, letter)
+    letter = _build_request_envelope(_in_same_workspace(tx, delegation_request, run), id_, session, asker, to)
+    if delegation_request.kind is DelegationKind.BACKGROUND:
+        request = replace(letter, recipient=background_jobs.BACKGROUND_ADDRESS, kind=EnvelopeKind.MESSAGE)
+        return DelegationStatus(delegation=made), accept_job(tx, request, made).wakes
+    entered = accept_in_transaction(tx, letter)
     if entered.receipt.outcome is not None:  # the queue was full, so the result is already there
-        return _look(page, delegations.get(page.conn, id_) or made), entered.wakes
-    return Handed(delegation=made, queued=to is not None and to.wakefulness is Wakefulness.ACTIVE), entered.wakes
+        return _status(tx, delegations.get(tx.conn, id_) or made), entered.wakes
+    return DelegationStatus(
+        delegation=made, is_queued=to is not None and to.activity is SessionActivity.ACTIVE
+    ), entered.wakes
 
 
-def _target(page: Page, asker: Agent, handing: Handing) -> Agent:
-    found = agents.find(page.conn, handing.target) if handing.target else asker
+def _find_target(tx: Transaction, delegating_agent: Agent, request: DelegationRequest) -> Agent:
+    found = agents.find(tx.conn, request.target) if request.target else delegating_agent
     if found is None:
-        raise NotFound(
-            f"there is no agent '{handing.target[:80]}' in this house",
-            because="no agent of that name is registered",
-            try_this="agents_list tells who is here",
-            code="agent.not-found",
-        )
+        raise AgentNotFound(request.target, try_this="use agents_list to find the name")
     return found
 
 
-def _allow(page: Page, run: Run, asker: Agent, target: Agent, kind: DelegationKind) -> None:
-    open_count = delegations.count_open(page.conn, run.session)
-    decision = may_hand_over(asker, target, kind, descent=run.descent, open_count=open_count)
-    if decision.denied:
-        raise NotAllowed(
-            f"{asker.name} cannot hand this to {target.name}",
-            because=decision.because,
-            try_this=f"ask the owner to change `{decision.key}`, or do it yourself" if decision.key else "",
-            code="delegation.refused",
+def _check_allowed(tx: Transaction, run: Run, delegating_agent: Agent, target: Agent, kind: DelegationKind) -> None:
+    open_count = delegations.count_open(tx.conn, run.session)
+    decision = may_delegate(delegating_agent, target, kind, lineage=run.effective_lineage, open_count=open_count)
+    if decision.is_denied:
+        raise DelegationRefused(
+            delegating_agent.name, target.name, because=decision.because, setting=decision.setting_key
         )
 
 
-def _session(
-    page: Page, handing: Handing, id_: EnvelopeId, run: Run, session: Session, asker: Agent, target: Agent
+def _find_or_start_session(
+    tx: Transaction,
+    request: DelegationRequest,
+    id_: EnvelopeId,
+    run: Run,
+    session: Session,
+    delegating_agent: Agent,
+    target: Agent,
 ) -> Session:
     """Return the session in which the work is done."""
-    if handing.kind is DelegationKind.BACKGROUND:
-        made = background_jobs.session_for(page, id_, target, session.id, task=handing.text)
-        return sessions.get(page.conn, made) or session
-    if handing.kind in SENT_OUT:
-        return _start(page, id_, target, Origin(OriginKind.SUBAGENT, id_, parent=session.id), name=handing.label)
-    ours = str(address.agent(asker.name, session.id))
-    if handing.session in (LATEST, LATEST_OR_CREATE):
+    if request.kind is DelegationKind.BACKGROUND:
+        made = background_jobs.start_job_session(tx, id_, target, session.id, task=request.text)
+        return sessions.get(tx.conn, made) or session
+    if request.kind in SUBAGENT_DELEGATIONS:
+        return _start_session(tx, id_, target, Origin(OriginKind.SUBAGENT, id_, parent=session.id), name=request.label)
+    ours = str(address.agent_address(delegating_agent.name, session.id))
+    if request.session in (LATEST_SESSION, LATEST_OR_NEW_SESSION):
         # Only sessions between these two: what another person's session said there is private.
-        found = sessions.latest_of(page.conn, target.name, Origin(OriginKind.AGENT, ours))
+        found = sessions.get_latest_by_origin(tx.conn, target.name, Origin(OriginKind.AGENT, ours))
         if found is not None:
             return found
-        if handing.session == LATEST:
-            raise _no_session(f"{target.name} has no session with you yet", target)
-        return _start(page, id_, target, Origin(OriginKind.AGENT, ours))
-    if handing.session == CREATE:
-        return _start(page, id_, target, Origin(OriginKind.AGENT, f"{ours}/{id_}"))
-    known = sessions.by_prefix(page.conn, target.name, handing.session)
-    chosen = sessions.get(page.conn, known) if known is not None else None
-    if chosen is None or chosen.deleted_at is not None or not _may_write(page, handing, run, session, asker, chosen):
-        raise _no_session(f"{target.name} has no session '{handing.session[:40]}' that you may write to", target)
+        if request.session == LATEST_SESSION:
+            raise _session_not_found(target, LATEST_SESSION)
+        return _start_session(tx, id_, target, Origin(OriginKind.AGENT, ours))
+    if request.session == NEW_SESSION:
+        return _start_session(tx, id_, target, Origin(OriginKind.AGENT, f"{ours}/{id_}"))
+    known = sessions.find_id_by_prefix(tx.conn, target.name, request.session)
+    chosen = sessions.get(tx.conn, known) if known is not None else None
+    if (
+        chosen is None
+        or chosen.deleted_at is not None
+        or not _may_write(tx, request, run, session, delegating_agent, chosen)
+    ):
+        raise _session_not_found(target, request.session)
     return chosen
 
 
-def _may_write(page: Page, handing: Handing, run: Run, session: Session, asker: Agent, chosen: Session) -> bool:
+def _may_write(
+    tx: Transaction, request: DelegationRequest, run: Run, session: Session, delegating_agent: Agent, chosen: Session
+) -> bool:
     """Whether the run may write into the chosen session.
 
     Always if that session came from this one. Otherwise the owner must allow the agent, and the run
     principal must be able to see it.
     """
-    target = agents.find(page.conn, chosen.agent)
+    target = agents.find(tx.conn, chosen.agent)
     return (
         target is not None
-        and may_reach(
-            asker,
+        and may_access_session(
+            delegating_agent,
             target,
-            confined=handing.confined,
-            came_of_it=came_of(page.conn, chosen, session),
-            behalf_sees=sees(page.conn, whose(page.conn, run), chosen),
-        ).allowed
+            is_confined=request.own_sessions_only,
+            is_descendant=is_descendant(tx.conn, chosen, session),
+            principal_can_see=can_see(tx.conn, get_run_principal(tx.conn, run), chosen),
+        ).is_allowed
     )
 
 
-def _start(page: Page, id_: EnvelopeId, target: Agent, origin: Origin, *, name: str = "") -> Session:
-    made = session_made_for(id_)
-    sessions.start(page, made, agent=target.name, origin=origin, name=name, unique=False)
-    session = sessions.get(page.conn, made)
+def _start_session(tx: Transaction, id_: EnvelopeId, target: Agent, origin: Origin, *, name: str = "") -> Session:
+    made = derive_session_id(id_)
+    sessions.start(tx, made, agent=target.name, origin=origin, name=name, unique=False)
+    session = sessions.get(tx.conn, made)
     assert session is not None  # started just above
     return session
 
 
-def _no_session(sentence: str, target: Agent) -> NotFound:
-    return NotFound(
-        sentence,
-        because="only sessions that came of this conversation are yours to write to",
-        try_this=f"leave `session` out, and {target.name} gets one",
-        code="session.not-found",
+def _session_not_found(target: Agent, session: str) -> SessionNotFound:
+    return SessionNotFound(
+        session,
+        agent=target.name,
+        because="it does not exist, or you may not write to it: this conversation did not start it",
+        try_this=f"leave `session` out, and {target.name} gets a new one",
     )
 
 
-def _on_the_same_ground(page: Page, handing: Handing, run: Run) -> Handing:
+def _in_same_workspace(tx: Transaction, request: DelegationRequest, run: Run) -> DelegationRequest:
     """A subagent of a run with a requested workspace works in that workspace too."""
-    if handing.kind not in SENT_OUT:
-        return handing
-    held = (envelopes.get(page.conn, id_) for id_ in run.envelopes)
+    if request.kind not in SUBAGENT_DELEGATIONS:
+        return request
+    held = (envelopes.get(tx.conn, id_) for id_ in run.envelopes)
     asked = next((letter.context.request for letter in held if letter is not None and letter.context.request), None)
     if asked is None or asked.workspace is None:
-        return handing
-    return replace(handing, request=replace(handing.request or NO_REQUEST, workspace=asked.workspace))
+        return request
+    return replace(request, request=replace(request.request or NO_RUN_REQUEST, workspace=asked.workspace))
 
 
-def _letter(handing: Handing, id_: EnvelopeId, session: Session, asker: Agent, to: Session | None) -> Draft:
-    return Draft(
+def _build_request_envelope(
+    request: DelegationRequest, id_: EnvelopeId, session: Session, delegating_agent: Agent, to: Session | None
+) -> EnvelopeDraft:
+    return EnvelopeDraft(
         id=id_,
-        sender=address.agent(asker.name, session.id),
-        recipient=address.agent(to.agent, to.id) if to is not None else address.external(session.id),
-        text=handing.text,
+        sender=address.agent_address(delegating_agent.name, session.id),
+        recipient=address.agent_address(to.agent, to.id) if to is not None else address.external_address(session.id),
+        text=request.text,
         source="run",
-        key=f"{handing.run}/{handing.call}/delegation",
-        kind=Kind.DELEGATION,
-        attachments=handing.attachments,
-        reply_to=handing.reply_to,
-        context=_context(handing),
-        trust=least((Trust.AGENT, handing.trust)),
+        idempotency_key=f"{request.run}/{request.call}/delegation",
+        kind=EnvelopeKind.DELEGATION,
+        attachments=request.attachments,
+        reply_to=request.reply_to,
+        context=_request_context(request),
+        trust=least_trust((Trust.AGENT, request.trust)),
     )
 
 
-def _look_again(page: Page, delegation: Delegation) -> tuple[Handed, tuple[Wake, ...]]:
+def _status_of_repeated_call(tx: Transaction, delegation: Delegation) -> tuple[DelegationStatus, tuple[Wake, ...]]:
     """Return the status of a delegation. After a `sessions_send` call the two sessions may continue the exchange."""
-    handed = _look(page, delegation)
+    handed = _status(tx, delegation)
     goes_on = delegation.kind is DelegationKind.SEND and delegation.state is DelegationState.DONE
-    letter = session_exchange.begin(page, delegation, handed.answer) if goes_on and handed.answer is not None else None
-    return handed, enter(page, letter).wakes if letter is not None else ()
+    letter = (
+        session_exchange.start_exchange(tx, delegation, handed.answer)
+        if goes_on and handed.answer is not None
+        else None
+    )
+    return handed, accept_in_transaction(tx, letter).wakes if letter is not None else ()
 
 
-def _context(handing: Handing) -> Context:
-    if handing.request is None and handing.webhook is None:
+def _request_context(request: DelegationRequest) -> EnvelopeContext:
+    if request.request is None and request.webhook is None:
         return NO_CONTEXT
-    return Context(request=handing.request, webhook=handing.webhook is not None)
+    return EnvelopeContext(request=request.request, webhook=request.webhook is not None)
 
 
-def _look(page: Page, delegation: Delegation) -> Handed:
+def _status(tx: Transaction, delegation: Delegation) -> DelegationStatus:
     """Return the status. A result that is there is collected; an expired wait ends."""
-    is_started = delegation.kind in SENT_OUT and delegation.started_at is not None
+    is_started = delegation.kind in SUBAGENT_DELEGATIONS and delegation.started_at is not None
     if is_started or delegation.kind is DelegationKind.BACKGROUND:
         # No call returns the result, so it is read as a message, also when the call is repeated.
-        return Handed(delegation=delegation)
-    if not delegation.state.open:
-        return _collect(page, delegation)
-    if delegation.wait_until is None or from_ms(page.at_ms) < delegation.wait_until:
-        return Handed(delegation=delegation)
-    delegations.release_one(page.conn, delegation.id)
+        return DelegationStatus(delegation=delegation)
+    if not delegation.state.is_open:
+        return _collect(tx, delegation)
+    if delegation.wait_until is None or from_ms(tx.at_ms) < delegation.wait_until:
+        return DelegationStatus(delegation=delegation)
+    delegations.release_delegation(tx.conn, delegation.id)
     if delegation.kind is DelegationKind.EXTERNAL:
         # Only this run could use the answer. A later one counts as an unrequested message.
         waited_s = (delegation.wait_until - delegation.created_at).total_seconds()
         because = f"no answer came within {waited_s:g} seconds"
-        end(page, delegation, DelegationState.FAILED, because=because, result=None)
-        return Handed(delegation=replace(delegation, state=DelegationState.FAILED, because=because), late=True)
-    return Handed(delegation=replace(delegation, wait_until=None), late=True)
+        end_delegation(tx, delegation, DelegationState.FAILED, because=because, result=None)
+        return DelegationStatus(
+            delegation=replace(delegation, state=DelegationState.FAILED, because=because), is_timed_out=True
+        )
+    return DelegationStatus(delegation=replace(delegation, wait_until=None), is_timed_out=True)
 
 
-def _collect(page: Page, delegation: Delegation) -> Handed:
-    answer = envelopes.get(page.conn, delegation.result) if delegation.result else None
-    delegations.release_one(page.conn, delegation.id)
-    if answer is not None and answer.status is Status.PENDING:
-        because = f"the run {short(delegation.run)} goes on with it"
-        outcomes.settle(page, [answer.id], Outcome.NOTED, because=because)
-        page.tell(
-            NewsKind.ENVELOPE_SETTLED,
+def _collect(tx: Transaction, delegation: Delegation) -> DelegationStatus:
+    answer = envelopes.get(tx.conn, delegation.result) if delegation.result else None
+    delegations.release_delegation(tx.conn, delegation.id)
+    if answer is not None and answer.status is EnvelopeStatus.PENDING:
+        because = f"the run {short_id(delegation.run)} continues with it"
+        outcomes.settle(tx, [answer.id], Outcome.NOTED, because=because)
+        tx.emit(
+            EventKind.ENVELOPE_SETTLED,
             session=delegation.session,
             envelope=answer.id,
             outcome=Outcome.NOTED.value,
             because=because,
         )
-        return Handed(delegation=delegation, answer=answer)
+        return DelegationStatus(delegation=delegation, answer=answer)
     # Collected before an interruption, or read as an envelope: the outcome says which.
-    taken = envelopes.settled(page.conn, answer.id) if answer is not None else None
-    ours = taken is not None and taken.because == f"the run {short(delegation.run)} goes on with it"
-    return Handed(delegation=delegation, answer=answer if ours else None, elsewhere=not ours)
+    taken = envelopes.get_outcome(tx.conn, answer.id) if answer is not None else None
+    ours = taken is not None and taken.because == f"the run {short_id(delegation.run)} continues with it"
+    return DelegationStatus(delegation=delegation, answer=answer if ours else None, is_already_delivered=not ours)

@@ -5,23 +5,23 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from retinue.domain.agent import Agent
-from retinue.domain.display_options import Elevation, Reasoning, Verbosity
-from retinue.domain.envelope import Context, Draft
+from retinue.domain.display_options import Elevation, ReasoningDisplay, Verbosity
+from retinue.domain.envelope import EnvelopeContext, EnvelopeDraft
 from retinue.domain.errors import RetinueError
-from retinue.domain.run import NO_REQUEST, RunRequest
-from retinue.domain.session import Mind, QueueMode, WhenBusy
+from retinue.domain.run import NO_RUN_REQUEST, RunRequest
+from retinue.domain.session import QueueMode, SessionOptions, WhenBusy
 from retinue.domain.slash_command import (
     DEFAULT,
     EFFORT_WORDS,
     QUEUE_MODES,
     SHORTCUTS,
-    Asked,
-    Command,
     CommandName,
-    unescaped,
+    ParsedCommands,
+    SlashCommand,
+    unescape_slash,
 )
-from retinue.domain.ui_context import line_of
-from retinue.engine.session_commands import Choices
+from retinue.domain.ui_context import context_line
+from retinue.engine.session_commands import AvailableOptions
 
 # Modes that one message can request. The others apply to the whole queue.
 _WHEN_BUSY = {
@@ -31,38 +31,42 @@ _WHEN_BUSY = {
 }
 
 
-def directed(draft: Draft, asked: Asked, agent: Agent | None, choices: Choices) -> Draft:
+def apply_directives(
+    draft: EnvelopeDraft, commands: ParsedCommands, agent: Agent | None, available: AvailableOptions
+) -> EnvelopeDraft:
     """Return the message without its directives, and with the run request they make."""
     context = draft.context
-    taken: list[Command] = []
-    for command in asked.commands:
+    taken: list[SlashCommand] = []
+    for command in commands.commands:
         if command.name in SHORTCUTS:
             taken.append(command)
-        elif agent is not None and (with_it := _applied(context, command, agent, choices)) is not None:
+        elif agent is not None and (with_it := _apply_directive(context, command, agent, available)) is not None:
             context = with_it
             taken.append(command)
-    text = line_of(draft.text) + unescaped(asked.without(taken))
+    text = context_line(draft.text) + unescape_slash(commands.text_without(taken))
     return replace(draft, text=text, context=context)
 
 
-def _applied(context: Context, command: Command, agent: Agent, choices: Choices) -> Context | None:
+def _apply_directive(
+    context: EnvelopeContext, command: SlashCommand, agent: Agent, available: AvailableOptions
+) -> EnvelopeContext | None:
     """Return the context with the directive. None if it is not valid for one message: then it is plain text."""
-    word = command.rest.casefold()
+    word = command.arguments.casefold()
     if word == DEFAULT:
         return None
-    request = context.request or NO_REQUEST
+    request = context.request or NO_RUN_REQUEST
     manner = request.manner
     match command.name:
         case CommandName.THINK:
-            return _with(context, replace(request, effort=EFFORT_WORDS[word]))
+            return _with_request(context, replace(request, effort=EFFORT_WORDS[word]))
         case CommandName.VERBOSE:
-            return _with(context, replace(request, manner=replace(manner, verbose=Verbosity(word))))
+            return _with_request(context, replace(request, manner=replace(manner, verbose=Verbosity(word))))
         case CommandName.REASONING:
-            return _with(context, replace(request, manner=replace(manner, reasoning=Reasoning(word))))
+            return _with_request(context, replace(request, manner=replace(manner, reasoning=ReasoningDisplay(word))))
         case CommandName.ELEVATED:
-            return _with(context, replace(request, manner=replace(manner, elevated=Elevation(word))))
+            return _with_request(context, replace(request, manner=replace(manner, elevated=Elevation(word))))
         case CommandName.MODEL:
-            return _thinking_with(context, request, command.rest, agent, choices)
+            return _with_model(context, request, command.arguments, agent, available)
         case CommandName.QUEUE:
             when = _WHEN_BUSY.get(QUEUE_MODES[word]) if word in QUEUE_MODES else None
             return replace(context, when_busy=when) if when is not None else None
@@ -70,15 +74,15 @@ def _applied(context: Context, command: Command, agent: Agent, choices: Choices)
             return None
 
 
-def _thinking_with(
-    context: Context, request: RunRequest, reference: str, agent: Agent, choices: Choices
-) -> Context | None:
+def _with_model(
+    context: EnvelopeContext, request: RunRequest, reference: str, agent: Agent, available: AvailableOptions
+) -> EnvelopeContext | None:
     try:
-        chosen = choices.choose(reference, agent, Mind())
+        chosen = available.choose_model(reference, agent, SessionOptions())
     except RetinueError:
         return None
-    return None if chosen.pinned else _with(context, replace(request, model=chosen.model))
+    return None if chosen.pinned else _with_request(context, replace(request, model=chosen.model))
 
 
-def _with(context: Context, request: RunRequest) -> Context:
+def _with_request(context: EnvelopeContext, request: RunRequest) -> EnvelopeContext:
     return replace(context, request=request)

@@ -9,17 +9,17 @@ import asyncio
 
 from msgspec import Struct, field
 
-from retinue.domain.event import Delta, DeltaKind, Nested, NestedKind
+from retinue.domain.event import Delta, DeltaKind, NestedActivity, NestedActivityKind
 from retinue.domain.ids import RunId, SessionId
 
-DELTAS_WAITING_MAX = 1000
+DELTAS_QUEUED_MAX = 1000
 PARTIAL_CHARS_MAX = 1_000_000
 NESTED_CHARS_MAX = 20_000  # shown for the run behind a waiting call
 NESTED_CALLS_MAX = 100
-SOON_S = 0.02
+NOTIFY_DELAY_S = 0.02
 
 
-class Partial(Struct):
+class PartialReply(Struct):
     """The text of one attempt at a model reply, as streamed so far."""
 
     session: SessionId
@@ -30,7 +30,7 @@ class Partial(Struct):
     thinking: str = ""
 
 
-class Within(Struct):
+class NestedRun(Struct):
     """A run that a call waits for, and its output so far. Limited in size: it is a preview."""
 
     session: SessionId
@@ -41,7 +41,7 @@ class Within(Struct):
     calls: list[str] = field(default_factory=list[str])
 
 
-class Watcher(Struct, eq=False):
+class EventSubscriber(Struct, eq=False):
     """One subscriber: a flag for new events and a limited list of deltas.
 
     A subscriber that falls behind must reload the state.
@@ -49,109 +49,113 @@ class Watcher(Struct, eq=False):
 
     session: SessionId | None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    news: bool = True  # something was committed since the last read
-    soon: asyncio.TimerHandle | None = None
-    deltas: list[Delta | Nested] = field(default_factory=list[Delta | Nested])
-    missed: bool = False
-    closed: bool = False
+    has_new_events: bool = True  # something was committed since the last read
+    timer: asyncio.TimerHandle | None = None
+    deltas: list[Delta | NestedActivity] = field(default_factory=list[Delta | NestedActivity])
+    has_missed_deltas: bool = False
+    is_closed: bool = False
 
 
-class Live:
+class EventBroadcast:
     """Broadcasts run activity. The server's implementation of the run observer port."""
 
     def __init__(self) -> None:
-        self._watchers: set[Watcher] = set()
-        self._partials: dict[RunId, Partial] = {}
-        self._within: dict[RunId, Within] = {}
+        self._subscribers: set[EventSubscriber] = set()
+        self._partial_replies: dict[RunId, PartialReply] = {}
+        self._nested_runs: dict[RunId, NestedRun] = {}
 
-    def delta(self, delta: Delta) -> None:
-        partial = self._partials.get(delta.run)
+    def on_delta(self, delta: Delta) -> None:
+        partial = self._partial_replies.get(delta.run)
         if partial is None or (partial.turn, partial.attempt) != (delta.turn, delta.attempt):
-            partial = Partial(delta.session, delta.run, delta.turn, delta.attempt)
-            self._partials[delta.run] = partial
+            partial = PartialReply(delta.session, delta.run, delta.turn, delta.attempt)
+            self._partial_replies[delta.run] = partial
         if delta.kind is DeltaKind.TEXT:
             if len(partial.text) < PARTIAL_CHARS_MAX:
                 partial.text += delta.text
         elif len(partial.thinking) < PARTIAL_CHARS_MAX:
             partial.thinking += delta.text
-        self._pass_on(delta)
-        if self._within and delta.kind is DeltaKind.TEXT and (within := self._within.get(delta.run)) is not None:
+        self._broadcast(delta)
+        if (
+            self._nested_runs
+            and delta.kind is DeltaKind.TEXT
+            and (within := self._nested_runs.get(delta.run)) is not None
+        ):
             if delta.offset + len(delta.text) <= NESTED_CHARS_MAX:
                 within.text = within.text + delta.text if delta.offset else delta.text
-                self._pass_on(_nested(within, NestedKind.TEXT, delta.text, offset=delta.offset))
+                self._broadcast(_nested_delta(within, NestedActivityKind.TEXT, delta.text, offset=delta.offset))
 
-    def called(self, run: RunId, tool: str) -> None:
-        within = self._within.get(run)
+    def on_tool_call(self, run: RunId, tool: str) -> None:
+        within = self._nested_runs.get(run)
         if within is not None and len(within.calls) < NESTED_CALLS_MAX:
             within.calls.append(tool)
-            self._pass_on(_nested(within, NestedKind.CALL, tool))
+            self._broadcast(_nested_delta(within, NestedActivityKind.CALL, tool))
 
-    def _pass_on(self, piece: Delta | Nested) -> None:
-        for watcher in self._watchers:
+    def _broadcast(self, piece: Delta | NestedActivity) -> None:
+        for watcher in self._subscribers:
             if watcher.session is None or watcher.session == piece.session:
-                if len(watcher.deltas) >= DELTAS_WAITING_MAX:
-                    watcher.missed = True
+                if len(watcher.deltas) >= DELTAS_QUEUED_MAX:
+                    watcher.has_missed_deltas = True
                     watcher.deltas.clear()
                 else:
                     watcher.deltas.append(piece)
-                self._soon(watcher)
+                self._notify_soon(watcher)
 
-    def nest(self, within: Within) -> None:
+    def add_nested_run(self, nested_run: NestedRun) -> None:
         """From now on, also send the run's output to subscribers of the session whose call waits for it."""
-        self._within[within.run] = within
+        self._nested_runs[nested_run.run] = nested_run
 
-    def nested(self) -> list[Within]:
-        return list(self._within.values())
+    def nested_runs(self) -> list[NestedRun]:
+        return list(self._nested_runs.values())
 
-    def ended(self, run: RunId) -> None:
+    def run_ended(self, run: RunId) -> None:
         """Forget a run that ended or was suspended, and announce its commits at once."""
-        self._partials.pop(run, None)
-        self._within.pop(run, None)
-        for watcher in self._watchers:
-            if watcher.news:
+        self._partial_replies.pop(run, None)
+        self._nested_runs.pop(run, None)
+        for watcher in self._subscribers:
+            if watcher.has_new_events:
                 watcher.changed.set()
 
-    def partials(self, session: SessionId | None = None) -> list[Partial]:
-        return [p for p in self._partials.values() if session is None or p.session == session]
+    def partial_replies(self, session: SessionId | None = None) -> list[PartialReply]:
+        return [p for p in self._partial_replies.values() if session is None or p.session == session]
 
-    def committed(self) -> None:
+    def announce_commit(self) -> None:
         """Announce that new events are stored. Subscribers are notified within `NOTIFY_DELAY_S`."""
-        for watcher in self._watchers:
-            watcher.news = True
-            self._soon(watcher)
+        for watcher in self._subscribers:
+            watcher.has_new_events = True
+            self._notify_soon(watcher)
 
-    def _soon(self, watcher: Watcher) -> None:
+    def _notify_soon(self, subscriber: EventSubscriber) -> None:
         """Notify later, together with the events that follow: a turn makes several, and the delay is not visible."""
-        if watcher.soon is None and not watcher.changed.is_set():
-            watcher.soon = asyncio.get_running_loop().call_later(SOON_S, self._tell_now, watcher)
+        if subscriber.timer is None and not subscriber.changed.is_set():
+            subscriber.timer = asyncio.get_running_loop().call_later(NOTIFY_DELAY_S, self._notify_now, subscriber)
 
-    def _tell_now(self, watcher: Watcher) -> None:
-        watcher.soon = None
-        watcher.changed.set()
+    def _notify_now(self, subscriber: EventSubscriber) -> None:
+        subscriber.timer = None
+        subscriber.changed.set()
 
-    def watch(self, session: SessionId | None) -> Watcher:
-        watcher = Watcher(session)
-        self._watchers.add(watcher)
+    def subscribe(self, session: SessionId | None) -> EventSubscriber:
+        watcher = EventSubscriber(session)
+        self._subscribers.add(watcher)
         return watcher
 
     def close(self) -> None:
         """End all subscriptions, because the server stops."""
-        for watcher in self._watchers:
-            watcher.closed = True
+        for watcher in self._subscribers:
+            watcher.is_closed = True
             watcher.changed.set()
 
-    def unwatch(self, watcher: Watcher) -> None:
-        if watcher.soon is not None:
-            watcher.soon.cancel()
-        self._watchers.discard(watcher)
+    def unsubscribe(self, subscriber: EventSubscriber) -> None:
+        if subscriber.timer is not None:
+            subscriber.timer.cancel()
+        self._subscribers.discard(subscriber)
 
 
-def _nested(within: Within, kind: NestedKind, text: str, *, offset: int = 0) -> Nested:
-    return Nested(
-        session=within.session,
-        call=within.call,
-        agent=within.agent,
-        run=within.run,
+def _nested_delta(nested_run: NestedRun, kind: NestedActivityKind, text: str, *, offset: int = 0) -> NestedActivity:
+    return NestedActivity(
+        session=nested_run.session,
+        call=nested_run.call,
+        agent=nested_run.agent,
+        run=nested_run.run,
         kind=kind,
         text=text,
         offset=offset,

@@ -13,108 +13,118 @@ from msgspec.structs import replace
 
 from retinue.domain import address
 from retinue.domain.address import Address, AddressKind
-from retinue.domain.envelope import TEXT_BYTES_MAX, Draft, Kind
-from retinue.domain.ids import EnvelopeId, derived
+from retinue.domain.envelope import ENVELOPE_TEXT_BYTES_MAX, EnvelopeDraft, EnvelopeKind
+from retinue.domain.ids import EnvelopeId, derive_id
 from retinue.domain.record import Reply
-from retinue.domain.reply_delivery import Stream, Words
+from retinue.domain.reply_delivery import ReplyDelivery, StreamMode
 from retinue.domain.run import Step
-from retinue.domain.storable_text import clipped_bytes
+from retinue.domain.storable_text import truncate_bytes
 from retinue.domain.times import from_ms
-from retinue.domain.trust import Trust, least
-from retinue.engine.run_context import Work, trust_of_mail
-from retinue.engine.step_writer import Closing, Unwritten
-from retinue.intake.accept import ClockWake, RoomWake, Wake, enter
-from retinue.intake.routing import answer_address
-from retinue.runners.base import SILENT_TOKENS, Finished
-from retinue.store.core.transaction import Page
+from retinue.domain.trust import Trust, least_trust
+from retinue.engine.run_context import ClaimedRun, trust_of_envelopes
+from retinue.engine.step_writer import PendingWrite, StepResult
+from retinue.intake.accept import ChannelWake, TimerWake, Wake, accept_in_transaction
+from retinue.intake.routing import get_answer_address
+from retinue.runners.base import SILENT_TOKENS, RunAnswer
+from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelopes
-from retinue.text.answer_dedupe import unsaid
+from retinue.text.answer_dedupe import remove_repeated_text
 
-SAID = "said"
-SAID_BEFORE = "answered by what the agent sent there itself"
+INTERIM_KEY = "said"
+ALREADY_SENT = "answered by a message that the agent sent itself"
 
 
-def say_so_far(page: Page, work: Work, closings: Sequence[Unwritten]) -> tuple[Wake, ...]:
+def send_interim_replies(tx: Transaction, claim: ClaimedRun, pending: Sequence[PendingWrite]) -> tuple[Wake, ...]:
     """Send the text of replies with calls to the channel that waits for the answer.
 
     Other recipients see it as a stream, or not at all.
     """
-    words = work.words
-    if words is None or not words.intermediate or (room := _room(work)) is None:
+    words = claim.reply_delivery
+    if words is None or not words.intermediate or (room := _answer_channel(claim)) is None:
         return ()
     wakes: list[Wake] = []
-    for closing in closings:
+    for closing in pending:
         match closing:
-            case Closing(Reply(calls=calls) as reply, Step(turn=turn)) if calls and _has_words(reply):
-                wakes += _say(page, work, words, room, turn=turn, text=reply.text.strip())
+            case StepResult(Reply(calls=calls) as reply, Step(turn=turn)) if calls and _has_text(reply):
+                wakes += _send_reply(tx, claim, words, room, turn=turn, text=reply.text.strip())
             case _:
                 pass
     return tuple(wakes)
 
 
-def let_go(page: Page, work: Work) -> tuple[Wake, ...]:
+def flush_held_reply(tx: Transaction, claim: ClaimedRun) -> tuple[Wake, ...]:
     """Send text that is held back for more blocks now: the answer or a question follows it."""
-    if work.words is None or work.words.stream is not Stream.BLOCKS or (room := _room(work)) is None:
+    if (
+        claim.reply_delivery is None
+        or claim.reply_delivery.stream is not StreamMode.BLOCKS
+        or (room := _answer_channel(claim)) is None
+    ):
         return ()
-    waits = envelopes.said_and_waiting(page.conn, run=work.run.id, recipient=str(room))
+    waits = envelopes.get_waiting_interim(tx.conn, run=claim.run.id, recipient=str(room))
     if waits is None:
         return ()
-    envelopes.let_go(page.conn, waits.id, due_ms=page.at_ms, session=None, recipient=room, text=waits.text)
-    return (RoomWake(str(room)),)
+    envelopes.release_held(tx.conn, waits.id, due_ms=tx.at_ms, session=None, recipient=room, text=waits.text)
+    return (ChannelWake(str(room)),)
 
 
-def without_what_was_said(page: Page, work: Work, answer: Draft, finished: Finished) -> Draft | None:
+def remove_sent_text(
+    tx: Transaction, claim: ClaimedRun, answer: EnvelopeDraft, result: RunAnswer
+) -> EnvelopeDraft | None:
     """Remove text from the answer that this run already sent to the same channel. None if nothing is left."""
-    said = envelopes.said_by(page.conn, run=work.run.id, recipient=str(answer.recipient))
+    said = envelopes.list_texts_sent_by_run(tx.conn, run=claim.run.id, recipient=str(answer.recipient))
     if not said:
         return answer
-    rest = unsaid(finished.text, said)
-    if rest == finished.text:
+    rest = remove_repeated_text(result.text, said)
+    if rest == result.text:
         return answer
-    remarks = [f"[{remark}]" for remark in finished.remarks]
+    remarks = [f"[{remark}]" for remark in result.remarks]
     text = "\n\n".join((*((rest,) if rest else ()), *remarks))
     if not text:
         return None
-    return replace(answer, text=clipped_bytes(text, TEXT_BYTES_MAX))
+    return replace(answer, text=truncate_bytes(text, ENVELOPE_TEXT_BYTES_MAX))
 
 
-def _room(work: Work) -> Address | None:
-    if not work.envelopes or not work.session.origin.kind.foreground:
+def _answer_channel(claim: ClaimedRun) -> Address | None:
+    if not claim.envelopes or not claim.session.origin.kind.is_foreground:
         return None
-    first = work.envelopes[0]
-    if first.kind is Kind.DELEGATION:
+    first = claim.envelopes[0]
+    if first.kind is EnvelopeKind.DELEGATION:
         return None
-    to = answer_address(work.run.sender, origin=work.session.origin, kind=first.kind, asked=first.context.answer_to)
+    to = get_answer_address(
+        claim.run.sender, origin=claim.session.origin, kind=first.kind, requested=first.context.answer_to
+    )
     return to if to is not None and to.kind is AddressKind.CHANNEL else None
 
 
-def _has_words(reply: Reply) -> bool:
+def _has_text(reply: Reply) -> bool:
     text = reply.text.strip()
     return bool(text) and text not in SILENT_TOKENS
 
 
-def _say(page: Page, work: Work, words: Words, room: Address, *, turn: int, text: str) -> tuple[Wake, ...]:
+def _send_reply(
+    tx: Transaction, claim: ClaimedRun, delivery: ReplyDelivery, channel: Address, *, turn: int, text: str
+) -> tuple[Wake, ...]:
     """Send one reply. In block mode a short one waits a moment, because the next may be joined to it."""
-    idle_ms = words.block_idle_ms if words.stream is Stream.BLOCKS else 0
-    waits = envelopes.said_and_waiting(page.conn, run=work.run.id, recipient=str(room)) if idle_ms else None
+    idle_ms = delivery.block_idle_ms if delivery.stream is StreamMode.BLOCKS else 0
+    waits = envelopes.get_waiting_interim(tx.conn, run=claim.run.id, recipient=str(channel)) if idle_ms else None
     if waits is not None:
         text = f"{waits.text}\n\n{text}"
-        idle_ms = 0 if len(text) >= words.block_min else idle_ms
-        due_ms = page.at_ms + idle_ms
-        text = clipped_bytes(text, TEXT_BYTES_MAX)
-        envelopes.let_go(page.conn, waits.id, due_ms=due_ms, session=None, recipient=room, text=text)
-        return (ClockWake(due_ms),) if idle_ms else (RoomWake(str(room)),)
-    if len(text) >= words.block_min:
+        idle_ms = 0 if len(text) >= delivery.block_min else idle_ms
+        due_ms = tx.at_ms + idle_ms
+        text = truncate_bytes(text, ENVELOPE_TEXT_BYTES_MAX)
+        envelopes.release_held(tx.conn, waits.id, due_ms=due_ms, session=None, recipient=channel, text=text)
+        return (TimerWake(due_ms),) if idle_ms else (ChannelWake(str(channel)),)
+    if len(text) >= delivery.block_min:
         idle_ms = 0
-    draft = Draft(
-        id=EnvelopeId(derived(work.run.id, f"{SAID} {turn}")),
-        sender=address.agent(work.agent.name, work.session.id),
-        recipient=room,
-        text=clipped_bytes(text, TEXT_BYTES_MAX),
+    draft = EnvelopeDraft(
+        id=EnvelopeId(derive_id(claim.run.id, f"{INTERIM_KEY} {turn}")),
+        sender=address.agent_address(claim.agent.name, claim.session.id),
+        recipient=channel,
+        text=truncate_bytes(text, ENVELOPE_TEXT_BYTES_MAX),
         source="run",
-        key=f"{SAID}/{work.run.id}/{turn}",
-        kind=Kind.MESSAGE,  # not a reply: only the answer quotes the question
-        trust=least((Trust.AGENT, trust_of_mail(work.envelopes))),
-        deliver_at=from_ms(page.at_ms) + timedelta(milliseconds=idle_ms) if idle_ms else None,
+        idempotency_key=f"{INTERIM_KEY}/{claim.run.id}/{turn}",
+        kind=EnvelopeKind.MESSAGE,  # not a reply: only the answer quotes the question
+        trust=least_trust((Trust.AGENT, trust_of_envelopes(claim.envelopes))),
+        deliver_at=from_ms(tx.at_ms) + timedelta(milliseconds=idle_ms) if idle_ms else None,
     )
-    return enter(page, draft).wakes
+    return accept_in_transaction(tx, draft).wakes

@@ -9,19 +9,21 @@ from datetime import datetime, timedelta
 from msgspec import Struct
 
 from retinue.domain.delegation import Lineage
-from retinue.domain.envelope import Envelope, Kind, answerable
+from retinue.domain.envelope import Envelope, EnvelopeKind, needs_answer
 from retinue.domain.ids import EnvelopeId, SessionId
 from retinue.domain.run import RunRequest
 from retinue.domain.session import BATCH_MAX, LaneKind, QueueMode, QueuePolicy
 from retinue.intake.accept import LaneWake
 
-READY_MAX = 10_000
-HELD_BACK_TIMES = 10  # multiples of the debounce time that the first message waits at most
-ALONE = frozenset({Kind.DECISION, Kind.DELEGATION, Kind.JOB})  # each gets its own run
-CAME_OF_IT = frozenset({Kind.ANSWER, Kind.NOTICE})
+WAITING_LANES_MAX = 10_000
+DEBOUNCE_WAITS_MAX = 10  # multiples of the debounce time that the first message waits at most
+SINGLE_RUN_KINDS = frozenset(
+    {EnvelopeKind.DECISION, EnvelopeKind.DELEGATION, EnvelopeKind.JOB}
+)  # each gets its own run
+RESULT_KINDS = frozenset({EnvelopeKind.ANSWER, EnvelopeKind.NOTICE})
 
 
-class Slots(Struct, frozen=True, kw_only=True):
+class SlotLimits(Struct, frozen=True, kw_only=True):
     """Maximum number of active runs for each lane kind."""
 
     main: int = 4
@@ -29,7 +31,7 @@ class Slots(Struct, frozen=True, kw_only=True):
     subagent: int = 8
     background: int = 4
 
-    def of(self, kind: LaneKind) -> int:
+    def limit_for(self, kind: LaneKind) -> int:
         """Return the number of slots for a lane kind."""
         match kind:
             case LaneKind.MAIN:
@@ -42,31 +44,31 @@ class Slots(Struct, frozen=True, kw_only=True):
                 return self.background
 
 
-class Standing(Struct, frozen=True):
+class SlotStatus(Struct, frozen=True):
     """Which slots are in use now, and which lanes wait for one."""
 
     slots: Mapping[LaneKind, tuple[int, int]]  # (in use, total)
-    in_line: Mapping[SessionId, LaneKind]
+    waiting_lanes: Mapping[SessionId, LaneKind]
 
 
 class Batch(Struct, frozen=True):
     """What a lane does next: record silent envelopes, and run over envelopes with the same batch key."""
 
     silent: tuple[Envelope, ...]
-    work: tuple[Envelope, ...]
+    envelopes: tuple[Envelope, ...]
 
 
-def voice(
+def batch_key(
     envelope: Envelope,
-) -> tuple[tuple[str, ...], Kind | bool, RunRequest | None, Lineage | None, EnvelopeId | None]:
+) -> tuple[tuple[str, ...], EnvelopeKind | bool, RunRequest | None, Lineage | None, EnvelopeId | None]:
     """Return the batch key: envelopes with equal keys may share a run.
 
     It consists of the sender, whether an answer is due, the run request and the lineage. Results of
     delegated work also carry the delegation they reply to, so each result gets its own batch.
     """
     context = envelope.context
-    owed = Kind.SYSTEM if envelope.kind is Kind.SYSTEM else answerable(envelope.kind)
-    about = envelope.reply_to if envelope.kind in CAME_OF_IT else None
+    owed = EnvelopeKind.SYSTEM if envelope.kind is EnvelopeKind.SYSTEM else needs_answer(envelope.kind)
+    about = envelope.reply_to if envelope.kind in RESULT_KINDS else None
     who = str(envelope.sender), context.speaker, context.sender_name, context.username
     return who, owed, context.request, context.lineage, about
 
@@ -78,17 +80,17 @@ def next_batch(due: Sequence[Envelope], queue: QueuePolicy) -> Batch:
     if not loud:
         return Batch(silent, ())
     first = loud[0]
-    if first.kind in ALONE or queue.mode in (QueueMode.FOLLOWUP, QueueMode.STEER_BACKLOG):
+    if first.kind in SINGLE_RUN_KINDS or queue.mode in (QueueMode.FOLLOWUP, QueueMode.STEER_BACKLOG):
         return Batch(silent, (first,))
     work: list[Envelope] = []
     for envelope in loud:
-        if len(work) == BATCH_MAX or envelope.kind in ALONE or voice(envelope) != voice(first):
+        if len(work) == BATCH_MAX or envelope.kind in SINGLE_RUN_KINDS or batch_key(envelope) != batch_key(first):
             break
         work.append(envelope)
     return Batch(silent, tuple(work))
 
 
-def held_back_s(due: Sequence[Envelope], queue: QueuePolicy, *, now: datetime) -> float:
+def debounce_left_s(due: Sequence[Envelope], queue: QueuePolicy, *, now: datetime) -> float:
     """Return how much longer to debounce: until no message arrived for the queue's debounce time.
 
     The first message never waits longer than `DEBOUNCE_WAITS_MAX` debounce times.
@@ -96,106 +98,108 @@ def held_back_s(due: Sequence[Envelope], queue: QueuePolicy, *, now: datetime) -
     if not queue.debounce_s:
         return 0.0
     loud = [envelope for envelope in due if not envelope.silent]
-    if not loud or any(envelope.kind is not Kind.MESSAGE for envelope in loud):
+    if not loud or any(envelope.kind is not EnvelopeKind.MESSAGE for envelope in loud):
         return 0.0
     times = [envelope.accepted_at for envelope in loud]
     pause = timedelta(seconds=queue.debounce_s)
-    until = min(max(times) + pause, min(times) + HELD_BACK_TIMES * pause)
+    until = min(max(times) + pause, min(times) + DEBOUNCE_WAITS_MAX * pause)
     return max(0.0, (until - now).total_seconds())
 
 
-class Ready:
+class LaneQueue:
     """Lanes that wait for a slot: first in, first out within an agent, round robin over agents and lane kinds.
 
     The queue is limited. Lanes that do not fit are dropped and `has_overflowed` is set; the store
     still has them. A wake-up is only a hint.
     """
 
-    def __init__(self, slots: Slots, concurrency: Callable[[str], int], *, ready_max: int = READY_MAX) -> None:
-        self._slots = slots
+    def __init__(
+        self, limits: SlotLimits, concurrency: Callable[[str], int], *, waiting_max: int = WAITING_LANES_MAX
+    ) -> None:
+        self._limits = limits
         self._concurrency = concurrency
-        self._ready_max = ready_max
+        self._waiting_max = waiting_max
         self._waiting: dict[LaneKind, dict[str, deque[LaneWake]]] = {kind: {} for kind in LaneKind}
-        self._known: set[SessionId] = set()
+        self._waiting_sessions: set[SessionId] = set()
         self._used: Counter[LaneKind] = Counter()
-        self._used_by: Counter[str] = Counter()
-        self.overflowed = False
+        self._used_by_agent: Counter[str] = Counter()
+        self.has_overflowed = False
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._waiting_sessions)
 
-    def standing(self) -> Standing:
+    def slot_status(self) -> SlotStatus:
         """Return slot usage and the waiting lanes."""
         waiting = (wakes for by_agent in self._waiting.values() for wakes in by_agent.values())
-        return Standing(
-            slots={kind: (self._used[kind], self._slots.of(kind)) for kind in LaneKind},
-            in_line={wake.session: wake.lane for wakes in waiting for wake in wakes},
+        return SlotStatus(
+            slots={kind: (self._used[kind], self._limits.limit_for(kind)) for kind in LaneKind},
+            waiting_lanes={wake.session: wake.lane for wakes in waiting for wake in wakes},
         )
 
-    def resize(self, slots: Slots) -> None:
+    def set_limits(self, limits: SlotLimits) -> None:
         """Set the slot limits. Added slots are available at once; removed ones as runs end."""
-        self._slots = slots
+        self._limits = limits
 
     def push(self, wake: LaneWake) -> None:
         """Queue a lane for a slot. A lane that already waits keeps its position."""
-        if wake.session in self._known:
+        if wake.session in self._waiting_sessions:
             return
-        if len(self._known) >= self._ready_max:
-            self.overflowed = True
+        if len(self._waiting_sessions) >= self._waiting_max:
+            self.has_overflowed = True
             return
-        self._known.add(wake.session)
+        self._waiting_sessions.add(wake.session)
         self._waiting[wake.lane].setdefault(wake.agent, deque()).append(wake)
 
-    def take(self) -> LaneWake | None:
+    def take_next(self) -> LaneWake | None:
         """Return the next lane whose kind and agent both have a free slot, and take both slots."""
         for kind, by_agent in self._waiting.items():
-            if self._used[kind] >= self._slots.of(kind):
+            if self._used[kind] >= self._limits.limit_for(kind):
                 continue
             for agent in by_agent:
-                if self._has_room(agent):
-                    return self._take_from(kind, agent)
+                if self._has_free_slot(agent):
+                    return self._take_from_agent(kind, agent)
         return None
 
-    def _take_from(self, kind: LaneKind, agent: str) -> LaneWake:
+    def _take_from_agent(self, kind: LaneKind, agent: str) -> LaneWake:
         by_agent = self._waiting[kind]
         waiting = by_agent.pop(agent)
         wake = waiting.popleft()
         if waiting:
             by_agent[agent] = waiting  # move to the end: the other agents come first now
-        self._known.discard(wake.session)
-        self._use(kind, agent)
+        self._waiting_sessions.discard(wake.session)
+        self._use_slot(kind, agent)
         return wake
 
-    def _use(self, kind: LaneKind, agent: str) -> None:
+    def _use_slot(self, kind: LaneKind, agent: str) -> None:
         self._waiting[kind] = self._waiting.pop(kind)  # move to the end: the other lane kinds come first now
         self._used[kind] += 1
-        self._used_by[agent] += 1
+        self._used_by_agent[agent] += 1
 
-    def hold(self, agent: str, kind: LaneKind) -> bool:
+    def reserve_slot(self, agent: str, kind: LaneKind) -> bool:
         """Take a slot for a lane that is not known yet, if no lane waits for one."""
-        if self._known or self._used[kind] >= self._slots.of(kind) or not self._has_room(agent):
+        if self._waiting_sessions or self._used[kind] >= self._limits.limit_for(kind) or not self._has_free_slot(agent):
             return False
-        self._use(kind, agent)
+        self._use_slot(kind, agent)
         return True
 
-    def release(self, agent: str, kind: LaneKind) -> None:
+    def release_slot(self, agent: str, kind: LaneKind) -> None:
         self._used[kind] -= 1
-        self._used_by[agent] -= 1
-        if not self._used_by[agent]:
-            del self._used_by[agent]
+        self._used_by_agent[agent] -= 1
+        if not self._used_by_agent[agent]:
+            del self._used_by_agent[agent]
 
-    def contended(self, wake: LaneWake) -> bool:
+    def is_contended(self, wake: LaneWake) -> bool:
         """Return whether another lane waits for a slot that this one holds: of its lane kind or of its agent."""
-        if not self._known:
+        if not self._waiting_sessions:
             return False
         for kind, by_agent in self._waiting.items():
             if kind is wake.lane:
                 # Another agent's lane can use our slot only if that agent has a free slot.
-                if wake.agent in by_agent or any(self._has_room(agent) for agent in by_agent):
+                if wake.agent in by_agent or any(self._has_free_slot(agent) for agent in by_agent):
                     return True
-            elif wake.agent in by_agent and self._used[kind] < self._slots.of(kind):
+            elif wake.agent in by_agent and self._used[kind] < self._limits.limit_for(kind):
                 return True
         return False
 
-    def _has_room(self, agent: str) -> bool:
-        return self._used_by[agent] < self._concurrency(agent)
+    def _has_free_slot(self, agent: str) -> bool:
+        return self._used_by_agent[agent] < self._concurrency(agent)

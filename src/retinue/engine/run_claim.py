@@ -9,179 +9,183 @@ import sqlalchemy as sa
 from msgspec import Struct
 from msgspec.structs import replace
 
-from retinue.config.agent_defaults import Defaults, plain
+from retinue.config.agent_defaults import AgentDefaults, built_in_agent_defaults
 from retinue.config.sessions import SessionSettings
-from retinue.config.sessions import plain as plain_sessions
+from retinue.config.sessions import built_in_session_settings as plain_sessions
 from retinue.config.tools import ApprovalSettings
 from retinue.domain.address import EXTERNAL
-from retinue.domain.agent import Agent, Delivery
+from retinue.domain.agent import Agent, CrashPolicy
 from retinue.domain.approval import Approval, ApprovalState
-from retinue.domain.delegation import Delegation, DelegationKind, Lineage, run_made_for
-from retinue.domain.envelope import Envelope, Kind, Outcome
-from retinue.domain.event import NewsKind
+from retinue.domain.delegation import Delegation, DelegationKind, Lineage, derive_run_id
+from retinue.domain.envelope import Envelope, EnvelopeKind, Outcome
+from retinue.domain.event import EventKind
 from retinue.domain.ids import EnvelopeId, RunId
 from retinue.domain.record import UserTurn
-from retinue.domain.reply_delivery import Words, plain_words
+from retinue.domain.reply_delivery import ReplyDelivery, default_reply_delivery
 from retinue.domain.run import Run, RunStatus, Step, StepKind, StepState
 from retinue.domain.session import (
     BATCH_MAX,
-    SENT_OUT,
     SNIPPET_LENGTH_MAX,
+    SPAWNED_ORIGINS,
     LaneKind,
     OriginKind,
     QueueMode,
     Session,
-    Wakefulness,
-    lane_kind,
+    SessionActivity,
+    lane_kind_of,
 )
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import Call
-from retinue.domain.ui_context import words_of
-from retinue.engine.context_reset import as_due
-from retinue.engine.lanes import held_back_s, next_batch
-from retinue.engine.run_context import Append, Nothing, Work, trust_of_mail
-from retinue.engine.run_finish import cancel_for_newer, close_run, interrupts
-from retinue.intake.accept import Wake, settle_and_tell
-from retinue.intake.background_jobs import runner_of
-from retinue.policy.limits.reset_policy import keeps_awake
+from retinue.domain.ui_context import text_without_context
+from retinue.engine.context_reset import reset_if_due
+from retinue.engine.lanes import debounce_left_s, next_batch
+from retinue.engine.run_context import ClaimedRun, NothingClaimed, RecordAppender, trust_of_envelopes
+from retinue.engine.run_finish import cancel_for_newer, close_run, may_interrupt
+from retinue.intake.accept import Wake, settle_and_notify
+from retinue.intake.background_jobs import get_runner
+from retinue.policy.limits.reset_policy import counts_as_activity
 from retinue.runners import turn_input
 from retinue.store.agents import agents
-from retinue.store.core.transaction import Page
+from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelopes, outcomes
 from retinue.store.runs import approvals, delegating_agents, delegations, money, runs
-from retinue.store.runs.message_authors import speakers
-from retinue.store.runs.run_requesters import requesters
+from retinue.store.runs.message_authors import list_speakers
+from retinue.store.runs.run_requesters import get_requesters
 from retinue.store.sessions import records, sessions
 
-CLOSED_AT_ONCE_MAX = 100
-LOOKED_AT_MAX = BATCH_MAX + 40
+CLOSED_PER_COMMIT_MAX = 100
+DUE_READ_MAX = BATCH_MAX + 40
 
 
-class Terms(Struct, frozen=True, kw_only=True):
+class ClaimSettings(Struct, frozen=True, kw_only=True):
     """Settings that every claim uses."""
 
     zone: ZoneInfo
-    opened_ms: int  # when the server started; an older envelope waited through a stop
-    asking: Callable[[], ApprovalSettings] = ApprovalSettings
-    defaults: Callable[[], Defaults] = plain
-    sessions: Callable[[], SessionSettings] = plain_sessions
-    words: Callable[[str], Words] = plain_words  # by connector name
+    server_started_ms: int  # when the server started; an older envelope waited through a stop
+    approval_settings: Callable[[], ApprovalSettings] = ApprovalSettings
+    defaults: Callable[[], AgentDefaults] = built_in_agent_defaults
+    session_settings: Callable[[], SessionSettings] = plain_sessions
+    reply_delivery: Callable[[str], ReplyDelivery] = default_reply_delivery  # by connector name
 
 
-def claim(
+def claim_lane(
     conn: sa.Connection,
     *,
     session_id: str,
     run_id: RunId,
     now_ms: int,
-    terms: Terms,
+    settings: ClaimSettings,
     crashed: bool = True,
-    in_hand: Container[RunId] = (),
-) -> Work | Nothing:
+    owned_runs: Container[RunId] = (),
+) -> ClaimedRun | NothingClaimed:
     """Claim what this lane does next.
 
     `crashed` says that an open run, if there is one, lost its worker in a crash. Runs in
     `owned_runs` have a worker in this process.
     """
-    page = Page(conn, now_ms)
+    page = Transaction(conn, now_ms)
     session = sessions.get(conn, session_id)
     if session is None:
-        return Nothing()
+        return NothingClaimed()
     agent = agents.find(conn, session.agent)
-    run = runs.open_in(conn, session_id)
-    if run is not None and run.id in in_hand:
-        return Nothing()
+    run = runs.get_open(conn, session_id)
+    if run is not None and run.id in owned_runs:
+        return NothingClaimed()
     if agent is None:
-        text = f"Not worked on: the agent {session.agent} is no longer here."
+        text = f"Not processed: the agent {session.agent} was deleted."
         result = _close_lane(page, session, run, because="agent-not-found", text=text)
     elif session.deleted_at is not None:
-        text = "Not worked on: the conversation was deleted."
+        text = "Not processed: the conversation was deleted."
         result = _close_lane(page, session, run, because="session-deleted", text=text)
     elif run is None:
-        result = claim_next(page, session, agent, run_id=run_id, terms=terms)
-    elif run.status is RunStatus.PARKED:
-        result = _take_up_parked(page, session, agent, run)
+        result = claim_next_batch(page, session, agent, run_id=run_id, settings=settings)
+    elif run.status is RunStatus.SUSPENDED:
+        result = _resume_suspended(page, session, agent, run)
     else:
-        result = _take_up_cut_off(page, session, agent, run, crashed=crashed)
+        result = _resume_interrupted(page, session, agent, run, crashed=crashed)
     page.close()
     return result
 
 
-def begin(page: Page, session: Session, agent: Agent, envelope: Envelope, *, run_id: RunId, terms: Terms) -> Work:
+def start_run_on_accept(
+    tx: Transaction, session: Session, agent: Agent, envelope: Envelope, *, run_id: RunId, settings: ClaimSettings
+) -> ClaimedRun:
     """Start a run in the commit that accepts its envelope. The envelope is stored as claimed."""
-    session = as_due(page, session, agent, envelope, settings=terms.sessions(), zone=terms.zone)
-    append = Append(session, page)
-    snippet = words_of(envelope.text)[:SNIPPET_LENGTH_MAX]
-    return _start_run(page, session, agent, append, (envelope,), run_id=run_id, terms=terms, snippet=snippet)
+    session = reset_if_due(tx, session, agent, envelope, settings=settings.session_settings(), zone=settings.zone)
+    append = RecordAppender(session, tx)
+    snippet = text_without_context(envelope.text)[:SNIPPET_LENGTH_MAX]
+    return _start_run(tx, session, agent, append, (envelope,), run_id=run_id, settings=settings, snippet=snippet)
 
 
-def claim_next(page: Page, session: Session, agent: Agent, *, run_id: RunId, terms: Terms) -> Work | Nothing:
+def claim_next_batch(
+    tx: Transaction, session: Session, agent: Agent, *, run_id: RunId, settings: ClaimSettings
+) -> ClaimedRun | NothingClaimed:
     """Start a run over the next batch. This commit also writes its user record and first step."""
-    conn = page.conn
-    found = envelopes.due(conn, session.id, page.at_ms, limit=LOOKED_AT_MAX)
-    wakes, due = _leave_out_expired(page, session, agent, found, terms)
-    queue = session.queue.over(agent.queue)
-    if wait_s := held_back_s(due, queue, now=from_ms(page.at_ms)):
-        return Nothing(wakes, after_s=wait_s)
+    conn = tx.conn
+    found = envelopes.list_due(conn, session.id, tx.at_ms, limit=DUE_READ_MAX)
+    wakes, due = _settle_expired(tx, session, agent, found, settings)
+    queue = session.queue.apply_to(agent.queue)
+    if wait_s := debounce_left_s(due, queue, now=from_ms(tx.at_ms)):
+        return NothingClaimed(wakes, retry_after_s=wait_s)
     batch = next_batch(due, queue)
     # reset before silent envelopes are recorded, so that the next turn reads them
-    if first := batch.work or batch.silent:
-        session = as_due(page, session, agent, first[0], settings=terms.sessions(), zone=terms.zone)
-    append = Append(session, page)
+    if first := batch.envelopes or batch.silent:
+        session = reset_if_due(tx, session, agent, first[0], settings=settings.session_settings(), zone=settings.zone)
+    append = RecordAppender(session, tx)
     if batch.silent:
         for envelope in batch.silent:
             append.add(
                 UserTurn(text=turn_input.render_note(envelope), envelopes=(envelope.id,)),
-                trust=trust_of_mail((envelope,)),
+                trust=trust_of_envelopes((envelope,)),
             )
         ids = [envelope.id for envelope in batch.silent]
-        because = "read by nobody yet, written down for the next turn"
-        outcomes.settle(page, ids, Outcome.NOTED, because=because)
+        because = "not read yet; added to the next turn"
+        outcomes.settle(tx, ids, Outcome.NOTED, because=because)
         for record, id_ in zip(append.records, ids, strict=True):
-            page.tell(
-                NewsKind.ENVELOPE_SETTLED,
+            tx.emit(
+                EventKind.ENVELOPE_SETTLED,
                 session=session.id,
                 envelope=id_,
                 record_seq=record.seq,
                 outcome=Outcome.NOTED.value,
                 because=because,
             )
-    if not batch.work:
-        more = len(found) >= LOOKED_AT_MAX
+    if not batch.envelopes:
+        more = len(found) >= DUE_READ_MAX
         if append.records:
             records.add(conn, append.records)
-        sessions.guard(
+        sessions.update_fenced(
             conn,
             session.id,
             epoch=session.epoch,
-            record_seq=append.seq,
-            wakefulness=Wakefulness.ACTIVE if more else Wakefulness.SLEEPING,
+            record_seq=append.last_seq,
+            wakefulness=SessionActivity.ACTIVE if more else SessionActivity.SLEEPING,
             at_ms=to_ms(session.updated_at),
         )
-        return Nothing(wakes, again=more)
-    if (handed := _handed(batch.work[0])) is not None:  # the delegating call already knows this run id
-        run_id = run_made_for(handed)
-    envelopes.claim(conn, [envelope.id for envelope in batch.work], run=run_id, now_ms=page.at_ms)
-    return _start_run(page, session, agent, append, batch.work, run_id=run_id, terms=terms, wakes=wakes)
+        return NothingClaimed(wakes, look_again=more)
+    if (handed := _delegation_of(batch.envelopes[0])) is not None:  # the delegating call already knows this run id
+        run_id = derive_run_id(handed)
+    envelopes.claim(conn, [envelope.id for envelope in batch.envelopes], run=run_id, now_ms=tx.at_ms)
+    return _start_run(tx, session, agent, append, batch.envelopes, run_id=run_id, settings=settings, wakes=wakes)
 
 
 def _start_run(
-    page: Page,
+    tx: Transaction,
     session: Session,
     agent: Agent,
-    append: Append,
+    appender: RecordAppender,
     batch: tuple[Envelope, ...],
     *,
     run_id: RunId,
-    terms: Terms,
+    settings: ClaimSettings,
     wakes: tuple[Wake, ...] = (),
     snippet: str | None = None,
-) -> Work:
-    conn = page.conn
-    now = from_ms(page.at_ms)
+) -> ClaimedRun:
+    conn = tx.conn
+    now = from_ms(tx.at_ms)
     sender, stored, answered = batch[0].sender, (), ()
-    lineage = _lineage(page, session, batch[0], run_id)
-    if batch[0].kind is Kind.DECISION:
+    lineage = _effective_lineage(tx, session, batch[0], run_id)
+    if batch[0].kind is EnvelopeKind.DECISION:
         # A late approval: the answer goes to the original sender, and the stored calls run first.
         approval = approvals.get(conn, batch[0].context.approval)
         asked = runs.get(conn, approval.run) if approval else None
@@ -193,124 +197,124 @@ def _start_run(
         id=run_id,
         session=session.id,
         agent=agent.name,
-        lane=_lane(session, batch[0]),
+        lane=_lane_of(session, batch[0]),
         epoch=session.epoch + 1,
         status=RunStatus.RUNNING,
         sender=sender,
         envelopes=tuple(envelope.id for envelope in batch),
-        first_seq=append.seq + 1,
+        first_seq=appender.last_seq + 1,
         attempt=1,
         started_at=now,
         lineage=lineage,
     )
-    append.run = run
-    if batch[0].kind is Kind.JOB:
+    appender.run = run
+    if batch[0].kind is EnvelopeKind.JOB:
         text = turn_input.render_job(batch[0])
     else:
-        text = turn_input.render(batch, now=now, zone=terms.zone)
-    turn = append.add(
-        UserTurn(text=text, envelopes=run.envelopes, attachments=turn_input.shown(batch)),
-        trust=trust_of_mail(batch),
+        text = turn_input.render_turn(batch, now=now, zone=settings.zone)
+    turn = appender.add(
+        UserTurn(text=text, envelopes=run.envelopes, attachments=turn_input.collect_attachments(batch)),
+        trust=trust_of_envelopes(batch),
     )
-    sessions.guard(
+    sessions.update_fenced(
         conn,
         session.id,
         epoch=session.epoch,
         new_epoch=run.epoch,
-        record_seq=append.seq,
-        wakefulness=Wakefulness.ACTIVE,
-        at_ms=page.at_ms,
+        record_seq=appender.last_seq,
+        wakefulness=SessionActivity.ACTIVE,
+        at_ms=tx.at_ms,
         snippet=snippet,
-        active_ms=page.at_ms if keeps_awake(sender, session.origin) else None,
+        active_ms=tx.at_ms if counts_as_activity(sender, session.origin) else None,
     )
     runs.add(conn, run)
-    records.add(conn, append.records)
+    records.add(conn, appender.records)
     steps: tuple[Step, ...] = ()
-    if not stored and runner_of(agent, session.origin.kind) != EXTERNAL:  # an external agent calls no model here
-        steps = (first_step(run, agent),)
-        runs.open_step(conn, steps[0], at_ms=page.at_ms)
-    page.tell(
-        NewsKind.RUN_STARTED,
+    if not stored and get_runner(agent, session.origin.kind) != EXTERNAL:  # an external agent calls no model here
+        steps = (first_model_step(run, agent),)
+        runs.open_step(conn, steps[0], at_ms=tx.at_ms)
+    tx.emit(
+        EventKind.RUN_STARTED,
         session=session.id,
         run=run.id,
         record_seq=turn.seq,
         agent=agent.name,
         envelopes=run.envelopes,
-        waited_ms=page.at_ms - to_ms(batch[0].due_at),
+        waited_ms=tx.at_ms - to_ms(batch[0].due_at),
     )
-    return Work(
+    return ClaimedRun(
         run=run,
-        session=replace(session, epoch=run.epoch, record_seq=append.seq),
+        session=replace(session, epoch=run.epoch, record_seq=appender.last_seq),
         agent=agent,
         envelopes=batch,
         open_steps=steps,
         approvals=answered,
-        stored=stored,
-        senders=delegating_agents.of(conn, run.lineage, agent=run.agent),
-        speakers=speakers(conn, sender, batch),
-        requesters=requesters(conn, session, batch, lineage),
-        fresh=tuple(append.records),
+        stored_calls=stored,
+        delegating_agents=delegating_agents.list_delegating_agents(conn, run.lineage, agent=run.agent),
+        speakers=list_speakers(conn, sender, batch),
+        requesters=get_requesters(conn, session, batch, lineage),
+        new_records=tuple(appender.records),
         wakes=wakes,
     )
 
 
-def _lineage(page: Page, session: Session, first: Envelope, run_id: RunId) -> Lineage | None:
+def _effective_lineage(tx: Transaction, session: Session, first: Envelope, run_id: RunId) -> Lineage | None:
     """Return the delegation lineage that limits the run in addition to its agent's settings.
 
     A message from another sender does not free a subagent: the rules of the agents that delegated
     to it always apply.
     """
-    lineage = _set_going_by(page, session, first, run_id)
-    if session.origin.kind not in SENT_OUT or first.id == session.origin.key:
+    lineage = _inherited_lineage(tx, session, first, run_id)
+    if session.origin.kind not in SPAWNED_ORIGINS or first.id == session.origin.key:
         return lineage
-    sent = delegations.get(page.conn, session.origin.key)
+    sent = delegations.get(tx.conn, session.origin.key)
     if sent is None or lineage is None:
         return lineage if sent is None else sent.lineage
     return replace(lineage, sent_by=tuple(dict.fromkeys((*sent.lineage.sent_by, *lineage.sent_by))))
 
 
-def _set_going_by(page: Page, session: Session, first: Envelope, run_id: RunId) -> Lineage | None:
+def _inherited_lineage(tx: Transaction, session: Session, first: Envelope, run_id: RunId) -> Lineage | None:
     """Return the lineage of the run that caused this one, or None.
 
     That run delegated the work, or did work that this session had delegated. Its limits apply.
     """
     if first.context.lineage is not None:
         return first.context.lineage
-    if (handed := _handed(first)) is not None:
-        delegation = delegations.get(page.conn, handed)
+    if (handed := _delegation_of(first)) is not None:
+        delegation = delegations.get(tx.conn, handed)
         if delegation is not None:
-            delegations.begin(page.conn, handed, run=run_id, at_ms=page.at_ms)
+            delegations.mark_started(tx.conn, handed, run=run_id, at_ms=tx.at_ms)
             return delegation.lineage
-    elif first.kind in (Kind.ANSWER, Kind.NOTICE) and first.reply_to is not None:
-        delegation = delegations.get(page.conn, first.reply_to)
+    elif first.kind in (EnvelopeKind.ANSWER, EnvelopeKind.NOTICE) and first.reply_to is not None:
+        delegation = delegations.get(tx.conn, first.reply_to)
         if delegation is not None and delegation.session == session.id:
-            return delegation.above
+            return delegation.parent_lineage
     return None
 
 
-def _handed(first: Envelope) -> EnvelopeId | None:
+def _delegation_of(first: Envelope) -> EnvelopeId | None:
     """Return the id of the delegation envelope behind this work, or None."""
     match first.kind:
-        case Kind.DELEGATION:
+        case EnvelopeKind.DELEGATION:
             return first.id
-        case Kind.JOB:
+        case EnvelopeKind.JOB:
             return first.reply_to
         case _:
             return None
 
 
-def _lane(session: Session, first: Envelope) -> LaneKind:
+def _lane_of(session: Session, first: Envelope) -> LaneKind:
     asked = first.context.request.lane if first.context.request else None
-    return asked or lane_kind(session.origin.kind)
+    return asked or lane_kind_of(session.origin.kind)
 
 
-def first_step(run: Run, agent: Agent) -> Step:
+def first_model_step(run: Run, agent: Agent) -> Step:
     """Return the intent to call the model for the first reply."""
     return Step(run=run.id, turn=0, index=0, kind=StepKind.MODEL, hash=agent.model[:32])
 
 
-def _leave_out_expired(
-    page: Page, session: Session, agent: Agent, due: list[Envelope], terms: Terms
+def _settle_expired(
+    tx: Transaction, session: Session, agent: Agent, due: list[Envelope], settings: ClaimSettings
 ) -> tuple[tuple[Wake, ...], list[Envelope]]:
     """Settle envelopes that expired, or that are too old for this agent after a stop.
 
@@ -319,107 +323,106 @@ def _leave_out_expired(
     wakes: list[Wake] = []
     kept: list[Envelope] = []
     for envelope in due:
-        because = _why_expired(page, agent, envelope, terms)
+        because = _expiry_reason(tx, agent, envelope, settings)
         if not because:
             kept.append(envelope)
             continue
-        text = f"Not worked on: {because}."
-        wakes += settle_and_tell(page, envelope, Outcome.EXPIRED, because=because, text=text, session=session)
+        text = f"Not processed: {because}."
+        wakes += settle_and_notify(tx, envelope, Outcome.EXPIRED, because=because, text=text, session=session)
     return tuple(wakes), kept
 
 
-def _why_expired(page: Page, agent: Agent, envelope: Envelope, terms: Terms) -> str:
-    if envelope.expires_at is not None and to_ms(envelope.expires_at) <= page.at_ms:
+def _expiry_reason(tx: Transaction, agent: Agent, envelope: Envelope, settings: ClaimSettings) -> str:
+    if envelope.expires_at is not None and to_ms(envelope.expires_at) <= tx.at_ms:
         return "it expired before its turn came"
     due_ms = to_ms(envelope.due_at)
-    if agent.replay_age_s is None or envelope.kind is Kind.DECISION or due_ms >= terms.opened_ms:
+    if agent.replay_age_s is None or envelope.kind is EnvelopeKind.DECISION or due_ms >= settings.server_started_ms:
         return ""
-    if terms.opened_ms - due_ms >= agent.replay_age_s * 1000:
-        return (
-            f"it waited through a stop of the house, and {agent.name} works nothing older than {agent.replay_age_s:g} s"
-        )
+    if settings.server_started_ms - due_ms >= agent.replay_age_s * 1000:
+        limit = f"{agent.name} processes nothing older than {agent.replay_age_s:g} s"
+        return f"it waited while the server was stopped, and {limit}"
     return ""
 
 
-def _close_lane(page: Page, session: Session, run: Run | None, *, because: str, text: str) -> Nothing:
+def _close_lane(tx: Transaction, session: Session, run: Run | None, *, because: str, text: str) -> NothingClaimed:
     """Settle the due envelopes of a deleted agent or session, up to a limit per commit."""
     wakes: list[Wake] = []
     if run is not None:
         wakes += close_run(
-            page, session, run, RunStatus.FAILED, Outcome.REFUSED, because=because, text=text, note=because
+            tx, session, run, RunStatus.FAILED, Outcome.REFUSED, because=because, text=text, note=because
         )
-    due = envelopes.due(page.conn, session.id, page.at_ms, limit=CLOSED_AT_ONCE_MAX)
+    due = envelopes.list_due(tx.conn, session.id, tx.at_ms, limit=CLOSED_PER_COMMIT_MAX)
     for envelope in due:
-        wakes += settle_and_tell(page, envelope, Outcome.REFUSED, because=because, text=text)
-    more = len(due) == CLOSED_AT_ONCE_MAX
+        wakes += settle_and_notify(tx, envelope, Outcome.REFUSED, because=because, text=text)
+    more = len(due) == CLOSED_PER_COMMIT_MAX
     if not more:
         sessions.touch(
-            page.conn,
+            tx.conn,
             session.id,
-            wakefulness=Wakefulness.SLEEPING,
+            wakefulness=SessionActivity.SLEEPING,
             snippet=session.snippet,
             at_ms=to_ms(session.updated_at),
         )
-    return Nothing(tuple(wakes), again=more)
+    return NothingClaimed(tuple(wakes), look_again=more)
 
 
-def _take_up_parked(page: Page, session: Session, agent: Agent, run: Run) -> Work | Nothing:
+def _resume_suspended(tx: Transaction, session: Session, agent: Agent, run: Run) -> ClaimedRun | NothingClaimed:
     """Resume a suspended run: with the decision, or without it if the lane is needed."""
-    conn = page.conn
-    asked = approvals.of_run(conn, run.id)
-    waits_for = {approval.id for approval in asked if not approval.released}
-    handed = delegations.waiting(conn, run.id)
-    outstanding = [delegation for delegation in handed if delegation.state.open]
+    conn = tx.conn
+    asked = approvals.list_of_run(conn, run.id)
+    waits_for = {approval.id for approval in asked if not approval.is_released}
+    handed = delegations.list_awaited(conn, run.id)
+    outstanding = [delegation for delegation in handed if delegation.state.is_open]
     # Decisions sort first, so this page holds all of them however much is due behind.
-    due = envelopes.due(conn, session.id, page.at_ms, limit=LOOKED_AT_MAX)
-    first = [e for e in due if e.kind is Kind.DECISION]
+    due = envelopes.list_due(conn, session.id, tx.at_ms, limit=DUE_READ_MAX)
+    first = [e for e in due if e.kind is EnvelopeKind.DECISION]
     decided = [e for e in first if e.context.approval in waits_for]
     undecided = any(a.state is ApprovalState.OPEN and a.id in waits_for for a in asked) or bool(outstanding)
     if undecided:
         # Results that this run waits for are no reason to resume it without the others.
         expected = {delegation.result for delegation in handed} - {None}
         there = sum(1 for envelope in due if envelope.id in expected and not envelope.silent)
-        mail = len(first) > len(decided) or envelopes.count_due(conn, session.id, page.at_ms) > there
-        waited_enough = run.wake_at is not None and to_ms(run.wake_at) <= page.at_ms
-        interrupting = session.queue.over(agent.queue).mode is QueueMode.INTERRUPT and any(map(interrupts, due))
+        mail = len(first) > len(decided) or envelopes.count_due(conn, session.id, tx.at_ms) > there
+        waited_enough = run.wake_at is not None and to_ms(run.wake_at) <= tx.at_ms
+        interrupting = session.queue.apply_to(agent.queue).mode is QueueMode.INTERRUPT and any(map(may_interrupt, due))
         # A request to an external agent cannot be recalled, and only this run can use its answer.
         waits_behind = mail and not interrupting and any(d.kind is DelegationKind.EXTERNAL for d in outstanding)
         mail = mail and not waits_behind
         if not mail and not waited_enough and not decided:
-            _sleep(page, session, Wakefulness.ACTIVE if waits_behind else Wakefulness.SLEEPING)
-            return Nothing()
+            _set_wakefulness(tx, session, SessionActivity.ACTIVE if waits_behind else SessionActivity.SLEEPING)
+            return NothingClaimed()
         if interrupting:
-            return Nothing(cancel_for_newer(page, session, run), again=True)
+            return NothingClaimed(cancel_for_newer(tx, session, run), look_again=True)
         if not decided:
-            approvals.release(conn, run.id)
-            asked = [replace(approval, released=True) for approval in asked]
+            approvals.release_of_run(conn, run.id)
+            asked = [replace(approval, is_released=True) for approval in asked]
         if mail:  # otherwise it keeps waiting for delegations with time left
-            delegations.release(conn, run.id)
+            delegations.release_of_run(conn, run.id)
     if decided:
-        because = f"the run {run.id[:8]} goes on with it"
-        outcomes.settle(page, [e.id for e in decided], Outcome.NOTED, because=because)
+        because = f"the run {run.id[:8]} continues with it"
+        outcomes.settle(tx, [e.id for e in decided], Outcome.NOTED, because=because)
         for envelope in decided:
-            page.tell(
-                NewsKind.ENVELOPE_SETTLED,
+            tx.emit(
+                EventKind.ENVELOPE_SETTLED,
                 session=session.id,
                 envelope=envelope.id,
                 outcome=Outcome.NOTED.value,
                 because=because,
             )
-    return _take_up(
-        page, session, agent, run, asked, attempt=run.attempt, why=_why_taken_up(handed, undecided=undecided)
+    return _resume(
+        tx, session, agent, run, asked, attempt=run.attempt, cause=_resume_cause(handed, is_undecided=undecided)
     )
 
 
-def _why_taken_up(handed: Sequence[Delegation], *, undecided: bool) -> str:
-    if undecided:
+def _resume_cause(delegated: Sequence[Delegation], *, is_undecided: bool) -> str:
+    if is_undecided:
         return "mail"
-    return "an answer" if handed else "a decision"
+    return "an answer" if delegated else "a decision"
 
 
-def _sleep(page: Page, session: Session, wakefulness: Wakefulness) -> None:
-    sessions.guard(
-        page.conn,
+def _set_wakefulness(tx: Transaction, session: Session, wakefulness: SessionActivity) -> None:
+    sessions.update_fenced(
+        tx.conn,
         session.id,
         epoch=session.epoch,
         record_seq=session.record_seq,
@@ -428,94 +431,103 @@ def _sleep(page: Page, session: Session, wakefulness: Wakefulness) -> None:
     )
 
 
-def _take_up_cut_off(page: Page, session: Session, agent: Agent, run: Run, *, crashed: bool) -> Work | Nothing:
+def _resume_interrupted(
+    tx: Transaction, session: Session, agent: Agent, run: Run, *, crashed: bool
+) -> ClaimedRun | NothingClaimed:
     """Resume a run without a worker from its last closed step, or closes it if it must not be retried."""
     is_job = session.origin.kind is OriginKind.BACKGROUND  # a background job is never started twice
-    if agent.delivery is Delivery.AT_MOST_ONCE or is_job:
-        what = "The house stopped" if crashed else "The store failed"
+    if agent.delivery is CrashPolicy.AT_MOST_ONCE or is_job:
+        what = "The server stopped" if crashed else "The store failed"
         wakes = close_run(
-            page,
+            tx,
             session,
             run,
             RunStatus.FAILED,
             Outcome.INTERRUPTED,
             because="daemon-stopped" if crashed else "store-failed",
-            text=f"{what} while I worked on this. To be safe I did not start over: send it again if it still matters.",
-            note=f"{what} in the middle of this run; it was not taken up again.",
+            text=f"{what} while I worked on this. I did not start again: send it again if you still want it.",
+            note=f"{what} during this run; it was not resumed.",
         )
-        return Nothing(wakes, again=True)
+        return NothingClaimed(wakes, look_again=True)
     if crashed and run.attempt >= agent.attempts_max:
-        because = f"cut off {run.attempt} times"
+        because = f"interrupted {run.attempt} times"
         wakes = close_run(
-            page,
+            tx,
             session,
             run,
             RunStatus.FAILED,
             Outcome.DEAD,
             because=because,
-            text=f"I gave up on this: the run was {because} by a stop of the house. It is kept under `retinue dead`.",
+            text=f"I gave up on this: the run was {because}, because the server stopped. See `retinue dead`.",
             note=f"This run was given up: {because}.",
         )
-        return Nothing(wakes, again=True)
+        return NothingClaimed(wakes, look_again=True)
     if crashed:
-        envelopes.count_attempt(page.conn, run.id)
+        envelopes.increment_attempts(tx.conn, run.id)
     # A model call without a stored reply may have been billed.
-    money.count_as_spent(page.conn, run.id)
-    asked = [_as_the_run_knows_it(approval) for approval in approvals.of_run(page.conn, run.id)]
-    return _take_up(page, session, agent, run, asked, attempt=run.attempt + 1 if crashed else run.attempt, why="a stop")
+    money.charge_interrupted_calls(tx.conn, run.id)
+    asked = [_approval_as_seen_by_run(approval) for approval in approvals.list_of_run(tx.conn, run.id)]
+    return _resume(tx, session, agent, run, asked, attempt=run.attempt + 1 if crashed else run.attempt, cause="a stop")
 
 
-def _as_the_run_knows_it(approval: Approval) -> Approval:
+def _approval_as_seen_by_run(approval: Approval) -> Approval:
     """Return the approval in the state that the run acted on.
 
     A run that went on without a decision stays without it: the decision starts its own run, which
     makes the call.
     """
-    if approval.released and approval.state in (ApprovalState.ALLOWED, ApprovalState.DENIED):
+    if approval.is_released and approval.state in (ApprovalState.ALLOWED, ApprovalState.DENIED):
         return replace(approval, state=ApprovalState.OPEN)
     return approval
 
 
-def _take_up(
-    page: Page, session: Session, agent: Agent, run: Run, asked: list[Approval], *, attempt: int, why: str
-) -> Work:
+def _resume(
+    tx: Transaction,
+    session: Session,
+    agent: Agent,
+    run: Run,
+    requested_approvals: list[Approval],
+    *,
+    attempt: int,
+    cause: str,
+) -> ClaimedRun:
     """Raise the epoch, marks the run as running and return the claim."""
-    conn = page.conn
+    conn = tx.conn
     epoch = session.epoch + 1
-    sessions.guard(
+    sessions.update_fenced(
         conn,
         session.id,
         epoch=session.epoch,
         new_epoch=epoch,
         record_seq=session.record_seq,
-        wakefulness=Wakefulness.ACTIVE,
-        at_ms=page.at_ms,
+        wakefulness=SessionActivity.ACTIVE,
+        at_ms=tx.at_ms,
     )
-    runs.take_up(conn, run.id, epoch=epoch, attempt=attempt)
-    if run.status is RunStatus.PARKED:
-        envelopes.unpark(conn, run.id)
-    held = tuple(envelopes.held(conn, run.id))
-    page.tell(NewsKind.RUN_RESUMED, session=session.id, run=run.id, after=why, attempt=attempt)
+    runs.resume(conn, run.id, epoch=epoch, attempt=attempt)
+    if run.status is RunStatus.SUSPENDED:
+        envelopes.resume(conn, run.id)
+    held = tuple(envelopes.list_held(conn, run.id))
+    tx.emit(EventKind.RUN_RESUMED, session=session.id, run=run.id, after=cause, attempt=attempt)
     stored, late = _stored_calls(conn, held)
-    steps = tuple(step for step in runs.steps(conn, run.id) if step.state is StepState.OPEN)
-    return Work(
+    steps = tuple(step for step in runs.list_steps(conn, run.id) if step.state is StepState.OPEN)
+    return ClaimedRun(
         run=replace(run, epoch=epoch, attempt=attempt, status=RunStatus.RUNNING, wake_at=None),
         session=replace(session, epoch=epoch),
         agent=agent,
         envelopes=held,
         open_steps=steps,
-        approvals=(*asked, *late),
-        stored=stored,
-        senders=delegating_agents.of(conn, run.lineage, agent=run.agent),
-        speakers=speakers(conn, run.sender, held),
-        requesters=requesters(conn, session, held, run.lineage),
+        approvals=(*requested_approvals, *late),
+        stored_calls=stored,
+        delegating_agents=delegating_agents.list_delegating_agents(conn, run.lineage, agent=run.agent),
+        speakers=list_speakers(conn, run.sender, held),
+        requesters=get_requesters(conn, session, held, run.lineage),
     )
 
 
 def _stored_calls(conn: sa.Connection, held: tuple[Envelope, ...]) -> tuple[tuple[Call, ...], tuple[Approval, ...]]:
     """Return the calls that a run over a late decision performs first, and their approval."""
     for envelope in held:
-        if envelope.kind is Kind.DECISION:
+        if envelope.kind is EnvelopeKind.DECISION:
             approval = approvals.get(conn, envelope.context.approval)
             if approval is not None:
                 return (approval.calls if approval.state is ApprovalState.ALLOWED else ()), (approval,)

@@ -15,356 +15,382 @@ from msgspec.structs import replace
 from retinue.domain import address
 from retinue.domain.address import Address, AddressKind
 from retinue.domain.agent import Agent
-from retinue.domain.envelope import Draft, Outcome
-from retinue.domain.envelope import Kind as Mail
+from retinue.domain.envelope import EnvelopeDraft, Outcome
+from retinue.domain.envelope import EnvelopeKind as Mail
 from retinue.domain.errors import StoreError
-from retinue.domain.event import NewsKind
-from retinue.domain.ids import EnvelopeId, NotificationId, SessionId, derived
-from retinue.domain.notification import TITLE_LENGTH_MAX, Notification
-from retinue.domain.ports import AskGate, Clock, ReadChecklist
-from retinue.domain.principal import HOUSE
-from retinue.domain.schedule import LATE_S_MAX, By, GateSaid, Kind, Place, Schedule, Slot, SlotState, spell_out
-from retinue.domain.session import Origin, OriginKind, Session, Wakefulness, lane_kind, patched
-from retinue.domain.storable_text import clipped_bytes
+from retinue.domain.event import EventKind
+from retinue.domain.ids import EnvelopeId, NotificationId, SessionId, derive_id
+from retinue.domain.notification import NOTIFICATION_TITLE_LENGTH_MAX, Notification
+from retinue.domain.ports import Clock, ReadChecklist, RunGate
+from retinue.domain.principal import SERVER_PRINCIPAL
+from retinue.domain.schedule import (
+    LATENESS_S_MAX,
+    GateResult,
+    Occurrence,
+    OccurrenceCause,
+    OccurrenceState,
+    Schedule,
+    ScheduleKind,
+    ScheduleSession,
+    format_duration,
+)
+from retinue.domain.session import Origin, OriginKind, Session, SessionActivity, lane_kind_of, patch_attributes
+from retinue.domain.storable_text import truncate_bytes
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.trust import Trust
-from retinue.engine.heartbeats import no_checklists, why_still
+from retinue.engine.heartbeats import no_checklist_reader, skip_reason
 from retinue.engine.run_finish import mark_reset
-from retinue.intake.accept import ClockWake, LaneWake, RoomWake, Wake, enter
+from retinue.intake.accept import ChannelWake, LaneWake, TimerWake, Wake, accept_in_transaction
 from retinue.intake.routing import OWNER
 from retinue.store.agents import agents
 from retinue.store.core.connection import Store
-from retinue.store.core.transaction import Page
+from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelopes, outcomes
 from retinue.store.people import notifications, people
 from retinue.store.runs import runs
 from retinue.store.schedules import schedules
-from retinue.store.schedules.schedules import Kept
+from retinue.store.schedules.schedules import StoredSchedule
 from retinue.store.sessions import sessions
 
 log = logging.getLogger(__name__)
 
-STRUCK_AT_ONCE_MAX = 100
-GATES_AT_ONCE_MAX = 4
-ZONES_AT_ONCE_MAX = 200
+FIRED_PER_COMMIT_MAX = 100
+CONCURRENT_GATES_MAX = 4
+ZONES_PER_COMMIT_MAX = 200
 STORE_RETRY_S = 1.0
 
 
-async def no_gates(schedule: Schedule, agent: Agent, session: SessionId) -> GateSaid:
+async def no_gate_runner(schedule: Schedule, agent: Agent, session: SessionId) -> GateResult:
     """Refuse every gate: this server cannot run commands."""
-    return GateSaid(open=False, because="there is nothing here that could run its gate")
+    return GateResult(is_open=False, because="this server cannot run its gate")
 
 
-class Asked(Struct, frozen=True):
+class GateRequest(Struct, frozen=True):
     """An occurrence whose gate must run, or whose checklist must be read.
 
     `task_ids` limits the checklist to these tasks. Empty means all.
     """
 
-    slot: Slot
+    occurrence: Occurrence
     schedule: Schedule
     agent: Agent
     session: SessionId
-    wanted: tuple[str, ...] = ()
+    task_ids: tuple[str, ...] = ()
 
 
-class Struck(Struct, frozen=True):
+class FiredOccurrences(Struct, frozen=True):
     """What a firing commit did: the lanes to wake, and the gates to run."""
 
     wakes: tuple[Wake, ...] = ()
-    gates: tuple[Asked, ...] = ()
+    gate_requests: tuple[GateRequest, ...] = ()
 
 
-class Clockwork:
+class Scheduler:
     """Fires due schedules for the alarm. All state is in the store; only running gates are kept here."""
 
     def __init__(
         self,
         store: Store,
         clock: Clock,
-        ask: AskGate,
+        run_gate: RunGate,
         wake: Callable[[tuple[Wake, ...]], None],
         zone: ZoneInfo,
-        checklists: ReadChecklist = no_checklists,
+        read_checklist: ReadChecklist = no_checklist_reader,
     ) -> None:
         self._store = store
         self._clock = clock
-        self._ask = ask
-        self._checklists = checklists
+        self._run_gate = run_gate
+        self._read_checklist = read_checklist
         self._wake = wake
         self._zone = zone
-        self._gates = asyncio.Semaphore(GATES_AT_ONCE_MAX)
-        self._asking: set[asyncio.Task[None]] = set()
+        self._gate_slots = asyncio.Semaphore(CONCURRENT_GATES_MAX)
+        self._gate_tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Requeue gates that were running at a crash, and apply the owner's time zone to schedules without one."""
         if not await self._store.read(schedules.count):
             return
-        await self._store.write(schedules.give_back, point="clock")
-        await self.follow_zone(self._zone)
+        await self._store.write(schedules.reset_gates, point="clock")
+        await self.set_owner_zone(self._zone)
 
-    async def follow_zone(self, zone: ZoneInfo) -> None:
+    async def set_owner_zone(self, zone: ZoneInfo) -> None:
         after: str | None = ""
         while after is not None:
-            body = partial(_follow_zone, zone=zone, after=after, now_ms=self._now_ms())
+            body = partial(_set_owner_zone, zone=zone, after=after, now_ms=self._now_ms())
             after = await self._store.write(body, point="clock")
 
-    async def strike(self) -> None:
+    async def fire_due(self) -> None:
         """Fire due occurrences, up to a limit per commit."""
-        body = partial(strike, now_ms=self._now_ms())
+        body = partial(fire_due, now_ms=self._now_ms())
         struck = await self._store.write(body, point="strike")
         self._wake(struck.wakes)
-        for asked in struck.gates:
-            task = asyncio.create_task(self._ask_gate(asked))
-            self._asking.add(task)
-            task.add_done_callback(self._asking.discard)
+        for asked in struck.gate_requests:
+            task = asyncio.create_task(self._process_gate(asked))
+            self._gate_tasks.add(task)
+            task.add_done_callback(self._gate_tasks.discard)
 
     def abandon(self) -> None:
-        for task in self._asking:
+        for task in self._gate_tasks:
             task.cancel()
 
     async def stop(self) -> None:
         self.abandon()
-        await asyncio.gather(*self._asking, return_exceptions=True)
+        await asyncio.gather(*self._gate_tasks, return_exceptions=True)
 
-    async def _ask_gate(self, asked: Asked) -> None:
+    async def _process_gate(self, request: GateRequest) -> None:
         try:
-            said = await self._said(asked)
+            said = await self._gate_result(request)
         except Exception as error:
-            log.exception("gate broke", extra={"schedule": asked.schedule.id})
-            said = GateSaid(open=False, because=f"its gate broke: {type(error).__name__}")
+            log.exception("gate failed", extra={"schedule": request.schedule.id})
+            said = GateResult(is_open=False, because=f"its gate failed: {type(error).__name__}")
         while True:
             try:
-                body = partial(answer_gate, slot=asked.slot, said=said, now_ms=self._now_ms())
+                body = partial(apply_gate_result, occurrence=request.occurrence, result=said, now_ms=self._now_ms())
                 self._wake(await self._store.write(body, point="gate"))
                 return
             except StoreError as error:
-                log.error("store failed, gate waits", extra={"schedule": asked.schedule.id, "code": error.code})
+                log.error("store failed, gate waits", extra={"schedule": request.schedule.id, "code": error.code})
                 await self._clock.sleep(STORE_RETRY_S)
 
-    async def _said(self, asked: Asked) -> GateSaid:
-        if asked.schedule.heartbeat is not None:  # it may wait long, and runs the gates of its tasks itself
-            forced = asked.slot.by is By.FORCE
-            return await self._checklists(
-                asked.schedule, asked.agent, asked.session, wanted=asked.wanted, forced=forced
+    async def _gate_result(self, request: GateRequest) -> GateResult:
+        if request.schedule.heartbeat is not None:  # it may wait long, and runs the gates of its tasks itself
+            forced = request.occurrence.cause is OccurrenceCause.FORCE
+            return await self._read_checklist(
+                request.schedule, request.agent, request.session, wanted=request.task_ids, forced=forced
             )
-        async with self._gates:
-            return await self._ask(asked.schedule, asked.agent, asked.session)
+        async with self._gate_slots:
+            return await self._run_gate(request.schedule, request.agent, request.session)
 
     def _now_ms(self) -> int:
         return to_ms(self._clock.now())
 
 
-def _follow_zone(conn: sa.Connection, *, zone: ZoneInfo, after: str, now_ms: int) -> str | None:
-    page = Page(conn, now_ms)
-    more = schedules.follow_zone(page, zone, after=after, limit=ZONES_AT_ONCE_MAX)
+def _set_owner_zone(conn: sa.Connection, *, zone: ZoneInfo, after: str, now_ms: int) -> str | None:
+    page = Transaction(conn, now_ms)
+    more = schedules.apply_owner_zone(page, zone, after=after, limit=ZONES_PER_COMMIT_MAX)
     page.close()
     return more
 
 
-def strike(conn: sa.Connection, *, now_ms: int) -> Struck:
+def fire_due(conn: sa.Connection, *, now_ms: int) -> FiredOccurrences:
     """The commit in which due occurrences are released, skipped, or marked as waiting for their gate."""
-    page = Page(conn, now_ms)
+    page = Transaction(conn, now_ms)
     wakes: list[Wake] = []
-    gates: list[Asked] = []
-    for slot in schedules.due(conn, page.at_ms, limit=STRUCK_AT_ONCE_MAX):
+    gates: list[GateRequest] = []
+    for slot in schedules.list_due_occurrences(conn, page.at_ms, limit=FIRED_PER_COMMIT_MAX):
         kept = schedules.get(conn, slot.schedule)
         assert kept is not None  # an occurrence has its schedule
-        if because := _why_not(page, kept, slot):
-            wakes += _skip(page, slot, because=because)
-        elif kept.schedule.heartbeat is None and (kept.schedule.gate is None or slot.by is By.FORCE):
-            wakes += _let_go(page, kept.schedule, slot)
+        if because := _skip_reason(page, kept, slot):
+            wakes += _skip_occurrence(page, slot, because=because)
+        elif kept.schedule.heartbeat is None and (kept.schedule.gate is None or slot.cause is OccurrenceCause.FORCE):
+            wakes += _release_envelope(page, kept.schedule, slot)
         else:
-            asked = _before_gate(page, kept.schedule, slot)
-            if isinstance(asked, Asked):
+            asked = _prepare_gate(page, kept.schedule, slot)
+            if isinstance(asked, GateRequest):
                 gates.append(asked)
             else:
                 wakes += asked
     page.close()
-    return Struck((*wakes, ClockWake()), tuple(gates))
+    return FiredOccurrences((*wakes, TimerWake()), tuple(gates))
 
 
-def answer_gate(conn: sa.Connection, *, slot: Slot, said: GateSaid, now_ms: int) -> tuple[Wake, ...]:
+def apply_gate_result(
+    conn: sa.Connection, *, occurrence: Occurrence, result: GateResult, now_ms: int
+) -> tuple[Wake, ...]:
     """Apply the answer of a gate. Does nothing if its occurrence was withdrawn meanwhile."""
-    page = Page(conn, now_ms)
-    current = schedules.slot_of(conn, slot.envelope or "")
-    kept = schedules.get(conn, slot.schedule)
+    page = Transaction(conn, now_ms)
+    current = schedules.get_occurrence_of_envelope(conn, occurrence.envelope or "")
+    kept = schedules.get(conn, occurrence.schedule)
     wakes: tuple[Wake, ...] = ()
-    if kept is not None and current is not None and current.state is SlotState.WAITING:
+    if kept is not None and current is not None and current.state is OccurrenceState.WAITING:
         # Another occurrence may have been released while this gate ran.
-        busy = why_busy(conn, kept.id) if slot.by is not By.FORCE else ""
-        because = busy if said.open else said.because
-        wakes = _skip(page, slot, because=because) if because else _let_go(page, kept.schedule, slot, said=said)
+        busy = overlap_reason(conn, kept.id) if occurrence.cause is not OccurrenceCause.FORCE else ""
+        because = busy if result.is_open else result.because
+        wakes = (
+            _skip_occurrence(page, occurrence, because=because)
+            if because
+            else _release_envelope(page, kept.schedule, occurrence, gate_result=result)
+        )
     page.close()
-    return (*wakes, ClockWake())
+    return (*wakes, TimerWake())
 
 
-def _why_not(page: Page, kept: Kept, slot: Slot) -> str:
+def _skip_reason(tx: Transaction, stored: StoredSchedule, occurrence: Occurrence) -> str:
     """Return why a due occurrence is skipped, or an empty string."""
-    late_s = (page.at_ms - to_ms(slot.at)) // 1000
-    if slot.by is By.CLOCK and late_s > LATE_S_MAX and not kept.schedule.runs_late:
-        return f"missed: the house was closed or asleep at its time, and came to it {spell_out(late_s)} later"
-    return why_busy(page.conn, kept.id) or why_still(page, kept, slot) if slot.by is not By.FORCE else ""
+    late_s = (tx.at_ms - to_ms(occurrence.at)) // 1000
+    if occurrence.cause is OccurrenceCause.CLOCK and late_s > LATENESS_S_MAX and not stored.schedule.runs_late:
+        return f"missed: the server was not running at its time, and processed it {format_duration(late_s)} later"
+    return (
+        overlap_reason(tx.conn, stored.id) or skip_reason(tx, stored, occurrence)
+        if occurrence.cause is not OccurrenceCause.FORCE
+        else ""
+    )
 
 
-def why_busy(conn: sa.Connection, schedule: str) -> str:
+def overlap_reason(conn: sa.Connection, schedule: str) -> str:
     """Return why a schedule cannot fire now, or an empty string if no occurrence of it is active."""
-    other = schedules.at_work(conn, schedule)
+    other = schedules.get_running_occurrence(conn, schedule)
     if other is None:
         return ""
-    return f"overlap: the one of {other.at.isoformat(timespec='seconds')} is still being worked on"
+    return f"overlap: the one of {other.at.isoformat(timespec='seconds')} is still running"
 
 
-def _skip(page: Page, slot: Slot, *, because: str, outcome: Outcome = Outcome.CANCELLED) -> tuple[Wake, ...]:
-    assert slot.envelope is not None  # a waiting occurrence has an envelope
-    outcomes.settle(page, [slot.envelope], outcome, because=because)
-    page.tell(NewsKind.ENVELOPE_SETTLED, envelope=slot.envelope, outcome=outcome.value, because=because)
-    return (ClockWake(),)
+def _skip_occurrence(
+    tx: Transaction, occurrence: Occurrence, *, because: str, outcome: Outcome = Outcome.CANCELLED
+) -> tuple[Wake, ...]:
+    assert occurrence.envelope is not None  # a waiting occurrence has an envelope
+    outcomes.settle(tx, [occurrence.envelope], outcome, because=because)
+    tx.emit(EventKind.ENVELOPE_SETTLED, envelope=occurrence.envelope, outcome=outcome.value, because=because)
+    return (TimerWake(),)
 
 
-def _before_gate(page: Page, schedule: Schedule, slot: Slot) -> Asked | tuple[Wake, ...]:
+def _prepare_gate(tx: Transaction, schedule: Schedule, occurrence: Occurrence) -> GateRequest | tuple[Wake, ...]:
     """Return the gate to run. It runs in the agent's session, with the grants of that session only."""
-    to = schedule.to if schedule.to.kind is AddressKind.AGENT else address.agent(schedule.owner.name)
-    found = _conversation(page, replace(schedule, to=to), slot)
+    to = schedule.to if schedule.to.kind is AddressKind.AGENT else address.agent_address(schedule.owner.name)
+    found = _find_session(tx, replace(schedule, to=to), occurrence)
     if isinstance(found, str):
-        return _give_up(page, schedule, slot, because=found)
+        return _disable_schedule(tx, schedule, occurrence, because=found)
     agent, session = found
-    schedules.take(page, slot)
-    wanted = schedules.wanted_by_hand(page.conn, slot) if schedule.heartbeat is not None else ()
-    return Asked(slot, schedule, agent, session.id, wanted)
+    schedules.mark_gate_running(tx, occurrence)
+    wanted = schedules.get_requested_tasks(tx.conn, occurrence) if schedule.heartbeat is not None else ()
+    return GateRequest(occurrence, schedule, agent, session.id, wanted)
 
 
-def _let_go(page: Page, schedule: Schedule, slot: Slot, *, said: GateSaid | None = None) -> tuple[Wake, ...]:
+def _release_envelope(
+    tx: Transaction, schedule: Schedule, occurrence: Occurrence, *, gate_result: GateResult | None = None
+) -> tuple[Wake, ...]:
     """Release the envelope: it is due from now on, like any other envelope."""
-    text = schedule.text if said is None or said.text is None else said.text
+    text = schedule.text if gate_result is None or gate_result.text is None else gate_result.text
     apart: tuple[Wake, ...] = ()
-    recipient, session, wake = schedule.to, None, _room_wake(schedule.to)
+    recipient, session, wake = schedule.to, None, _wake_for(schedule.to)
     if schedule.to.kind is AddressKind.AGENT:
-        found = _conversation(page, schedule, slot)
+        found = _find_session(tx, schedule, occurrence)
         if isinstance(found, str):
-            return _give_up(page, schedule, slot, because=found)
+            return _disable_schedule(tx, schedule, occurrence, because=found)
         agent, session = found
-        _settle_conversation(page, schedule, session, text)
-        recipient = address.agent(agent.name, session.id)
-        wake = LaneWake(session.id, agent.name, lane_kind(session.origin.kind))
-    elif schedule.to.kind is AddressKind.PERSON and people.find(page.conn, schedule.to.name) is None:
-        return _give_up(page, schedule, slot, because=f"there is no person '{schedule.to.name}' any more")
-    if said is not None and said.output:
-        if said.trust is Trust.UNTRUSTED and session is not None:
-            apart = _put_apart(page, slot, recipient, said.output)
+        _update_session(tx, schedule, session, text)
+        recipient = address.agent_address(agent.name, session.id)
+        wake = LaneWake(session.id, agent.name, lane_kind_of(session.origin.kind))
+    elif schedule.to.kind is AddressKind.PERSON and people.find(tx.conn, schedule.to.name) is None:
+        return _disable_schedule(tx, schedule, occurrence, because=f"the person '{schedule.to.name}' was deleted")
+    if gate_result is not None and gate_result.output:
+        if gate_result.trust is Trust.UNTRUSTED and session is not None:
+            apart = _send_gate_output(tx, occurrence, recipient, gate_result.output)
         else:
-            text = f"{text}\n\n[Gate output]\n{said.output}".strip()
+            text = f"{text}\n\n[Gate output]\n{gate_result.output}".strip()
     if not text.strip():
         if not apart:
-            return _skip(page, slot, because="it has no text, and its gate said nothing")
-        text = "Look at what the gate of this schedule has said."
-    assert slot.envelope is not None  # a waiting occurrence has an envelope
-    envelopes.let_go(
-        page.conn,
-        slot.envelope,
-        due_ms=to_ms(slot.at),
+            return _skip_occurrence(tx, occurrence, because="it has no text, and its gate wrote no output")
+        text = "Read the output of the gate of this schedule."
+    assert occurrence.envelope is not None  # a waiting occurrence has an envelope
+    envelopes.release_held(
+        tx.conn,
+        occurrence.envelope,
+        due_ms=to_ms(occurrence.at),
         session=session.id if session else None,
         recipient=recipient,
         text=text,
     )
-    schedules.begin(page, slot)
-    if schedule.kind is Kind.REMINDER:
-        _notify(page, schedule, slot)
+    schedules.mark_started(tx, occurrence)
+    if schedule.kind is ScheduleKind.REMINDER:
+        _add_notification(tx, schedule, occurrence)
     return (*apart, wake)
 
 
-def _room_wake(to: Address) -> Wake:
-    return RoomWake(str(to)) if to.kind is AddressKind.CHANNEL else ClockWake()
+def _wake_for(to: Address) -> Wake:
+    return ChannelWake(str(to)) if to.kind is AddressKind.CHANNEL else TimerWake()
 
 
-def _put_apart(page: Page, slot: Slot, recipient: Address, output: str) -> tuple[Wake, ...]:
+def _send_gate_output(tx: Transaction, occurrence: Occurrence, recipient: Address, output: str) -> tuple[Wake, ...]:
     """Send untrusted gate output as a separate envelope, so that the schedule's own text keeps its trust."""
-    draft = Draft(
-        id=EnvelopeId(derived(slot.envelope or "", "gate")),
-        sender=Address(AddressKind.SCHEDULE, slot.schedule),
+    draft = EnvelopeDraft(
+        id=EnvelopeId(derive_id(occurrence.envelope or "", "gate")),
+        sender=Address(AddressKind.SCHEDULE, occurrence.schedule),
         recipient=recipient,
         text=f"[Gate output]\n{output}",
         source="gate",
-        key=f"{slot.envelope}",
+        idempotency_key=f"{occurrence.envelope}",
         kind=Mail.SYSTEM,
         silent=True,
         trust=Trust.UNTRUSTED,
     )
-    return enter(page, draft).wakes
+    return accept_in_transaction(tx, draft).wakes
 
 
-def _notify(page: Page, schedule: Schedule, slot: Slot) -> None:
+def _add_notification(tx: Transaction, schedule: Schedule, occurrence: Occurrence) -> None:
     """Add a notification for a reminder, so that the person sees it on every screen."""
     first = schedule.text.strip().splitlines()[0] if schedule.text.strip() else "Reminder"
     notifications.add(
-        page,
+        tx,
         Notification(
-            id=NotificationId(derived(slot.envelope or "", "reminder")),
+            id=NotificationId(derive_id(occurrence.envelope or "", "reminder")),
             person=schedule.to.name,
             sender=str(schedule.owner),
-            title=" ".join(first.split())[:TITLE_LENGTH_MAX],
+            title=" ".join(first.split())[:NOTIFICATION_TITLE_LENGTH_MAX],
             text=schedule.text,
             trust=schedule.trust,
-            at=from_ms(page.at_ms),
+            at=from_ms(tx.at_ms),
         ),
     )
 
 
-def _give_up(page: Page, schedule: Schedule, slot: Slot, *, because: str) -> tuple[Wake, ...]:
+def _disable_schedule(tx: Transaction, schedule: Schedule, occurrence: Occurrence, *, because: str) -> tuple[Wake, ...]:
     """Disable the schedule because its recipient is gone, and skip the occurrence."""
-    if slot.by is By.CLOCK:
-        schedules.give_up(page, slot, because=because)
-    return _skip(page, slot, because=because, outcome=Outcome.REFUSED)
+    if occurrence.cause is OccurrenceCause.CLOCK:
+        schedules.give_up(tx, occurrence, because=because)
+    return _skip_occurrence(tx, occurrence, because=because, outcome=Outcome.REFUSED)
 
 
-def _conversation(page: Page, schedule: Schedule, slot: Slot) -> tuple[Agent, Session] | str:
+def _find_session(tx: Transaction, schedule: Schedule, occurrence: Occurrence) -> tuple[Agent, Session] | str:
     """Return the agent and the session of an occurrence, or the reason why there is none."""
-    agent = agents.find(page.conn, schedule.to.name)
+    agent = agents.find(tx.conn, schedule.to.name)
     if agent is None:
-        return f"the agent {schedule.to.name} is no longer here"
+        return f"the agent {schedule.to.name} was deleted"
     if schedule.to.session is not None:
-        found = sessions.by_prefix(page.conn, agent.name, schedule.to.rest)
-        session = sessions.get(page.conn, found) if found else None
+        found = sessions.find_id_by_prefix(tx.conn, agent.name, schedule.to.rest)
+        session = sessions.get(tx.conn, found) if found else None
         if session is None or session.deleted_at is not None:
-            return f"{agent.name} has no session {schedule.to.rest[:8]} any more"
+            return f"{agent.name} no longer has the session {schedule.to.rest[:8]}"
         return agent, session
-    origin = _origin(page, schedule, agent)
-    session = sessions.by_origin(page.conn, agent.name, origin)
+    origin = _session_origin(tx, schedule, agent)
+    session = sessions.get_by_origin(tx.conn, agent.name, origin)
     if session is None:
-        id_ = SessionId(derived(slot.envelope or "", "session"))
-        sessions.start(page, id_, agent=agent.name, origin=origin)
-        session = sessions.get(page.conn, id_)
+        id_ = SessionId(derive_id(occurrence.envelope or "", "session"))
+        sessions.start(tx, id_, agent=agent.name, origin=origin)
+        session = sessions.get(tx.conn, id_)
         assert session is not None  # started just above
     return agent, session
 
 
-def _origin(page: Page, schedule: Schedule, agent: Agent) -> Origin:
-    if schedule.place is not Place.MAIN:
-        kind = OriginKind.HEARTBEAT if schedule.kind is Kind.HEARTBEAT else OriginKind.SCHEDULE
+def _session_origin(tx: Transaction, schedule: Schedule, agent: Agent) -> Origin:
+    if schedule.place is not ScheduleSession.MAIN:
+        kind = OriginKind.HEARTBEAT if schedule.kind is ScheduleKind.HEARTBEAT else OriginKind.SCHEDULE
         return Origin(kind, f"schedule:{schedule.id}")
     person = schedule.owner if schedule.owner.kind is AddressKind.PERSON else OWNER
-    latest = sessions.latest(page.conn, agent.name, whose=replace(HOUSE, address=person))
+    latest = sessions.get_latest_origin(tx.conn, agent.name, principal=replace(SERVER_PRINCIPAL, address=person))
     return latest or Origin(OriginKind.WEB, str(person))
 
 
-def _settle_conversation(page: Page, schedule: Schedule, session: Session, text: str) -> None:
+def _update_session(tx: Transaction, schedule: Schedule, session: Session, text: str) -> None:
     """Apply the schedule's current title, attributes and reset rule to its own session."""
-    snippet = clipped_bytes(text, 120) or session.snippet
+    snippet = truncate_bytes(text, 120) or session.snippet
     if session.origin.kind in (OriginKind.SCHEDULE, OriginKind.HEARTBEAT):
-        _name(page, schedule, session)
-        attributes = patched(session.attributes, schedule.attributes) if schedule.attributes else session.attributes
+        _rename_session(tx, schedule, session)
+        attributes = (
+            patch_attributes(session.attributes, schedule.attributes) if schedule.attributes else session.attributes
+        )
         if attributes != session.attributes:
-            sessions.set_attributes(page.conn, session.id, attributes, at_ms=page.at_ms)
-            page.tell(NewsKind.SESSION_CHANGED, session=session.id)
+            sessions.set_attributes(tx.conn, session.id, attributes, at_ms=tx.at_ms)
+            tx.emit(EventKind.SESSION_CHANGED, session=session.id)
         # A session with a suspended run sleeps too, and must not be reset.
-        idle = session.wakefulness is Wakefulness.SLEEPING and runs.open_in(page.conn, session.id) is None
-        if schedule.place is Place.FRESH and idle and session.record_seq > session.context_from:
-            mark_reset(page, session.id, because="each time of its schedule begins afresh")
-    sessions.touch(page.conn, session.id, wakefulness=Wakefulness.ACTIVE, snippet=snippet, at_ms=page.at_ms)
+        idle = session.activity is SessionActivity.SLEEPING and runs.get_open(tx.conn, session.id) is None
+        if schedule.place is ScheduleSession.FRESH and idle and session.record_seq > session.context_start_seq:
+            mark_reset(tx, session.id, because="each occurrence of its schedule resets the context")
+    sessions.touch(tx.conn, session.id, wakefulness=SessionActivity.ACTIVE, snippet=snippet, at_ms=tx.at_ms)
 
 
-def _name(page: Page, schedule: Schedule, session: Session) -> None:
+def _rename_session(tx: Transaction, schedule: Schedule, session: Session) -> None:
     title = schedule.title.strip()
-    if title and session.name != title and sessions.by_name(page.conn, session.agent, title) is None:
-        sessions.rename(page.conn, session.id, title, at_ms=page.at_ms)
-        page.tell(NewsKind.SESSION_CHANGED, session=session.id)
+    if title and session.name != title and sessions.find_by_name(tx.conn, session.agent, title) is None:
+        sessions.rename(tx.conn, session.id, title, at_ms=tx.at_ms)
+        tx.emit(EventKind.SESSION_CHANGED, session=session.id)

@@ -7,18 +7,25 @@ maximum, until one has nothing more to say. Then the recipient reports to the pe
 from __future__ import annotations
 
 from retinue.domain import address
-from retinue.domain.delegation import Delegation, DelegationKind, Exchange
-from retinue.domain.envelope import NO_CONTEXT, TEXT_BYTES_MAX, Context, Draft, Envelope, Kind
-from retinue.domain.ids import EnvelopeId, SessionId, derived, short
+from retinue.domain.delegation import AgentExchange, Delegation, DelegationKind
+from retinue.domain.envelope import (
+    ENVELOPE_TEXT_BYTES_MAX,
+    NO_CONTEXT,
+    Envelope,
+    EnvelopeContext,
+    EnvelopeDraft,
+    EnvelopeKind,
+)
+from retinue.domain.ids import EnvelopeId, SessionId, derive_id, short_id
 from retinue.domain.run import RunRequest
 from retinue.domain.session import Session
-from retinue.domain.storable_text import clipped_bytes
-from retinue.domain.trust import Trust, least
-from retinue.engine.run_context import Work
-from retinue.intake.routing import who_listens
-from retinue.runners.base import Finished
+from retinue.domain.storable_text import truncate_bytes
+from retinue.domain.trust import Trust, least_trust
+from retinue.engine.run_context import ClaimedRun
+from retinue.intake.routing import get_session_address
+from retinue.runners.base import RunAnswer
 from retinue.store.agents import agents
-from retinue.store.core.transaction import Page
+from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelopes
 from retinue.store.runs import delegations
 from retinue.store.sessions import sessions
@@ -26,122 +33,126 @@ from retinue.store.sessions import sessions
 REPLY_SKIP = "REPLY_SKIP"
 ANNOUNCE_SKIP = "ANNOUNCE_SKIP"
 SOURCE = "exchange"
-TOLD_BYTES_MAX = 8_192  # bytes of each of the three texts in a report request
+REPORT_TEXT_BYTES_MAX = 8_192  # bytes of each of the three texts in a report request
 
 
-def turns_max(page: Page, delegation: Delegation) -> int:
+def exchange_turns_max(tx: Transaction, delegation: Delegation) -> int:
     """Return how many replies the exchange may have. A session that writes to itself has none."""
-    asker = agents.find(page.conn, delegation.agent)
-    apart = delegation.to is not None and delegation.to != delegation.session
+    asker = agents.find(tx.conn, delegation.agent)
+    apart = delegation.target_session is not None and delegation.target_session != delegation.session
     return asker.delegation.exchanges_max if asker is not None and apart else 0
 
 
-def context_of_answer(page: Page, delegation: Delegation) -> Context:
+def first_answer_context(tx: Transaction, delegation: Delegation) -> EnvelopeContext:
     """Return the context of a first answer that no call waits for: its reader takes the first turn."""
     if delegation.kind is not DelegationKind.SEND or delegation.wait_until is not None:
         return NO_CONTEXT
-    most = turns_max(page, delegation)
-    return _context(delegation, 1, most, to=delegation.session) if most else NO_CONTEXT
+    most = exchange_turns_max(tx, delegation)
+    return _turn_context(delegation, 1, most, to=delegation.session) if most else NO_CONTEXT
 
 
-def begin(page: Page, delegation: Delegation, answer: Envelope) -> Draft | None:
+def start_exchange(tx: Transaction, delegation: Delegation, answer: Envelope) -> EnvelopeDraft | None:
     """Start the exchange after a waiting call took the first answer. It runs beside that run."""
-    if envelopes.get(page.conn, _letter_id(delegation, 1)) is not None or delegation.to is None:
+    if envelopes.get(tx.conn, _turn_envelope_id(delegation, 1)) is not None or delegation.target_session is None:
         return None
-    most = turns_max(page, delegation)
+    most = exchange_turns_max(tx, delegation)
     if most == 0 or answer.text.strip() == REPLY_SKIP:
-        return announcement(page, delegation, answer.text, trust=answer.trust)
-    return _letter(delegation, 1, most, answer.text, by=delegation.to, to=delegation.session, trust=answer.trust)
+        return build_report_request(tx, delegation, answer.text, trust=answer.trust)
+    return _build_turn(
+        delegation, 1, most, answer.text, by=delegation.target_session, to=delegation.session, trust=answer.trust
+    )
 
 
-def said_at_once(page: Page, delegation: Delegation, answer: Draft) -> Draft | None:
+def report_without_exchange(tx: Transaction, delegation: Delegation, answer: EnvelopeDraft) -> EnvelopeDraft | None:
     """Return the report request if the first answer already ends the exchange, or None."""
     waited = delegation.kind is not DelegationKind.SEND or delegation.wait_until is not None
     if waited or answer.context.exchange is not None:
         return None
-    return announcement(page, delegation, answer.text, trust=answer.trust)
+    return build_report_request(tx, delegation, answer.text, trust=answer.trust)
 
 
-def following(page: Page, work: Work, finished: Finished) -> Draft | None:
+def next_envelope(tx: Transaction, claim: ClaimedRun, result: RunAnswer) -> EnvelopeDraft | None:
     """Return what a turn leads to: an envelope to the other session, the report request, or None."""
-    exchange = work.envelopes[0].context.exchange
-    delegation = delegations.get(page.conn, exchange.about) if exchange is not None else None
-    if exchange is None or delegation is None or delegation.to is None:
+    exchange = claim.envelopes[0].context.exchange
+    delegation = delegations.get(tx.conn, exchange.about) if exchange is not None else None
+    if exchange is None or delegation is None or delegation.target_session is None:
         return None
-    words = "" if finished.silent else finished.text.strip()
+    words = "" if result.is_silent else result.text.strip()
     if exchange.announces:
-        return _to_person(work, finished) if words not in ("", ANNOUNCE_SKIP) else None
-    here = work.session.id
+        return _build_report(claim, result) if words not in ("", ANNOUNCE_SKIP) else None
+    here = claim.session.id
     if words in ("", REPLY_SKIP):
-        return announcement(page, delegation, "", trust=finished.trust)
+        return build_report_request(tx, delegation, "", trust=result.trust)
     if exchange.turn >= exchange.turns_max:
-        return announcement(page, delegation, words, trust=finished.trust)
-    other = delegation.to if here == delegation.session else delegation.session
-    return _letter(delegation, exchange.turn + 1, exchange.turns_max, words, by=here, to=other, trust=finished.trust)
+        return build_report_request(tx, delegation, words, trust=result.trust)
+    other = delegation.target_session if here == delegation.session else delegation.session
+    return _build_turn(delegation, exchange.turn + 1, exchange.turns_max, words, by=here, to=other, trust=result.trust)
 
 
-def announcement(page: Page, delegation: Delegation, last: str, *, trust: Trust) -> Draft | None:
+def build_report_request(
+    tx: Transaction, delegation: Delegation, last_reply: str, *, trust: Trust
+) -> EnvelopeDraft | None:
     """Return the request to report the exchange to the person of the recipient's session, if there is one.
 
     It is made once, because the call that took the answer may be repeated.
     """
-    id_ = EnvelopeId(derived(delegation.id, "announce"))
-    there = sessions.get(page.conn, delegation.to) if delegation.to is not None else None
-    if there is None or not there.origin.kind.foreground or envelopes.get(page.conn, id_) is not None:
+    id_ = EnvelopeId(derive_id(delegation.id, "announce"))
+    there = sessions.get(tx.conn, delegation.target_session) if delegation.target_session is not None else None
+    if there is None or not there.origin.kind.is_foreground or envelopes.get(tx.conn, id_) is not None:
         return None
-    first = envelopes.get(page.conn, delegation.result) if delegation.result is not None else None
+    first = envelopes.get(tx.conn, delegation.result) if delegation.result is not None else None
     answered = first.text if first is not None else ""
-    said = [("asked", delegation.task), ("answered", answered), ("last", last if last != answered else "")]
-    letter = envelopes.get(page.conn, delegation.id)
-    trusts = [each.trust for each in (first, letter) if each is not None]
-    return Draft(
+    said = [("asked", delegation.task), ("answered", answered), ("last", last_reply if last_reply != answered else "")]
+    request = envelopes.get(tx.conn, delegation.id)
+    trusts = [each.trust for each in (first, request) if each is not None]
+    return EnvelopeDraft(
         id=id_,
-        sender=address.agent(delegation.agent, delegation.session),
-        recipient=address.agent(there.agent, there.id),
-        text="\n\n".join(f"{what}:\n{clipped_bytes(text, TOLD_BYTES_MAX)}" for what, text in said if text),
+        sender=address.agent_address(delegation.agent, delegation.session),
+        recipient=address.agent_address(there.agent, there.id),
+        text="\n\n".join(f"{what}:\n{truncate_bytes(text, REPORT_TEXT_BYTES_MAX)}" for what, text in said if text),
         source=SOURCE,
-        key=f"{delegation.id}/announce",
-        kind=Kind.ANSWER,
-        context=Context(
+        idempotency_key=f"{delegation.id}/announce",
+        kind=EnvelopeKind.ANSWER,
+        context=EnvelopeContext(
             lineage=delegation.lineage,
-            exchange=Exchange(about=delegation.id, turn=0, turns_max=0, announces=True),
-            request=RunRequest(extra_system_prompt=_announce(delegation)),
+            exchange=AgentExchange(about=delegation.id, turn=0, turns_max=0, announces=True),
+            request=RunRequest(extra_system_prompt=_report_prompt(delegation)),
         ),
         reply_to=delegation.id,
-        trust=least((Trust.AGENT, trust, *trusts)),
+        trust=least_trust((Trust.AGENT, trust, *trusts)),
     )
 
 
-def _letter_id(delegation: Delegation, turn: int) -> EnvelopeId:
-    return EnvelopeId(derived(delegation.id, f"exchange/{turn}"))
+def _turn_envelope_id(delegation: Delegation, turn: int) -> EnvelopeId:
+    return EnvelopeId(derive_id(delegation.id, f"exchange/{turn}"))
 
 
-def _letter(
-    delegation: Delegation, turn: int, most: int, words: str, *, by: SessionId, to: SessionId, trust: Trust
-) -> Draft:
-    return Draft(
-        id=_letter_id(delegation, turn),
-        sender=address.agent(_agent_of(delegation, by), by),
-        recipient=address.agent(_agent_of(delegation, to), to),
-        text=clipped_bytes(words, TEXT_BYTES_MAX),
+def _build_turn(
+    delegation: Delegation, turn: int, limit: int, text: str, *, by: SessionId, to: SessionId, trust: Trust
+) -> EnvelopeDraft:
+    return EnvelopeDraft(
+        id=_turn_envelope_id(delegation, turn),
+        sender=address.agent_address(_agent_of(delegation, by), by),
+        recipient=address.agent_address(_agent_of(delegation, to), to),
+        text=truncate_bytes(text, ENVELOPE_TEXT_BYTES_MAX),
         source=SOURCE,
-        key=f"{delegation.id}/{turn}",
-        kind=Kind.ANSWER,
-        context=_context(delegation, turn, most, to=to),
-        reply_to=delegation.id if turn == 1 else _letter_id(delegation, turn - 1),
+        idempotency_key=f"{delegation.id}/{turn}",
+        kind=EnvelopeKind.ANSWER,
+        context=_turn_context(delegation, turn, limit, to=to),
+        reply_to=delegation.id if turn == 1 else _turn_envelope_id(delegation, turn - 1),
         trust=trust,
     )
 
 
-def _context(delegation: Delegation, turn: int, most: int, *, to: SessionId) -> Context:
+def _turn_context(delegation: Delegation, turn: int, limit: int, *, to: SessionId) -> EnvelopeContext:
     """Return the context of a turn. It has the limits of the run that it answers, on either side."""
     asking = to == delegation.session
-    other = delegation.to if asking else delegation.session
+    other = delegation.target_session if asking else delegation.session
     assert other is not None
-    return Context(
-        lineage=delegation.above if asking else delegation.lineage,
-        exchange=Exchange(about=delegation.id, turn=turn, turns_max=most),
-        request=RunRequest(extra_system_prompt=_reply(_agent_of(delegation, other), other, turn, most)),
+    return EnvelopeContext(
+        lineage=delegation.parent_lineage if asking else delegation.lineage,
+        exchange=AgentExchange(about=delegation.id, turn=turn, turns_max=limit),
+        request=RunRequest(extra_system_prompt=_turn_prompt(_agent_of(delegation, other), other, turn, limit)),
     )
 
 
@@ -149,33 +160,33 @@ def _agent_of(delegation: Delegation, session: SessionId) -> str:
     return delegation.agent if session == delegation.session else delegation.target
 
 
-def _reply(other: str, session: SessionId, turn: int, most: int) -> str:
+def _turn_prompt(other_agent: str, session: SessionId, turn: int, limit: int) -> str:
     return (
-        f"You and {other} (session {short(session)}) answer each other: this is turn {turn} of {most}. What you say "
-        f"now goes to {other} and to nobody else. Say exactly {REPLY_SKIP} where nothing more is to be said. Whatever "
-        "the person you work for should know, tell them with `message`."
+        f"You and {other_agent} (session {short_id(session)}) answer each other: this is turn {turn} of {limit}. "
+        f"Your reply is sent only to {other_agent}. Reply exactly {REPLY_SKIP} to end the exchange. "
+        "Use `message` for anything that the person you work for should know."
     )
 
 
-def _announce(delegation: Delegation) -> str:
+def _report_prompt(delegation: Delegation) -> str:
     return (
-        f"{delegation.agent} (session {short(delegation.session)}) wrote into this session, and all is said between "
-        "you. What you say now goes to the person who sits here: tell them in a sentence or two what they should know "
-        f"of it. Say exactly {ANNOUNCE_SKIP} where there is nothing to tell."
+        f"{delegation.agent} (session {short_id(delegation.session)}) wrote into this session, and your exchange has "
+        "ended. Your reply is now sent to the person in this conversation: report in a sentence or two what they "
+        f"should know. Reply exactly {ANNOUNCE_SKIP} if there is nothing to report."
     )
 
 
-def _to_person(work: Work, finished: Finished) -> Draft | None:
-    session: Session = work.session
-    if not session.origin.kind.foreground:
+def _build_report(claim: ClaimedRun, result: RunAnswer) -> EnvelopeDraft | None:
+    session: Session = claim.session
+    if not session.origin.kind.is_foreground:
         return None
-    return Draft(
-        id=EnvelopeId(derived(work.run.id, "answer")),
-        sender=address.agent(work.agent.name, session.id),
-        recipient=who_listens(session.origin),
-        text=clipped_bytes(finished.answer, TEXT_BYTES_MAX),
+    return EnvelopeDraft(
+        id=EnvelopeId(derive_id(claim.run.id, "answer")),
+        sender=address.agent_address(claim.agent.name, session.id),
+        recipient=get_session_address(session.origin),
+        text=truncate_bytes(result.text_with_remarks, ENVELOPE_TEXT_BYTES_MAX),
         source="run",
-        key=f"{work.run.id}/answer",
-        reply_to=work.envelopes[0].id,
-        trust=finished.trust,
+        idempotency_key=f"{claim.run.id}/answer",
+        reply_to=claim.envelopes[0].id,
+        trust=result.trust,
     )

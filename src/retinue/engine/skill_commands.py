@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from retinue.domain.slash_command import Command, CommandName, SkillCommand
+from retinue.domain.slash_command import CommandName, SkillCommand, SlashCommand
 from retinue.domain.tool import Call
 
 NAME_SHOWN_MAX = 40
 
 
-class Called(Struct, frozen=True, kw_only=True):
+class SkillCommandRequest(Struct, frozen=True, kw_only=True):
     """What a skill command asks of the run: to use a skill with this text, or to make one call only."""
 
     skill: str
@@ -20,14 +20,14 @@ class Called(Struct, frozen=True, kw_only=True):
     call: Call | None = None
 
 
-def called(commands: Sequence[Command], skills: Sequence[SkillCommand]) -> Called | None:
+def find_skill_request(commands: Sequence[SlashCommand], skills: Sequence[SkillCommand]) -> SkillCommandRequest | None:
     """Return the skill request of a message, or None if it names no available skill."""
     first = commands[0]
     if first.name is CommandName.SKILL:
-        name, _, words = first.rest.partition(" ")
-        found = find(name.removeprefix("/"), skills)
+        name, _, words = first.arguments.partition(" ")
+        found = find_skill(name.removeprefix("/"), skills)
     elif first.name is None:
-        words = first.rest
+        words = first.arguments
         found = next((each for each in skills if each.name == first.word), None)
     else:
         return None
@@ -35,26 +35,28 @@ def called(commands: Sequence[Command], skills: Sequence[SkillCommand]) -> Calle
         return None
     words = words.strip()
     if found.tool:
-        return Called(skill=found.skill, call=Call(id="", tool=found.tool, arguments={found.argument: words}))
-    told = f"\n\n{words}" if words else ""
-    return Called(skill=found.skill, text=f"Use the skill `{found.skill}` for this.{told}")
+        return SkillCommandRequest(
+            skill=found.skill, call=Call(id="", tool=found.tool, arguments={found.argument: words})
+        )
+    suffix = f"\n\n{words}" if words else ""
+    return SkillCommandRequest(skill=found.skill, text=f"Use the skill `{found.skill}` for this.{suffix}")
 
 
-def find(name: str, skills: Sequence[SkillCommand]) -> SkillCommand | None:
+def find_skill(name: str, skills: Sequence[SkillCommand]) -> SkillCommand | None:
     """Find a skill by its command name or its own name."""
     name = name.casefold()
     return next((each for each in skills if name in (each.name, each.skill)), None)
 
 
-def no_such_skill(rest: str, skills: Sequence[SkillCommand]) -> str:
-    name = rest.split(" ", 1)[0][:NAME_SHOWN_MAX]
+def skill_not_found_text(arguments: str, skills: Sequence[SkillCommand]) -> str:
+    name = arguments.split(" ", 1)[0][:NAME_SHOWN_MAX]
     if not skills:
-        return "No skill can be called for here."
-    listed = [f"/skill {each.skill}: {each.line}" for each in skills]
+        return "There are no skills to call here."
+    listed = [f"/skill {each.skill}: {each.short_description}" for each in skills]
     if not name:
-        return "\n".join(["Which one? /skill NAME [WORDS]", *listed])
+        return "\n".join(["Choose one: /skill NAME [TEXT]", *listed])
     from difflib import get_close_matches  # imported only for a mistyped name
 
     near = get_close_matches(name.casefold(), [each.skill for each in skills], n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
-    return "\n".join([f"There is no skill '{name}' to call for here.{hint}", *listed])
+    return "\n".join([f"No skill named '{name}' that can be called here.{hint}", *listed])

@@ -19,101 +19,108 @@ from retinue.config.sessions import SessionSettings
 from retinue.domain import address
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import Agent, PermissionLevel
-from retinue.domain.envelope import TEXT_BYTES_MAX, Draft, Kind, Outcome, Receipt
+from retinue.domain.envelope import ENVELOPE_TEXT_BYTES_MAX, EnvelopeDraft, EnvelopeKind, Outcome, Receipt
 from retinue.domain.errors import RetinueError
-from retinue.domain.event import NewsKind
-from retinue.domain.ids import EnvelopeId, RunId, derived
+from retinue.domain.event import EventKind
+from retinue.domain.ids import EnvelopeId, RunId, derive_id
 from retinue.domain.ports import Clock
-from retinue.domain.principal import LEVEL_OF, Principal
-from retinue.domain.prompt_breakdown import Part
-from retinue.domain.run import NO_REQUEST, RunRequest
-from retinue.domain.session import Mind, Session
+from retinue.domain.principal import LEVEL_BY_ROLE, Principal
+from retinue.domain.prompt_breakdown import PromptPart
+from retinue.domain.run import NO_RUN_REQUEST, RunRequest
+from retinue.domain.session import Session, SessionOptions
 from retinue.domain.slash_command import (
-    ENTITLED,
+    COMMAND_TRUSTS,
     SHORTCUTS,
-    Asked,
-    Command,
     CommandName,
+    ParsedCommands,
     SkillCommand,
-    directs,
-    help_lines,
-    unknown,
+    SlashCommand,
+    format_help,
+    is_directive,
+    unknown_command_text,
 )
-from retinue.domain.storable_text import clipped_bytes
+from retinue.domain.storable_text import truncate_bytes
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
-from retinue.domain.ui_context import line_of
+from retinue.domain.ui_context import context_line
 from retinue.engine import agent_switch, approval_commands, session_commands, status_commands
-from retinue.engine.directives import directed
-from retinue.engine.run_finish import NOTHING_CANCELLED, Cancelled, Said, cancel_in
-from retinue.engine.session_commands import Choices
-from retinue.engine.skill_commands import Called, called, no_such_skill
-from retinue.intake.accept import Wake, enter, keep_command, known_session, purged_before, seen_before
-from retinue.intake.routing import OWNER, answer_address
+from retinue.engine.directives import apply_directives
+from retinue.engine.run_finish import NOTHING_CANCELLED, CancelResult, UnfinishedReply, cancel_runs_in
+from retinue.engine.session_commands import AvailableOptions
+from retinue.engine.skill_commands import SkillCommandRequest, find_skill_request, skill_not_found_text
+from retinue.intake.accept import (
+    Wake,
+    accept_in_transaction,
+    find_session,
+    resolve_duplicate,
+    resolve_purged_duplicate,
+    store_command,
+)
+from retinue.intake.routing import OWNER, get_answer_address
 from retinue.store.agents import agents
 from retinue.store.core.connection import Store
-from retinue.store.core.transaction import Page
+from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelopes, outcomes
 from retinue.store.maintenance import purge
 from retinue.store.people import people
 from retinue.store.runs import runs
 from retinue.store.sessions import sessions
 
-CHILDREN_LOOKED_AT_MAX = 100
-GREET = (
-    "A fresh context was asked for, and nothing else. Greet whoever asked in one or two sentences, as yourself, and "
-    "ask what they would like to do. Do not mention these words, and use no tools."
+CHILDREN_READ_MAX = 100
+GREETING_PROMPT = (
+    "A person reset the context and wrote nothing else. Greet them in one or two sentences, as yourself, and ask what "
+    "they would like to do. Do not mention this instruction, and use no tools."
 )
 
-Skills = Callable[[Agent, Session | None], Awaitable[Sequence[SkillCommand]]]
-"""Which skills of an agent people can call for, in this conversation."""
+ListSkillCommands = Callable[[Agent, Session | None], Awaitable[Sequence[SkillCommand]]]
+"""Returns the skills of an agent that people can call in this conversation."""
 
 
-async def no_skills(_agent: Agent, _session: Session | None) -> Sequence[SkillCommand]:
+async def no_skill_commands(_agent: Agent, _session: Session | None) -> Sequence[SkillCommand]:
     """Return no skill commands."""
     return ()
 
 
-class Brought(Struct, frozen=True, kw_only=True):
+class CommandInputs(Struct, frozen=True, kw_only=True):
     """What a commit cannot read from the database: skills on disk and prompt parts."""
 
     skills: Sequence[SkillCommand] = ()
-    parts: Sequence[Part] = ()
+    prompt_parts: Sequence[PromptPart] = ()
 
 
-class Commanded(Struct, frozen=True):
+class CommandResult(Struct, frozen=True):
     """The result of a command: its receipt, the runs it ended and the lanes to wake.
 
     Without a receipt the text was no command and is an ordinary message.
     """
 
     receipt: Receipt | None
-    cancelled: Cancelled = NOTHING_CANCELLED
+    cancelled: CancelResult = NOTHING_CANCELLED
     wakes: tuple[Wake, ...] = ()
 
 
-class _Done(Struct):
+class _CommandReply(Struct):
     text: str
-    cancelled: Cancelled = NOTHING_CANCELLED
+    cancelled: CancelResult = NOTHING_CANCELLED
     wakes: list[Wake] = field(default_factory=list[Wake])
 
 
-class _Scene(Struct, frozen=True, kw_only=True):
+class _CommandContext(Struct, frozen=True, kw_only=True):
     """Everything that one command needs."""
 
-    page: Page
-    draft: Draft
+    tx: Transaction
+    draft: EnvelopeDraft
     session: Session
     agent: Agent
     zone: ZoneInfo
-    choices: Choices
-    brought: Brought
+    available_options: AvailableOptions
+    inputs: CommandInputs
     settings: SessionSettings
-    said: Mapping[RunId, Said]
-    number: approval_commands.Numbered | None = None  # what a bare number answers here
+    unfinished_replies: Mapping[RunId, UnfinishedReply]
+    numbered_answer: approval_commands.NumberedAnswer | None = None  # what a bare number answers here
 
 
-class Commands:
+class SlashCommands:
     """Handles the slash commands of sessions. `on_committed` is called with each commit."""
 
     def __init__(
@@ -122,311 +129,378 @@ class Commands:
         clock: Clock,
         *,
         zone: ZoneInfo,
-        choices: Choices,
-        skills: Skills,
-        sessions: Callable[[], SessionSettings],
-        said: Callable[[], Mapping[RunId, Said]],
-        done: Callable[[Commanded | None], None],
-        by_number: Callable[[str], bool] = lambda _instance: False,
+        available: AvailableOptions,
+        list_skill_commands: ListSkillCommands,
+        session_settings: Callable[[], SessionSettings],
+        unfinished_replies: Callable[[], Mapping[RunId, UnfinishedReply]],
+        on_committed: Callable[[CommandResult | None], None],
+        answers_by_number: Callable[[str], bool] = lambda _instance: False,
     ) -> None:
         """`answers_by_number` returns whether questions of a connector are answered with numbers, without buttons."""
-        self._by_number = by_number
+        self._answers_by_number = answers_by_number
         self._store = store
         self._clock = clock
         self._zone = zone
-        self._choices = choices
-        self._skills = skills
-        self._sessions = sessions
-        self._said = said
-        self._done = done
+        self._available_options = available
+        self._list_skill_commands = list_skill_commands
+        self._session_settings = session_settings
+        self._unfinished_replies = unfinished_replies
+        self._on_committed = on_committed
 
-    async def take(self, draft: Draft, asked: Asked) -> Receipt | Draft:
+    async def handle(self, draft: EnvelopeDraft, parsed: ParsedCommands) -> Receipt | EnvelopeDraft:
         """Return a receipt if the server has done everything. Otherwise return the draft for the agent."""
-        commands = asked.commands
-        if _is_number(commands) and (draft.trust not in ENTITLED or not self._by_number(draft.sender.name)):
+        commands = parsed.commands
+        if _is_number(commands) and (
+            draft.trust not in COMMAND_TRUSTS or not self._answers_by_number(draft.sender.name)
+        ):
             return draft  # no numbered options were offered there
-        if draft.trust not in ENTITLED:
-            return await self._carry_out(draft, commands, Brought()) or draft
-        agent, session = await self._store.read(partial(_where, draft=draft))
-        brought = await self._bring(commands, agent, session)
-        if (skill := called(commands, brought.skills)) is not None:
-            return _calling(draft, skill)
+        if draft.trust not in COMMAND_TRUSTS:
+            return await self._execute(draft, commands, CommandInputs()) or draft
+        agent, session = await self._store.read(partial(_find_agent_and_session, draft=draft))
+        brought = await self._load_inputs(commands, agent, session)
+        if (skill := find_skill_request(commands, brought.skills)) is not None:
+            return _with_skill_request(draft, skill)
         # attachments need an agent, like text
-        if asked.whole and not (draft.attachments and all(map(directs, commands))):
-            return await self._carry_out(draft, commands, brought) or draft
-        if asked.begins and agent is not None and self._is_unknown_model(commands[0], agent):
+        if parsed.is_only_commands and not (draft.attachments and all(map(is_directive, commands))):
+            return await self._execute(draft, commands, brought) or draft
+        if parsed.has_leading_slash and agent is not None and self._is_unknown_model(commands[0], agent):
             # the reply says why, before anything runs
-            return await self._carry_out(draft, commands[:1], brought) or draft
+            return await self._execute(draft, commands[:1], brought) or draft
         for command in commands:
             if command.name in SHORTCUTS:
-                await self._carry_out(_aside(draft, command), (command,), brought)
-        return directed(draft, asked, agent, self._choices)
+                await self._execute(_shortcut_draft(draft, command), (command,), brought)
+        return apply_directives(draft, parsed, agent, self._available_options)
 
-    def _is_unknown_model(self, command: Command, agent: Agent) -> bool:
+    def _is_unknown_model(self, command: SlashCommand, agent: Agent) -> bool:
         if command.name is not CommandName.MODEL:
             return False
         try:
-            self._choices.choose(command.rest, agent, Mind())
+            self._available_options.choose_model(command.arguments, agent, SessionOptions())
         except RetinueError:
             return True
         return False
 
-    async def _carry_out(self, draft: Draft, commands: Sequence[Command], brought: Brought) -> Receipt | None:
+    async def _execute(
+        self, draft: EnvelopeDraft, commands: Sequence[SlashCommand], inputs: CommandInputs
+    ) -> Receipt | None:
         body = partial(
-            carry_out,
+            execute_commands,
             draft=draft,
             commands=commands,
             now_ms=to_ms(self._clock.now()),
             zone=self._zone,
-            choices=self._choices,
-            brought=brought,
-            settings=self._sessions(),
-            said=self._said(),
+            available=self._available_options,
+            inputs=inputs,
+            settings=self._session_settings(),
+            unfinished_replies=self._unfinished_replies(),
         )
-        return (await self._store.write(body, point="command", then=self._done)).receipt
+        return (await self._store.write(body, point="command", then=self._on_committed)).receipt
 
-    async def _bring(self, commands: Sequence[Command], agent: Agent | None, session: Session | None) -> Brought:
+    async def _load_inputs(
+        self, commands: Sequence[SlashCommand], agent: Agent | None, session: Session | None
+    ) -> CommandInputs:
         """Load skills and prompt parts only for commands that need them."""
         if agent is None:
-            return Brought()
+            return CommandInputs()
         names = {command.name for command in commands}
-        skills = await self._skills(agent, session) if names & {None, CommandName.SKILL, CommandName.HELP} else ()
-        detailed = any(command.name is CommandName.CONTEXT and command.rest for command in commands)
-        return Brought(skills=skills, parts=await self._choices.parts(agent, session) if detailed else ())
+        skills = (
+            await self._list_skill_commands(agent, session)
+            if names & {None, CommandName.SKILL, CommandName.HELP}
+            else ()
+        )
+        detailed = any(command.name is CommandName.CONTEXT and command.arguments for command in commands)
+        return CommandInputs(
+            skills=skills, prompt_parts=await self._available_options.prompt_parts(agent, session) if detailed else ()
+        )
 
 
-def _where(conn: sa.Connection, *, draft: Draft) -> tuple[Agent | None, Session | None]:
+def _find_agent_and_session(conn: sa.Connection, *, draft: EnvelopeDraft) -> tuple[Agent | None, Session | None]:
     agent = agents.find(conn, draft.recipient.name)
-    return agent, known_session(conn, draft, agent) if agent is not None else None
+    return agent, find_session(conn, draft, agent) if agent is not None else None
 
 
-def _calling(draft: Draft, skill: Called) -> Draft:
+def _with_skill_request(draft: EnvelopeDraft, skill: SkillCommandRequest) -> EnvelopeDraft:
     """Return the draft whose run uses the skill, or only makes its call."""
-    request = draft.context.request or NO_REQUEST
+    request = draft.context.request or NO_RUN_REQUEST
     asked = replace(request, skill=skill.skill) if skill.call is None else replace(request, call=skill.call)
-    text = line_of(draft.text) + skill.text if skill.text else draft.text
+    text = context_line(draft.text) + skill.text if skill.text else draft.text
     return replace(draft, text=text, context=replace(draft.context, request=asked))
 
 
-def _aside(draft: Draft, command: Command) -> Draft:
+def _shortcut_draft(draft: EnvelopeDraft, command: SlashCommand) -> EnvelopeDraft:
     """Return a shortcut inside other text as a separate draft. Its id is the same if it is sent again."""
-    id_ = derived(f"{draft.source}\n{draft.key}", command.word)
-    return replace(draft, id=EnvelopeId(id_), key=id_, text=command.raw, attachments=())
+    id_ = derive_id(f"{draft.source}\n{draft.idempotency_key}", command.word)
+    return replace(draft, id=EnvelopeId(id_), idempotency_key=id_, text=command.raw, attachments=())
 
 
-def carry_out(
+def execute_commands(
     conn: sa.Connection,
     *,
-    draft: Draft,
-    commands: Sequence[Command],
+    draft: EnvelopeDraft,
+    commands: Sequence[SlashCommand],
     now_ms: int,
     zone: ZoneInfo,
-    choices: Choices,
-    brought: Brought,
+    available: AvailableOptions,
+    inputs: CommandInputs,
     settings: SessionSettings,
-    said: Mapping[RunId, Said],
-) -> Commanded:
+    unfinished_replies: Mapping[RunId, UnfinishedReply],
+) -> CommandResult:
     """The commit that executes the commands of one message and answers them."""
-    seen = envelopes.by_key(conn, draft.source, draft.key)
+    seen = envelopes.get_by_key(conn, draft.source, draft.idempotency_key)
     if seen is not None:
-        return Commanded(seen_before(conn, draft, seen).receipt)
-    page = Page(conn, now_ms)
-    if (gone := purge.by_key(conn, draft.source, draft.key)) is not None:
-        return Commanded(purged_before(draft, gone).receipt)
-    number = approval_commands.numbered(page, draft, commands[0]) if _is_number(commands) else None
-    if commands[0].bare and number is None and (_is_number(commands) or not _is_busy(page, draft)):
+        return CommandResult(resolve_duplicate(conn, draft, seen).receipt)
+    page = Transaction(conn, now_ms)
+    if (gone := purge.get_purged_key(conn, draft.source, draft.idempotency_key)) is not None:
+        return CommandResult(resolve_purged_duplicate(draft, gone).receipt)
+    number = approval_commands.find_numbered_answer(page, draft, commands[0]) if _is_number(commands) else None
+    if commands[0].is_bare and number is None and (_is_number(commands) or not _is_busy(page, draft)):
         page.close()
-        return Commanded(None)
-    session, agent = keep_command(page, draft)
+        return CommandResult(None)
+    session, agent = store_command(page, draft)
     word = commands[0].word
-    if draft.trust not in ENTITLED:
+    if draft.trust not in COMMAND_TRUSTS:
         # Stored but not answered: an unauthorized sender learns nothing.
-        because = f"command-not-allowed: /{word} from someone who may not command here"
-        _settle(page, draft, session, Outcome.REFUSED, because, answer=None)
+        because = f"command-not-allowed: /{word} from a sender who may not use commands"
+        _settle_command(page, draft, session, Outcome.REFUSED, because, answer=None)
         page.close()
-        return Commanded(_receipt(page, draft, session, Outcome.REFUSED, because))
-    to = answer_address(draft.sender, origin=session.origin)
-    answer = EnvelopeId(derived(draft.id, "answer")) if to is not None else None
-    because = f"the house answered /{word}"
+        return CommandResult(_receipt(page, draft, session, Outcome.REFUSED, because))
+    to = get_answer_address(draft.sender, origin=session.origin)
+    answer = EnvelopeId(derive_id(draft.id, "answer")) if to is not None else None
+    because = f"the server answered /{word}"
     # settle first, so that it does not count as due
-    _settle(page, draft, session, Outcome.ANSWERED, because, answer=answer)
-    done = _Done("")
+    _settle_command(page, draft, session, Outcome.ANSWERED, because, answer=answer)
+    done = _CommandReply("")
     for command in commands:
         now = sessions.get(conn, session.id) or session  # as the previous command left it
-        scene = _Scene(
-            page=page,
+        scene = _CommandContext(
+            tx=page,
             draft=draft,
             session=now,
             agent=agent,
             zone=zone,
-            choices=choices,
-            brought=brought,
+            available_options=available,
+            inputs=inputs,
             settings=settings,
-            said=said,
-            number=number,
+            unfinished_replies=unfinished_replies,
+            numbered_answer=number,
         )
-        _add(done, _do(command, scene))
+        _append_reply(done, _execute_command(command, scene))
     wakes = list(done.wakes)
     if to is not None and answer is not None:
-        wakes += enter(
+        wakes += accept_in_transaction(
             page,
-            Draft(
+            EnvelopeDraft(
                 id=answer,
-                sender=address.agent(agent.name, session.id),
+                sender=address.agent_address(agent.name, session.id),
                 recipient=to,
-                text=clipped_bytes(done.text, TEXT_BYTES_MAX),
+                text=truncate_bytes(done.text, ENVELOPE_TEXT_BYTES_MAX),
                 source="house",
-                key=f"{draft.id}/answer",
-                kind=Kind.ANSWER,
+                idempotency_key=f"{draft.id}/answer",
+                kind=EnvelopeKind.ANSWER,
                 reply_to=draft.id,
                 trust=Trust.PRIVATE,
             ),
         ).wakes
     page.close()
-    return Commanded(_receipt(page, draft, session, Outcome.ANSWERED, because), done.cancelled, tuple(wakes))
+    return CommandResult(_receipt(page, draft, session, Outcome.ANSWERED, because), done.cancelled, tuple(wakes))
 
 
-def _add(done: _Done, more: _Done) -> None:
-    done.text = f"{done.text}\n{more.text}" if done.text else more.text
-    done.wakes += more.wakes
+def _append_reply(reply: _CommandReply, more: _CommandReply) -> None:
+    reply.text = f"{reply.text}\n{more.text}" if reply.text else more.text
+    reply.wakes += more.wakes
     if more.cancelled is not NOTHING_CANCELLED:  # only one command of a message can cancel
-        done.cancelled = more.cancelled
+        reply.cancelled = more.cancelled
 
 
-def _is_number(commands: Sequence[Command]) -> bool:
-    return commands[0].bare and commands[0].name is CommandName.APPROVE
+def _is_number(commands: Sequence[SlashCommand]) -> bool:
+    return commands[0].is_bare and commands[0].name is CommandName.APPROVE
 
 
-def _is_busy(page: Page, draft: Draft) -> bool:
+def _is_busy(tx: Transaction, draft: EnvelopeDraft) -> bool:
     """Whether something runs or is due in this session or below it. Otherwise a bare word is plain text."""
-    agent = agents.find(page.conn, draft.recipient.name)
-    session = known_session(page.conn, draft, agent) if agent is not None else None
+    agent = agents.find(tx.conn, draft.recipient.name)
+    session = find_session(tx.conn, draft, agent) if agent is not None else None
     if session is None:
         return False
-    if runs.open_in(page.conn, session.id) is not None or envelopes.any_due(page.conn, session.id, page.at_ms):
+    if runs.get_open(tx.conn, session.id) is not None or envelopes.has_due(tx.conn, session.id, tx.at_ms):
         return True
-    below = sessions.children(page.conn, session.id, limit=CHILDREN_LOOKED_AT_MAX)
-    return any(runs.open_in(page.conn, child.id) is not None for child in below)
+    below = sessions.list_children(tx.conn, session.id, limit=CHILDREN_READ_MAX)
+    return any(runs.get_open(tx.conn, child.id) is not None for child in below)
 
 
-def _settle(
-    page: Page, draft: Draft, session: Session, outcome: Outcome, because: str, *, answer: EnvelopeId | None
+def _settle_command(
+    tx: Transaction,
+    draft: EnvelopeDraft,
+    session: Session,
+    outcome: Outcome,
+    because: str,
+    *,
+    answer: EnvelopeId | None,
 ) -> None:
     outcomes.settle(
-        page,
+        tx,
         [draft.id],
         outcome,
         because=because,
         answer=answer,
         silent=outcome is Outcome.ANSWERED and answer is None,
     )
-    page.tell(NewsKind.ENVELOPE_SETTLED, session=session.id, envelope=draft.id, outcome=outcome.value, because=because)
+    tx.emit(EventKind.ENVELOPE_SETTLED, session=session.id, envelope=draft.id, outcome=outcome.value, because=because)
 
 
-def _receipt(page: Page, draft: Draft, session: Session, outcome: Outcome, because: str) -> Receipt:
-    return Receipt(envelope=draft.id, session=session.id, news_seq=page.news_seq, outcome=outcome, because=because)
+def _receipt(tx: Transaction, draft: EnvelopeDraft, session: Session, outcome: Outcome, because: str) -> Receipt:
+    return Receipt(envelope=draft.id, session=session.id, event_seq=tx.event_seq, outcome=outcome, because=because)
 
 
-def _do(command: Command, at: _Scene) -> _Done:
-    page, session, agent, choices, rest = at.page, at.session, at.agent, at.choices, command.rest
+def _execute_command(command: SlashCommand, command_context: _CommandContext) -> _CommandReply:
+    page, session, agent, choices, rest = (
+        command_context.tx,
+        command_context.session,
+        command_context.agent,
+        command_context.available_options,
+        command.arguments,
+    )
     match command.name:
         case None:
-            return _Done(unknown(command.word, at.brought.skills))
+            return _CommandReply(unknown_command_text(command.word, command_context.inputs.skills))
         case CommandName.HELP:
-            return _Done("\n".join(help_lines(at.brought.skills)))
+            return _CommandReply("\n".join(format_help(command_context.inputs.skills)))
         case CommandName.STATUS:
-            return _Done(status_commands.status(page, session, agent, at.zone, choices, at.settings))
-        case CommandName.WHOAMI:
-            return _Done(status_commands.whoami(at.draft, agent))
-        case CommandName.CONTEXT:
-            return _Done(status_commands.context(page, rest, session, agent, choices, at.brought.parts))
-        case CommandName.USAGE if not rest:
-            return _Done(status_commands.usage(page, session, agent, choices))
-        case CommandName.AGENTS:
-            return _Done(status_commands.staff(page, agent))
-        case CommandName.MODEL:
-            return _Done(session_commands.model(page, rest, session, agent, choices))
-        case CommandName.THINK:
-            return _Done(session_commands.think(page, rest, session, agent, choices))
-        case CommandName.VERBOSE | CommandName.REASONING | CommandName.ELEVATED | CommandName.USAGE as name:
-            return _Done(session_commands.manner(page, name, rest, session, agent, choices, trust=at.draft.trust))
-        case CommandName.QUEUE:
-            return _Done(session_commands.queue(page, rest, session, agent))
-        case CommandName.SEND:
-            return _Done(session_commands.send(page, rest, session, trust=at.draft.trust))
-        case CommandName.COMPACT:
-            return _compact(command, at)
-        case CommandName.STOP | CommandName.ABORT:
-            done = cancel_in(
-                page, session.id, by=str(at.draft.sender), why=f"/{command.word}", clear_due=True, said=at.said
+            return _CommandReply(
+                status_commands.status_text(
+                    page, session, agent, command_context.zone, choices, command_context.settings
+                )
             )
-            return _Done(status_commands.stopped(done, session.id), done)
+        case CommandName.WHOAMI:
+            return _CommandReply(status_commands.whoami_text(command_context.draft, agent))
+        case CommandName.CONTEXT:
+            return _CommandReply(
+                status_commands.context_text(page, rest, session, agent, choices, command_context.inputs.prompt_parts)
+            )
+        case CommandName.USAGE if not rest:
+            return _CommandReply(status_commands.usage_text(page, session, agent, choices))
+        case CommandName.AGENTS:
+            return _CommandReply(status_commands.agents_text(page, agent))
+        case CommandName.MODEL:
+            return _CommandReply(session_commands.set_model(page, rest, session, agent, choices))
+        case CommandName.THINK:
+            return _CommandReply(session_commands.set_effort(page, rest, session, agent, choices))
+        case CommandName.VERBOSE | CommandName.REASONING | CommandName.ELEVATED | CommandName.USAGE as name:
+            return _CommandReply(
+                session_commands.set_display(
+                    page, name, rest, session, agent, choices, trust=command_context.draft.trust
+                )
+            )
+        case CommandName.QUEUE:
+            return _CommandReply(session_commands.set_queue(page, rest, session, agent))
+        case CommandName.SEND:
+            return _CommandReply(session_commands.set_sending(page, rest, session, trust=command_context.draft.trust))
+        case CommandName.COMPACT:
+            return _execute_compact(command, command_context)
+        case CommandName.STOP | CommandName.ABORT:
+            done = cancel_runs_in(
+                page,
+                session.id,
+                by=str(command_context.draft.sender),
+                reason=f"/{command.word}",
+                clear_due=True,
+                unfinished=command_context.unfinished_replies,
+            )
+            return _CommandReply(status_commands.stopped_text(done, session.id), done)
         case CommandName.RESET:
-            done = cancel_in(page, session.id, by=str(at.draft.sender), why="/reset", reset=rest)
-            kept = " Your words are kept in it." if rest else ""
-            return _Done(f"A fresh context.{kept}", done)
+            done = cancel_runs_in(page, session.id, by=str(command_context.draft.sender), reason="/reset", reset=rest)
+            kept = " Your text is kept in it." if rest else ""
+            return _CommandReply(f"The context was reset.{kept}", done)
         case CommandName.NEW:
-            return _new(command, at)
-        case CommandName.APPROVE if at.number is not None:
-            text, wakes = approval_commands.choose(page, at.draft, at.number, who=_who(page, at.draft))
-            return _Done(text, wakes=list(wakes))
+            return _execute_new(command, command_context)
+        case CommandName.APPROVE if command_context.numbered_answer is not None:
+            text, wakes = approval_commands.answer_by_number(
+                page,
+                command_context.draft,
+                command_context.numbered_answer,
+                principal=_principal_of(page, command_context.draft),
+            )
+            return _CommandReply(text, wakes=list(wakes))
         case CommandName.ALLOW | CommandName.APPROVE | CommandName.DENY as name:
-            text, wakes = approval_commands.decide(page, at.draft, name, rest, session, who=_who(page, at.draft))
-            return _Done(text, wakes=list(wakes))
+            text, wakes = approval_commands.answer_by_command(
+                page, command_context.draft, name, rest, session, principal=_principal_of(page, command_context.draft)
+            )
+            return _CommandReply(text, wakes=list(wakes))
         case CommandName.SWITCH:
-            went = agent_switch.switch(page, at.draft, rest, session, agent, who=_who(page, at.draft))
-            return _Done(went.text, wakes=list(went.wakes))
+            went = agent_switch.switch_agent(
+                page, command_context.draft, rest, session, agent, principal=_principal_of(page, command_context.draft)
+            )
+            return _CommandReply(went.text, wakes=list(went.wakes))
         case CommandName.SKILL:
-            return _Done(no_such_skill(rest, at.brought.skills))
+            return _CommandReply(skill_not_found_text(rest, command_context.inputs.skills))
         case _:
             assert_never(command.name)
 
 
-def _new(command: Command, at: _Scene) -> _Done:
+def _execute_new(command: SlashCommand, command_context: _CommandContext) -> _CommandReply:
     """Reset the context. The first word may name a model, and the rest starts a run.
 
     Without text the agent greets, if the settings say so.
     """
-    page, draft, session = at.page, at.draft, at.session
-    done = _Done("A fresh context.", cancel_in(page, session.id, by=str(draft.sender), why="/new", reset=""))
-    words = command.rest
+    page, draft, session = command_context.tx, command_context.draft, command_context.session
+    done = _CommandReply(
+        "The context was reset.", cancel_runs_in(page, session.id, by=str(draft.sender), reason="/new", reset="")
+    )
+    words = command.arguments
     word, *behind = words.split(None, 1) or ("",)
-    chosen = at.choices.hinted(word, at.agent, session.mind, alone=not behind) if word else None
+    chosen = (
+        command_context.available_options.match_model_hint(
+            word, command_context.agent, session.options, alone=not behind
+        )
+        if word
+        else None
+    )
     if chosen is not None:
-        sessions.set_mind(page.conn, session.id, chosen)
-        done.text = f"A fresh context, which thinks with {chosen.model}. /model default undoes that."
+        sessions.set_model_choice(page.conn, session.id, chosen)
+        done.text = (
+            f"The context was reset, and this conversation now uses {chosen.model}. /model default clears the choice."
+        )
         words = "".join(behind)
     if words or draft.attachments:
-        mail = _follow(at, "new", words)
-        done.wakes += enter(page, replace(mail, attachments=draft.attachments, context=draft.context)).wakes
-    elif at.settings.greeting:
-        done.wakes += enter(page, replace(_follow(at, "greeting", GREET), kind=Kind.SYSTEM)).wakes
+        envelope = _build_envelope(command_context, "new", words)
+        done.wakes += accept_in_transaction(
+            page, replace(envelope, attachments=draft.attachments, context=draft.context)
+        ).wakes
+    elif command_context.settings.greeting:
+        done.wakes += accept_in_transaction(
+            page, replace(_build_envelope(command_context, "greeting", GREETING_PROMPT), kind=EnvelopeKind.SYSTEM)
+        ).wakes
     return done
 
 
-def _follow(at: _Scene, purpose: str, text: str) -> Draft:
+def _build_envelope(command_context: _CommandContext, purpose: str, text: str) -> EnvelopeDraft:
     """Return an envelope to the agent that results from a command, from the same sender."""
-    return Draft(
-        id=EnvelopeId(derived(at.draft.id, purpose)),
-        sender=at.draft.sender,
-        recipient=address.agent(at.agent.name, at.session.id),
+    return EnvelopeDraft(
+        id=EnvelopeId(derive_id(command_context.draft.id, purpose)),
+        sender=command_context.draft.sender,
+        recipient=address.agent_address(command_context.agent.name, command_context.session.id),
         text=text,
         source="command",
-        key=f"{at.draft.id}/{purpose}",
-        trust=at.draft.trust,
+        idempotency_key=f"{command_context.draft.id}/{purpose}",
+        trust=command_context.draft.trust,
     )
 
 
-def _compact(command: Command, at: _Scene) -> _Done:
+def _execute_compact(command: SlashCommand, command_context: _CommandContext) -> _CommandReply:
     """Start a run that compacts the session, because a summary needs a model. The answer only announces it."""
-    context = replace(at.draft.context, request=RunRequest(compact=command.rest))
-    mail = replace(_follow(at, "compact", "Compact this conversation."), kind=Kind.SYSTEM, context=context)
-    return _Done(
-        "I will tell this conversation in short, and say when it is done.", wakes=list(enter(at.page, mail).wakes)
+    context = replace(command_context.draft.context, request=RunRequest(compact=command.arguments))
+    envelope = replace(
+        _build_envelope(command_context, "compact", "Compact this conversation."),
+        kind=EnvelopeKind.SYSTEM,
+        context=context,
+    )
+    return _CommandReply(
+        "Compacting this conversation. You get a message when it is done.",
+        wakes=list(accept_in_transaction(command_context.tx, envelope).wakes),
     )
 
 
-def _who(page: Page, draft: Draft) -> Principal:
+def _principal_of(tx: Transaction, draft: EnvelopeDraft) -> Principal:
     """Return the sender as a principal, with current rights.
 
     An owner who writes from a channel is the owner. A linked platform identity is its person.
@@ -435,7 +509,7 @@ def _who(page: Page, draft: Draft) -> Principal:
         who = draft.sender if draft.sender.kind is AddressKind.PERSON else OWNER
         return Principal(address=who, level=PermissionLevel.BOSS, trust=draft.trust)
     person = draft.sender.name if draft.sender.kind is AddressKind.PERSON else draft.context.person
-    known = people.find(page.conn, person) if person else None
+    known = people.find(tx.conn, person) if person else None
     if known is None:
         return Principal(address=draft.sender, level=PermissionLevel.RESTRICTED, trust=draft.trust)
-    return Principal(address=address.person(known.name), level=LEVEL_OF[known.role], trust=draft.trust)
+    return Principal(address=address.person_address(known.name), level=LEVEL_BY_ROLE[known.role], trust=draft.trust)

@@ -10,124 +10,138 @@ import msgspec
 from retinue.config.sessions import SessionSettings
 from retinue.domain import address
 from retinue.domain.agent import Agent
-from retinue.domain.envelope import Draft
-from retinue.domain.ids import SessionId, short
-from retinue.domain.prompt_breakdown import Part, PartKind
-from retinue.domain.reset_rules import ResetRules, time_of_day
+from retinue.domain.envelope import EnvelopeDraft
+from retinue.domain.ids import SessionId, short_id
+from retinue.domain.prompt_breakdown import PromptPart, PromptPartKind
+from retinue.domain.reset_rules import ResetRules, parse_time_of_day
 from retinue.domain.session import Session
-from retinue.domain.times import from_ms, show
+from retinue.domain.times import format_time, from_ms
 from retinue.domain.trust import Trust
-from retinue.engine.context_reset import rules_in
-from retinue.engine.run_finish import Cancelled
-from retinue.engine.session_commands import Choices, queue_words, sending_words
-from retinue.policy.limits.reset_policy import ahead
+from retinue.engine.context_reset import reset_rules_of
+from retinue.engine.run_finish import CancelResult
+from retinue.engine.session_commands import AvailableOptions, queue_text, sending_text
+from retinue.policy.limits.reset_policy import find_next_reset
 from retinue.store.agents import agents
-from retinue.store.core.transaction import Page
+from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelopes
 from retinue.store.runs import runs, spend_report
-from retinue.store.runs.spend_report import Used
+from retinue.store.runs.spend_report import UsageSum
 from retinue.store.sessions import records
 
 PARTS_LISTED_MAX = 10  # entries of each kind in `/context list`
 PARTS_SHOWN_MAX = 500  # entries of each kind in `/context detail`, of all kinds in `/context json`
 
 
-def whoami(draft: Draft, agent: Agent) -> str:
+def whoami_text(draft: EnvelopeDraft, agent: Agent) -> str:
     person = draft.context.person
-    who = f"{address.person(person)}, at {draft.sender}" if person else str(draft.sender)
-    return f"You are {who}, and {agent.name} hears you as {_standing(draft.trust)}."
+    who = f"{address.person_address(person)}, at {draft.sender}" if person else str(draft.sender)
+    return f"You are {who}, and {agent.name} treats you as {_trust_text(draft.trust)}."
 
 
-def _standing(trust: Trust) -> str:
-    return "its owner" if trust is Trust.OWNER else "someone at home here"
+def _trust_text(trust: Trust) -> str:
+    return "the owner" if trust is Trust.OWNER else "a known person"
 
 
-def status(
-    page: Page, session: Session, agent: Agent, zone: ZoneInfo, choices: Choices, settings: SessionSettings
+def status_text(
+    tx: Transaction,
+    session: Session,
+    agent: Agent,
+    zone: ZoneInfo,
+    available: AvailableOptions,
+    settings: SessionSettings,
 ) -> str:
-    run = runs.open_in(page.conn, session.id)
-    mind, manner = session.mind, session.mind.manner.over(choices.manner(agent))
-    context = _figures(page, session, agent, choices)
-    used = spend_report.of_session(page.conn, session.id)
-    asked = choices.status(page.conn, agent, mind)
+    run = runs.get_open(tx.conn, session.id)
+    mind, manner = session.options, session.options.manner.with_defaults(available.default_display(agent))
+    context = _context_figures(tx, session, agent, available)
+    used = spend_report.get_session_usage(tx.conn, session.id)
+    asked = available.model_status(tx.conn, agent, mind)
     lines = {
-        "now": show(from_ms(page.at_ms), zone),
+        "now": format_time(from_ms(tx.at_ms), zone),
         "agent": agent.name,
-        "model": mind.model or agent.model or "as the house has it",
-        "asks-now": asked[0] if asked else "nobody",
-        "effort": choices.effort(agent, mind) or "as the model would have it",
-        "session": short(session.id),
-        "run": f"{short(run.id)} {run.status} since {show(run.started_at, zone)}" if run else "none",
-        "waiting-envelopes": envelopes.count_due(page.conn, session.id, page.at_ms),
-        "queue-mode": session.queue.over(agent.queue).mode,
-        "queue": queue_words(session.queue.over(agent.queue)),
+        "model": mind.model or agent.model or "the default model",
+        "asks-now": asked[0] if asked else "none",
+        "effort": available.effective_effort(agent, mind) or "the default of the model",
+        "session": short_id(session.id),
+        "run": f"{short_id(run.id)} {run.status} since {format_time(run.started_at, zone)}" if run else "none",
+        "waiting-envelopes": envelopes.count_due(tx.conn, session.id, tx.at_ms),
+        "queue-mode": session.queue.apply_to(agent.queue).mode,
+        "queue": queue_text(session.queue.apply_to(agent.queue)),
         "verbose": manner.verbose or "off",
         "reasoning": manner.reasoning or "not set",
         "elevated": manner.elevated or "not set",
         "usage-line": manner.usage or "off",
         "context": context.get("in-mind-now", "unknown"),
-        "used": _used_words(used),
+        "used": _usage_summary(used),
         "records": session.record_seq,
         "compactions": session.compactions,
-        "context-began": show(from_ms(session.began_ms), zone),
-        "begins-afresh": _reset_words(rules_in(session, agent, settings)),
-        "next-afresh": _next_afresh(page, session, agent, zone, settings),
-        "send": sending_words(session.mind),
+        "context-began": format_time(from_ms(session.context_started_ms), zone),
+        "begins-afresh": _reset_rules_text(reset_rules_of(session, agent, settings)),
+        "next-afresh": _next_reset_text(tx, session, agent, zone, settings),
+        "send": sending_text(session.options),
     }
-    return _lines(lines)
+    return _format_lines(lines)
 
 
-def _reset_words(rules: ResetRules) -> str:
+def _reset_rules_text(rules: ResetRules) -> str:
     """Describe the reset rules."""
-    at = time_of_day(rules.daily_at) if rules.daily_at else None
-    told = [
+    at = parse_time_of_day(rules.daily_at) if rules.daily_at else None
+    rules_shown = [
         f"daily at {at:%H:%M}" if at is not None else "",
         f"after {rules.idle_minutes:g} minutes without activity" if rules.idle_minutes else "",
         f"beyond {rules.context_tokens_max:,} tokens" if rules.context_tokens_max else "",
     ]
-    return ", ".join(filter(None, told)) or "only when asked to"
+    return ", ".join(filter(None, rules_shown)) or "only on request"
 
 
-def _next_afresh(page: Page, session: Session, agent: Agent, zone: ZoneInfo, settings: SessionSettings) -> str:
-    if session.refresh:
-        return f"with the next run: {session.refresh}"
-    found = ahead(rules_in(session, agent, settings), session, now_ms=page.at_ms, zone=zone)
+def _next_reset_text(tx: Transaction, session: Session, agent: Agent, zone: ZoneInfo, settings: SessionSettings) -> str:
+    if session.reset_because:
+        return f"with the next run: {session.reset_because}"
+    found = find_next_reset(reset_rules_of(session, agent, settings), session, now_ms=tx.at_ms, zone=zone)
     if found is None:
-        return "not by itself"
-    if found.at <= from_ms(page.at_ms):
+        return "not automatically"
+    if found.at <= from_ms(tx.at_ms):
         return f"with the next run: {found.because}"
-    return f"{show(found.at, zone)} ({found.because})"
+    return f"{format_time(found.at, zone)} ({found.because})"
 
 
-def context(page: Page, rest: str, session: Session, agent: Agent, choices: Choices, parts: Sequence[Part]) -> str:
+def context_text(
+    tx: Transaction,
+    arguments: str,
+    session: Session,
+    agent: Agent,
+    available: AvailableOptions,
+    parts: Sequence[PromptPart],
+) -> str:
     """Execute /context [list|detail|json]."""
-    figures = _figures(page, session, agent, choices) | {
-        "session": short(session.id),
+    figures = _context_figures(tx, session, agent, available) | {
+        "session": short_id(session.id),
         "records-kept": session.record_seq,
         "contexts-begun": session.revision + 1,
     }
-    match rest.strip().casefold():
+    match arguments.strip().casefold():
         case "":
-            return _lines(figures)
+            return _format_lines(figures)
         case "list":
-            return "\n".join([_lines(figures), *_listed(parts, limit=PARTS_LISTED_MAX)])
+            return "\n".join([_format_lines(figures), *_list_parts(parts, limit=PARTS_LISTED_MAX)])
         case "detail":
-            return "\n".join([_lines(figures), *_listed(parts, limit=PARTS_SHOWN_MAX)])
+            return "\n".join([_format_lines(figures), *_list_parts(parts, limit=PARTS_SHOWN_MAX)])
         case "json":
             return msgspec.json.encode({**figures, "parts": parts[:PARTS_SHOWN_MAX]}).decode()
         case other:
-            return f"There is no '/context {other[:20]}'. It is one of: list, detail, json, or nothing."
+            return f"Invalid value '{other[:20]}' for /context. It must be list, detail, json or empty."
 
 
-def _figures(page: Page, session: Session, agent: Agent, choices: Choices) -> dict[str, str | int]:
-    found, damaged = records.read(page.conn, session.id, first=session.context_from, last=session.record_seq)
-    return {**choices.report(agent, session, found), "damaged-records": len(damaged)}
+def _context_figures(
+    tx: Transaction, session: Session, agent: Agent, available: AvailableOptions
+) -> dict[str, str | int]:
+    found, damaged = records.read_range(tx.conn, session.id, first=session.context_start_seq, last=session.record_seq)
+    return {**available.context_report(agent, session, found), "damaged-records": len(damaged)}
 
 
-def _listed(parts: Sequence[Part], *, limit: int) -> list[str]:
+def _list_parts(parts: Sequence[PromptPart], *, limit: int) -> list[str]:
     """Return the parts by kind, the largest first. Omitted ones are counted."""
     lines: list[str] = []
-    for kind in PartKind:
+    for kind in PromptPartKind:
         of_kind = sorted((part for part in parts if part.kind is kind), key=lambda part: -part.tokens)
         if not of_kind:
             continue
@@ -141,57 +155,57 @@ def _listed(parts: Sequence[Part], *, limit: int) -> list[str]:
     return lines
 
 
-def usage(page: Page, session: Session, agent: Agent, choices: Choices) -> str:
+def usage_text(tx: Transaction, session: Session, agent: Agent, available: AvailableOptions) -> str:
     """Return the session's usage since it was created, across resets."""
-    used = spend_report.of_session(page.conn, session.id)
+    used = spend_report.get_session_usage(tx.conn, session.id)
     lines: dict[str, str | int] = {
-        "session": short(session.id),
+        "session": short_id(session.id),
         "calls": used.calls,
         "failed-calls": used.failed_calls,
         "input-tokens": f"{used.input_tokens:,}",
         "output-tokens": f"{used.output_tokens:,}",
         "cache-read-tokens": f"{used.cache_read_tokens:,}",
         "reasoning-tokens": f"{used.reasoning_tokens:,}",
-        "cost": _cost_words(used),
-        "usage-line": session.mind.manner.over(choices.manner(agent)).usage or "off",
+        "cost": _cost_text(used),
+        "usage-line": session.options.manner.with_defaults(available.default_display(agent)).usage or "off",
     }
-    return _lines(lines)
+    return _format_lines(lines)
 
 
-def _used_words(used: Used) -> str:
-    return f"{used.input_tokens:,} tokens in, {used.output_tokens:,} out, {_cost_words(used)}"
+def _usage_summary(used: UsageSum) -> str:
+    return f"{used.input_tokens:,} tokens in, {used.output_tokens:,} out, {_cost_text(used)}"
 
 
-def _cost_words(used: Used) -> str:
-    unknown = f" ({used.unknown_calls} calls of which nobody knows)" if used.unknown_calls else ""
+def _cost_text(used: UsageSum) -> str:
+    unknown = f" ({used.unknown_calls} calls of unknown cost)" if used.unknown_calls else ""
     return f"${used.cost_microusd / 1e6:.4f}{unknown}"
 
 
-def staff(page: Page, agent: Agent) -> str:
+def agents_text(tx: Transaction, agent: Agent) -> str:
     """Execute /agents: list the agents that the person can write to. The current one is marked."""
     lines: list[str] = []
-    for each in agents.everyone(page.conn):
+    for each in agents.list_all(tx.conn):
         here = each.name == agent.name
         if each.visible or here:
             said = f": {' '.join(each.description.split())}" if each.description else ""
             lines.append(f"{'*' if here else ' '} {each.name}{said}")
-    return "\n".join([*lines, "Go on with another one: /switch AGENT [WORDS]."])
+    return "\n".join([*lines, "Switch to another one: /switch AGENT [TEXT]."])
 
 
-def stopped(done: Cancelled, session: SessionId) -> str:
+def stopped_text(result: CancelResult, session: SessionId) -> str:
     """Return the reply to /stop: how much was stopped."""
-    if not done.runs and not done.cleared:
-        return "Nothing was running here, and nothing waited."
-    below = sum(lane != session for lane in done.lanes)
-    told = [f"{_counted(len(done.runs) - below, 'run')} stopped", f"{done.cleared} waiting cleared"]
+    if not result.runs and not result.cleared_envelopes:
+        return "Nothing was running or waiting here."
+    below = sum(lane != session for lane in result.sessions)
+    parts = [f"{_count_text(len(result.runs) - below, 'run')} stopped", f"{result.cleared_envelopes} waiting cleared"]
     if below:
-        told.append(f"{_counted(below, 'subagent')} stopped")
-    return f"{', '.join(told)}."
+        parts.append(f"{_count_text(below, 'subagent')} stopped")
+    return f"{', '.join(parts)}."
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'s' if count != 1 else ''}"
+def _count_text(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' if count != 1 else ''}"
 
 
-def _lines(figures: Mapping[str, object]) -> str:
+def _format_lines(figures: Mapping[str, object]) -> str:
     return "\n".join(f"{key}: {value}" for key, value in figures.items())

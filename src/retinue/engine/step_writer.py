@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from retinue.domain.audit import Entry, call_allowed, call_ended, call_refused
-from retinue.domain.event import NewsKind
+from retinue.domain.audit import AuditEntry, call_allowed, call_ended, call_refused
+from retinue.domain.event import EventKind
 from retinue.domain.model import ModelFailed
-from retinue.domain.money import CallTerms, Days
+from retinue.domain.money import BudgetPeriod, ModelCallReservationRequest
 from retinue.domain.record import NO_USAGE, Note, Reply, Summary, Usage
 from retinue.domain.run import Run, Step, StepKind, StepState
 from retinue.domain.tool import ToolResult
-from retinue.engine.run_context import Append
+from retinue.engine.run_context import RecordAppender
 from retinue.store.agents import audit
 from retinue.store.runs import money, runs
 from retinue.store.sessions import sessions
@@ -21,14 +21,14 @@ from retinue.store.sessions import sessions
 ERROR_LENGTH_MAX = 1_000
 
 
-class Paid(Struct, frozen=True, kw_only=True):
+class CallCharge(Struct, frozen=True, kw_only=True):
     """What a model call may cost, and the days whose budgets it counts against."""
 
-    terms: CallTerms
-    days: Days
+    terms: ModelCallReservationRequest
+    days: BudgetPeriod
 
 
-class Closing(Struct, frozen=True):
+class StepResult(Struct, frozen=True):
     """A result that has not been written yet. `step` is None for a result that needed no action.
 
     `started_ms` is set for a read-only call that ended before its intent was written. Intent and
@@ -37,74 +37,74 @@ class Closing(Struct, frozen=True):
 
     body: Reply | ToolResult | Note | Summary
     step: Step | None
-    paid: Paid | None = None
-    begun_ms: int | None = None
+    charge: CallCharge | None = None
+    started_ms: int | None = None
 
 
-class Summed(Struct, frozen=True):
+class CompletedSummaryCall(Struct, frozen=True):
     """A model call for a summary that succeeded. The compaction stores the text, if there is one."""
 
     step: Step
-    paid: Paid
+    charge: CallCharge
     usage: Usage
 
 
-class Failing(Struct, frozen=True):
+class FailedModelCall(Struct, frozen=True):
     """A model call that failed. Its step stays open for the next attempt."""
 
     step: Step
-    paid: Paid
+    charge: CallCharge
     error: ModelFailed
-    next_move: str
+    next_action: str
 
 
-class Leaving(Struct, frozen=True):
+class AbandonedStep(Struct, frozen=True):
     """A step that was started and is abandoned, because its result is no longer needed."""
 
     step: Step
 
 
-Unwritten = Closing | Summed | Failing | Leaving
+PendingWrite = StepResult | CompletedSummaryCall | FailedModelCall | AbandonedStep
 
 
-def write_closings(append: Append, unwritten: Sequence[Unwritten], *, opening: Step | None = None) -> None:
+def write_pending(appender: RecordAppender, pending: Sequence[PendingWrite], *, opening: Step | None = None) -> None:
     """Write the pending results. For the audit, also notes that `opening` is about to be performed."""
-    entries: list[Entry] = []
-    for each in unwritten:
-        if isinstance(each, Closing) and each.begun_ms is not None:
-            entries += _allowed(append, each.step)
-        if (entry := _audited(append, each)) is not None:
+    entries: list[AuditEntry] = []
+    for each in pending:
+        if isinstance(each, StepResult) and each.started_ms is not None:
+            entries += _audit_allowed(appender, each.step)
+        if (entry := _audit_end(appender, each)) is not None:
             entries.append(entry)
-    entries += _allowed(append, opening)
+    entries += _audit_allowed(appender, opening)
     if entries:
-        audit.append(append.page, append.session.id, entries)
-    for each in unwritten:
+        audit.append(appender.tx, appender.session.id, entries)
+    for each in pending:
         match each:
-            case Closing():
-                _close(append, each)
-            case Summed(step, paid, usage):
-                runs.close_step(append.page.conn, step, record_seq=None, at_ms=append.page.at_ms)
-                _settle(append, step, paid, usage)
-            case Failing():
-                _fail(append, each)
-            case Leaving(step):
-                runs.leave_step(append.page.conn, step, at_ms=append.page.at_ms)
+            case StepResult():
+                _write_result(appender, each)
+            case CompletedSummaryCall(step, paid, usage):
+                runs.close_step(appender.tx.conn, step, record_seq=None, at_ms=appender.tx.at_ms)
+                _settle_charge(appender, step, paid, usage)
+            case FailedModelCall():
+                _write_failed_call(appender, each)
+            case AbandonedStep(step):
+                runs.interrupt_step(appender.tx.conn, step, at_ms=appender.tx.at_ms)
 
 
-def _allowed(append: Append, step: Step | None) -> Sequence[Entry]:
+def _audit_allowed(appender: RecordAppender, step: Step | None) -> Sequence[AuditEntry]:
     """Return the audit entry of a call that is performed."""
     if step is None or step.call is None:
         return ()
-    agent = append.session.agent
+    agent = appender.session.agent
     return (call_allowed(step.call.tool, step.hash, agent=agent, run=step.run, because=step.because),)
 
 
-def _audited(append: Append, unwritten: Unwritten) -> Entry | None:
+def _audit_end(appender: RecordAppender, pending: PendingWrite) -> AuditEntry | None:
     """Return the audit entry of a call that ended or was refused."""
-    if not isinstance(unwritten, Closing):
+    if not isinstance(pending, StepResult):
         return None
-    body, step, agent = unwritten.body, unwritten.step, append.session.agent
-    run = append.run.id if append.run is not None else ""
+    body, step, agent = pending.body, pending.step, appender.session.agent
+    run = appender.run.id if appender.run is not None else ""
     match body:
         case ToolResult() if step is None:
             return call_refused(body.tool, body.output, agent=agent, run=run)
@@ -118,25 +118,25 @@ def _audited(append: Append, unwritten: Unwritten) -> Entry | None:
             return None
 
 
-def _close(append: Append, closing: Closing) -> None:
-    page = append.page
-    record = append.add(closing.body)
-    if isinstance(closing.body, Summary):
-        _compact(append, closing.body, record_seq=record.seq)
-    step = closing.step
+def _write_result(appender: RecordAppender, result: StepResult) -> None:
+    page = appender.tx
+    record = appender.add(result.body)
+    if isinstance(result.body, Summary):
+        _write_compaction(appender, result.body, record_seq=record.seq)
+    step = result.step
     if step is None:
         return
-    if closing.begun_ms is not None:
-        runs.add_ended_step(page.conn, step, record_seq=record.seq, begun_ms=closing.begun_ms, at_ms=page.at_ms)
-        tell_opened(append, step)
+    if result.started_ms is not None:
+        runs.add_ended_step(page.conn, step, record_seq=record.seq, begun_ms=result.started_ms, at_ms=page.at_ms)
+        emit_step_opened(appender, step)
     else:
         runs.close_step(page.conn, step, record_seq=record.seq, at_ms=page.at_ms)
-    if closing.paid is not None and isinstance(closing.body, Reply):
-        _settle(append, step, closing.paid, closing.body.usage)
-    if step.kind is StepKind.TOOL or _asks(closing.body):
-        page.tell(
-            NewsKind.STEP_CLOSED,
-            session=append.session.id,
+    if result.charge is not None and isinstance(result.body, Reply):
+        _settle_charge(appender, step, result.charge, result.body.usage)
+    if step.kind is StepKind.TOOL or _has_calls(result.body):
+        page.emit(
+            EventKind.STEP_CLOSED,
+            session=appender.session.id,
             run=step.run,
             record_seq=record.seq,
             turn=step.turn,
@@ -145,12 +145,12 @@ def _close(append: Append, closing: Closing) -> None:
         )
 
 
-def tell_opened(append: Append, step: Step) -> None:
+def emit_step_opened(appender: RecordAppender, step: Step) -> None:
     if step.call is None:
         return
-    append.page.tell(
-        NewsKind.STEP_OPENED,
-        session=append.session.id,
+    appender.tx.emit(
+        EventKind.STEP_OPENED,
+        session=appender.session.id,
         run=step.run,
         turn=step.turn,
         index=step.index,
@@ -159,14 +159,14 @@ def tell_opened(append: Append, step: Step) -> None:
     )
 
 
-def _compact(append: Append, summary: Summary, *, record_seq: int) -> None:
+def _write_compaction(appender: RecordAppender, summary: Summary, *, record_seq: int) -> None:
     """Start the context at the summary, also if the run fails before its next step."""
-    page, session = append.page, append.session
+    page, session = appender.tx, appender.session
     sessions.compact(page.conn, session.id, kept_from=summary.kept_from, at_ms=page.at_ms)
-    page.tell(
-        NewsKind.SESSION_COMPACTED,
+    page.emit(
+        EventKind.SESSION_COMPACTED,
         session=session.id,
-        run=append.run.id if append.run else None,
+        run=appender.run.id if appender.run else None,
         record_seq=record_seq,
         kept_from=summary.kept_from,
         compactions=session.compactions + 1,
@@ -174,61 +174,61 @@ def _compact(append: Append, summary: Summary, *, record_seq: int) -> None:
     )
 
 
-def _settle(append: Append, step: Step, paid: Paid, usage: Usage) -> None:
-    if usage == NO_USAGE and not paid.terms.costs:
+def _settle_charge(appender: RecordAppender, step: Step, charge: CallCharge, usage: Usage) -> None:
+    if usage == NO_USAGE and not charge.terms.is_charged:
         return  # no known usage and no reservation: no ledger entry
-    run = _run_of(append)
+    run = _require_run(appender)
     money.settle(
-        append.page.conn,
+        appender.tx.conn,
         run,
         turn=step.turn,
         index=step.index,
         attempt=step.attempt,
-        terms=paid.terms,
+        terms=charge.terms,
         usage=usage,
-        days=paid.days,
-        root=run.root,
-        at_ms=append.page.at_ms,
+        days=charge.days,
+        root=run.root_run,
+        at_ms=appender.tx.at_ms,
     )
 
 
-def _fail(append: Append, failing: Failing) -> None:
-    run, step, error = _run_of(append), failing.step, failing.error
+def _write_failed_call(appender: RecordAppender, failed: FailedModelCall) -> None:
+    run, step, error = _require_run(appender), failed.step, failed.error
     money.fail(
-        append.page.conn,
+        appender.tx.conn,
         run,
         turn=step.turn,
         index=step.index,
         attempt=step.attempt,
-        terms=failing.paid.terms,
+        terms=failed.charge.terms,
         failure=error.failure.value,
-        next_move=failing.next_move,
+        next_move=failed.next_action,
         error=f"{error.code}: {error.sentence}"[:ERROR_LENGTH_MAX],
-        unknown=error.begun,
+        unknown=error.may_be_charged,
         usage=error.usage,
-        days=failing.paid.days,
-        root=run.root,
-        at_ms=append.page.at_ms,
+        days=failed.charge.days,
+        root=run.root_run,
+        at_ms=appender.tx.at_ms,
     )
 
 
-def warnings_of(append: Append, unwritten: Sequence[Unwritten]) -> tuple[str, ...]:
+def budget_warnings(appender: RecordAppender, pending: Sequence[PendingWrite]) -> tuple[str, ...]:
     """Return warnings for budgets that the last call of the run has nearly exhausted.
 
     Warnings for earlier calls were returned with the reservation of the next call.
     """
-    paid = next((each.paid for each in reversed(unwritten) if isinstance(each, Closing) and each.paid), None)
-    if paid is None or not paid.terms.caps.any:
+    paid = next((each.charge for each in reversed(pending) if isinstance(each, StepResult) and each.charge), None)
+    if paid is None or not paid.terms.limits.has_any:
         return ()
-    run = _run_of(append)
-    return money.crossed(append.page.conn, run, terms=paid.terms, days=paid.days, root=run.root)
+    run = _require_run(appender)
+    return money.list_warnings(appender.tx.conn, run, terms=paid.terms, days=paid.days, root=run.root_run)
 
 
-def _run_of(append: Append) -> Run:
-    assert append.run is not None
-    return append.run
+def _require_run(appender: RecordAppender) -> Run:
+    assert appender.run is not None
+    return appender.run
 
 
-def _asks(body: Reply | ToolResult | Note | Summary) -> bool:
+def _has_calls(body: Reply | ToolResult | Note | Summary) -> bool:
     """Whether a reply contains calls. Only such a reply gets its own event; the last one is in the run's end event."""
     return isinstance(body, Reply) and bool(body.calls)

@@ -7,55 +7,55 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from retinue.domain.delegation import Cleanup, Delegation
-from retinue.domain.envelope import Status
-from retinue.domain.event import NewsKind
+from retinue.domain.delegation import Delegation, SubagentCleanup
+from retinue.domain.envelope import EnvelopeStatus
+from retinue.domain.event import EventKind
 from retinue.domain.ids import SessionId
-from retinue.domain.session import Session, Wakefulness
-from retinue.store.core.transaction import Page
+from retinue.domain.session import Session, SessionActivity
+from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelopes
 from retinue.store.runs import delegations, runs
 from retinue.store.sessions import sessions
 
-PUT_AWAY_AT_ONCE_MAX = 100
-LOOK_AGAIN_MS = 10_000  # retry delay if a session was busy or its result unread
+SESSIONS_PER_COMMIT_MAX = 100
+RETRY_AFTER_MS = 10_000  # retry delay if a session was busy or its result unread
 
 
-def put_away(conn: sa.Connection, *, now_ms: int) -> tuple[SessionId, ...]:
+def clean_up_due_sessions(conn: sa.Connection, *, now_ms: int) -> tuple[SessionId, ...]:
     """Clean up due subagent sessions, up to a limit per commit. Returns the sessions that ended."""
-    page = Page(conn, now_ms)
+    page = Transaction(conn, now_ms)
     over: list[SessionId] = []
-    for delegation in delegations.to_archive(conn, now_ms, limit=PUT_AWAY_AT_ONCE_MAX):
-        session = sessions.get(conn, delegation.to) if delegation.to else None
+    for delegation in delegations.list_to_archive(conn, now_ms, limit=SESSIONS_PER_COMMIT_MAX):
+        session = sessions.get(conn, delegation.target_session) if delegation.target_session else None
         if session is None or session.deleted_at is not None:
-            delegations.archived(conn, delegation.id, at_ms=page.at_ms)
-        elif _is_busy(page, session) or not _is_read(page, delegation):
-            delegations.archive_later(conn, delegation.id, at_ms=now_ms + LOOK_AGAIN_MS)
+            delegations.mark_archived(conn, delegation.id, at_ms=page.at_ms)
+        elif _is_busy(page, session) or not _is_result_read(page, delegation):
+            delegations.set_archive_time(conn, delegation.id, at_ms=now_ms + RETRY_AFTER_MS)
         else:
-            _put_away(page, delegation, session)
+            _clean_up(page, delegation, session)
             over.append(session.id)
     page.close()
     return tuple(over)
 
 
-def _is_busy(page: Page, session: Session) -> bool:
+def _is_busy(tx: Transaction, session: Session) -> bool:
     return (
-        session.wakefulness is Wakefulness.ACTIVE
-        or runs.open_in(page.conn, session.id) is not None
-        or envelopes.any_due(page.conn, session.id, page.at_ms)
+        session.activity is SessionActivity.ACTIVE
+        or runs.get_open(tx.conn, session.id) is not None
+        or envelopes.has_due(tx.conn, session.id, tx.at_ms)
     )
 
 
-def _is_read(page: Page, delegation: Delegation) -> bool:
-    result = envelopes.get(page.conn, delegation.result) if delegation.result else None
-    return result is None or result.status is Status.DONE
+def _is_result_read(tx: Transaction, delegation: Delegation) -> bool:
+    result = envelopes.get(tx.conn, delegation.result) if delegation.result else None
+    return result is None or result.status is EnvelopeStatus.DONE
 
 
-def _put_away(page: Page, delegation: Delegation, session: Session) -> None:
-    if delegation.cleanup is Cleanup.DELETE:
-        sessions.delete(page.conn, session.id, at_ms=page.at_ms)
-        page.tell(NewsKind.SESSION_DELETED, session=session.id, agent=session.agent, by="house")
+def _clean_up(tx: Transaction, delegation: Delegation, session: Session) -> None:
+    if delegation.cleanup is SubagentCleanup.DELETE:
+        sessions.delete(tx.conn, session.id, at_ms=tx.at_ms)
+        tx.emit(EventKind.SESSION_DELETED, session=session.id, agent=session.agent, by="house")
     elif session.pinned_at is None:  # a pinned session stays in the list
-        sessions.archive(page.conn, session.id, at_ms=page.at_ms)
-        page.tell(NewsKind.SESSION_CHANGED, session=session.id, archived=True)
-    delegations.archived(page.conn, delegation.id, at_ms=page.at_ms)
+        sessions.set_archived(tx.conn, session.id, at_ms=tx.at_ms)
+        tx.emit(EventKind.SESSION_CHANGED, session=session.id, archived=True)
+    delegations.mark_archived(tx.conn, delegation.id, at_ms=tx.at_ms)

@@ -9,47 +9,44 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from functools import partial
 from typing import BinaryIO
 
-from retinue.connectors.base import OfferedFile
-from retinue.domain.attachment import Attachment, safe_name
+from retinue.connectors.base import RemoteFile
+from retinue.domain.attachment import Attachment, safe_file_name
 from retinue.domain.envelope import ATTACHMENTS_MAX
 from retinue.domain.errors import RetinueError, StoreError, TooLarge
-from retinue.store.envelopes.attachment_files import READ_CHUNK_BYTES, Files
+from retinue.domain.shared_errors import AttachmentTooLarge
+from retinue.intake.errors import AttachmentsUnavailable
+from retinue.store.envelopes.attachment_files import READ_CHUNK_BYTES, AttachmentFiles
 
 log = logging.getLogger(__name__)
 
 FETCH_S_MAX = 300.0  # of one file
 IN_MEMORY_BYTES_MAX = 1024 * 1024  # a larger file is buffered on disk until it is complete
 
-Keep = Callable[[OfferedFile, int], Awaitable[Attachment]]
+FetchAttachment = Callable[[RemoteFile, int], Awaitable[Attachment]]
 """Fetches a file of at most so many bytes, and keeps it."""
 
 
-def keeping(files: Files) -> Keep:
+def make_fetcher(files: AttachmentFiles) -> FetchAttachment:
     """Return a function that fetches into the server's attachment files."""
 
-    async def keep(offered: OfferedFile, bytes_max: int) -> Attachment:
+    async def keep(offered: RemoteFile, bytes_max: int) -> Attachment:
         with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES_MAX) as held:
             async with asyncio.timeout(FETCH_S_MAX):
-                await _fill(held, offered.fetch(), bytes_max)
+                await _download(held, offered.fetch(), bytes_max)
             held.seek(0)
-            read = partial(files.keep, _chunks(held), name=offered.name, media_type=offered.media_type)
+            read = partial(files.store, _read_chunks(held), name=offered.name, media_type=offered.media_type)
             return await asyncio.to_thread(read)
 
     return keep
 
 
-async def keep_nothing(offered: OfferedFile, _bytes_max: int) -> Attachment:
+async def refuse_attachment(offered: RemoteFile, _bytes_max: int) -> Attachment:
     """For a server without attachment files."""
-    raise TooLarge(
-        f"'{safe_name(offered.name)}' was not fetched",
-        because="there is no place for files here",
-        try_this="send its words instead",
-        code="attachment.no-place",
-    )
+    raise AttachmentsUnavailable(safe_file_name(offered.name))
 
 
-async def bring(
-    offered: Sequence[OfferedFile], keep: Keep, *, bytes_max: int, instance: str
+async def fetch_attachments(
+    offered: Sequence[RemoteFile], fetch: FetchAttachment, *, bytes_max: int, connector: str
 ) -> tuple[tuple[Attachment, ...], tuple[str, ...]]:
     """Return the fetched attachments, and a line for each file that failed.
 
@@ -59,12 +56,12 @@ async def bring(
     brought: list[Attachment] = []
     missing: list[str] = []
     for file in offered[:ATTACHMENTS_MAX]:
-        name = safe_name(file.name)
+        name = safe_file_name(file.name)
         if file.size_bytes is not None and file.size_bytes > bytes_max:
-            missing.append(f"[not fetched: {name}, {file.size_bytes:,} bytes; {bytes_max:,} are taken]")
+            missing.append(f"[not fetched: {name}, {file.size_bytes:,} bytes; the limit is {bytes_max:,}]")
             continue
         try:
-            brought.append(await keep(file, bytes_max))
+            brought.append(await fetch(file, bytes_max))
         except StoreError:
             raise
         except TooLarge:
@@ -73,7 +70,7 @@ async def bring(
             log.warning(
                 "file not fetched",
                 exc_info=None if isinstance(error, RetinueError | OSError) else error,
-                extra={"connector": instance, "error": type(error).__name__},
+                extra={"connector": connector, "error": type(error).__name__},
             )
             missing.append(f"[could not be fetched: {name}]")
     if beyond := len(offered) - ATTACHMENTS_MAX:
@@ -81,20 +78,15 @@ async def bring(
     return tuple(brought), tuple(missing)
 
 
-async def _fill(held: tempfile.SpooledTemporaryFile[bytes], chunks: AsyncIterator[bytes], bytes_max: int) -> None:
+async def _download(held: tempfile.SpooledTemporaryFile[bytes], chunks: AsyncIterator[bytes], bytes_max: int) -> None:
     size = 0
     async for chunk in chunks:
         size += len(chunk)
         if size > bytes_max:
-            raise TooLarge(
-                "this file is too large",
-                because=f"{bytes_max:,} bytes are taken here",
-                try_this="send a smaller one",
-                code="attachment.too-large",
-            )
+            raise AttachmentTooLarge("", bytes_max=bytes_max)
         held.write(chunk)
 
 
-def _chunks(held: tempfile.SpooledTemporaryFile[bytes] | BinaryIO) -> Iterator[bytes]:
+def _read_chunks(held: tempfile.SpooledTemporaryFile[bytes] | BinaryIO) -> Iterator[bytes]:
     while chunk := held.read(READ_CHUNK_BYTES):
         yield chunk

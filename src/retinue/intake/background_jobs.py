@@ -13,51 +13,51 @@ from msgspec.structs import replace
 from retinue.domain import address
 from retinue.domain.address import BACKGROUND, EXTERNAL, Address, AddressKind
 from retinue.domain.agent import ARCHIVE_AFTER_S, Agent
-from retinue.domain.delegation import Delegation, DelegationKind, Lineage, label_of, session_made_for
-from retinue.domain.envelope import TEXT_BYTES_MAX, Draft, Envelope, Kind
-from retinue.domain.event import NewsKind
-from retinue.domain.ids import EnvelopeId, RunId, SessionId, derived
+from retinue.domain.delegation import Delegation, DelegationKind, Lineage, derive_session_id, make_label
+from retinue.domain.envelope import ENVELOPE_TEXT_BYTES_MAX, Envelope, EnvelopeDraft, EnvelopeKind
+from retinue.domain.event import EventKind
+from retinue.domain.ids import EnvelopeId, RunId, SessionId, derive_id
 from retinue.domain.session import Origin, OriginKind, Session
-from retinue.domain.storable_text import clipped_bytes
+from retinue.domain.storable_text import truncate_bytes
 from retinue.domain.times import from_ms
 from retinue.domain.trust import Trust
-from retinue.policy.tools.delegations import descends, may_hand_over
+from retinue.policy.tools.delegations import build_child_lineage, may_delegate
 from retinue.store.agents import agents
-from retinue.store.core.transaction import Page
+from retinue.store.core.transaction import Transaction
 from retinue.store.runs import delegations
 from retinue.store.sessions import sessions
 
-HERE = address.agent(BACKGROUND)
-TAKEN = "taken: a job in the background, whose result comes as a reply to this"
-NOT_AN_AGENT = "only agents have jobs done in the background, and the sender is none that is known here"
-FAILED = "Background job failed: "
-SAID_NOTHING = "(no response)"
-LOOP = "loop"
+BACKGROUND_ADDRESS = address.agent_address(BACKGROUND)
+ACCEPTED_REASON = "accepted as a background job; its result is a reply to this"
+NOT_AN_AGENT_REASON = "only agents can start background jobs, and the sender is not a known agent"
+FAILED_PREFIX = "Background job failed: "
+EMPTY_RESULT = "(no response)"
+LOOP_RUNNER = "loop"
 
 
-def is_for(recipient: Address) -> bool:
+def is_background(recipient: Address) -> bool:
     return recipient.kind is AddressKind.AGENT and recipient.name.casefold() == BACKGROUND
 
 
-def runner_of(agent: Agent, origin: OriginKind) -> str:
+def get_runner(agent: Agent, origin: OriginKind) -> str:
     """Jobs run on this server, also for an external agent."""
-    return LOOP if origin is OriginKind.BACKGROUND and agent.runner == EXTERNAL else agent.runner
+    return LOOP_RUNNER if origin is OriginKind.BACKGROUND and agent.runner == EXTERNAL else agent.runner
 
 
-def take_up(page: Page, request: Draft) -> Delegation | str:
+def open_job(page: Transaction, request: EnvelopeDraft) -> Delegation | str:
     """Open the job that a request from outside a run asks for, with its sessions. Returns the
     reason if it is refused."""
     asker = agents.find(page.conn, request.sender.name) if request.sender.kind is AddressKind.AGENT else None
     if asker is None or request.recipient.rest:
-        return NOT_AN_AGENT
-    home = _home(page, request, asker)
+        return NOT_AN_AGENT_REASON
+    home = _find_result_session(page, request, asker)
     # No run delegates it, so its envelope id serves as the run id; also as the root, if no run sent
     # the request.
-    began = Lineage(root=RunId(request.id), behalf=address.agent(asker.name), agents=(asker.name,))
+    began = Lineage(root=RunId(request.id), behalf=address.agent_address(asker.name), agents=(asker.name,))
     above = request.context.lineage or began
     open_count = delegations.count_open(page.conn, home.id)
-    decision = may_hand_over(asker, asker, DelegationKind.BACKGROUND, descent=above, open_count=open_count)
-    if decision.denied:
+    decision = may_delegate(asker, asker, DelegationKind.BACKGROUND, lineage=above, open_count=open_count)
+    if decision.is_denied:
         return decision.because
     own = asker.subagents.archive_after_s
     made = Delegation(
@@ -68,62 +68,64 @@ def take_up(page: Page, request: Draft) -> Delegation | str:
         agent=asker.name,
         session=home.id,
         target=asker.name,
-        to=session_for(page, request.id, asker, home.id, task=request.text),
+        target_session=start_job_session(page, request.id, asker, home.id, task=request.text),
         task=request.text,
-        above=above,
-        lineage=descends(above, asker, asker, DelegationKind.BACKGROUND),
-        label=label_of("", request.text),
+        parent_lineage=above,
+        lineage=build_child_lineage(above, asker, asker, DelegationKind.BACKGROUND),
+        label=make_label("", request.text),
         archive_after_s=(ARCHIVE_AFTER_S if own is None else own) or None,
         created_at=from_ms(page.at_ms),
     )
     delegations.add(page.conn, made)
-    page.tell(
-        NewsKind.DELEGATION_OPENED,
+    page.emit(
+        EventKind.DELEGATION_OPENED,
         session=home.id,
         delegation=made.id,
         kind_of=made.kind.value,
         target=made.target,
-        to=made.to,
+        to=made.target_session,
         label=made.label,
     )
     return made
 
 
-def session_for(page: Page, request: EnvelopeId, asker: Agent, home: SessionId, *, task: str) -> SessionId:
+def start_job_session(
+    page: Transaction, request: EnvelopeId, agent: Agent, result_session: SessionId, *, task: str
+) -> SessionId:
     """Start the session of a job. It belongs to the requesting agent, with an empty context."""
-    made = session_made_for(request)
-    origin = Origin(OriginKind.BACKGROUND, request, parent=home)
-    sessions.start(page, made, agent=asker.name, origin=origin, name=label_of("", task), unique=False)
+    made = derive_session_id(request)
+    origin = Origin(OriginKind.BACKGROUND, request, parent=result_session)
+    sessions.start(page, made, agent=agent.name, origin=origin, name=make_label("", task), unique=False)
     return made
 
 
-def _home(page: Page, request: Draft, asker: Agent) -> Session:
+def _find_result_session(page: Transaction, request: EnvelopeDraft, agent: Agent) -> Session:
     """The session that reads the result: the one the request came from, or else the agent's session
     for such results."""
     named = sessions.get(page.conn, request.sender.session) if request.sender.session is not None else None
-    if named is not None and named.agent == asker.name:
+    if named is not None and named.agent == agent.name:
         return named
-    origin = Origin(OriginKind.AGENT, str(HERE))
-    found = sessions.by_origin(page.conn, asker.name, origin)
+    origin = Origin(OriginKind.AGENT, str(BACKGROUND_ADDRESS))
+    found = sessions.get_by_origin(page.conn, agent.name, origin)
     if found is not None and found.deleted_at is None:
         return found
-    made = SessionId(derived(request.id, "home"))
-    sessions.start(page, made, agent=asker.name, origin=origin)
+    made = SessionId(derive_id(request.id, "home"))
+    sessions.start(page, made, agent=agent.name, origin=origin)
     session = sessions.get(page.conn, made)
     assert session is not None  # it was started a line above
     return session
 
 
-def job_of(request: Draft, work: Delegation) -> Draft:
-    assert work.to is not None
-    return Draft(
-        id=EnvelopeId(derived(request.id, "job")),
-        sender=address.agent(work.agent, work.session),
-        recipient=address.agent(work.target, work.to),
+def build_job(request: EnvelopeDraft, delegation: Delegation) -> EnvelopeDraft:
+    assert delegation.target_session is not None
+    return EnvelopeDraft(
+        id=EnvelopeId(derive_id(request.id, "job")),
+        sender=address.agent_address(delegation.agent, delegation.session),
+        recipient=address.agent_address(delegation.target, delegation.target_session),
         text=request.text,
         source="house",
-        key=f"{request.id}/job",
-        kind=Kind.JOB,
+        idempotency_key=f"{request.id}/job",
+        kind=EnvelopeKind.JOB,
         attachments=request.attachments,
         context=replace(request.context, lineage=None) if request.context.lineage else request.context,
         reply_to=request.id,
@@ -133,16 +135,16 @@ def job_of(request: Draft, work: Delegation) -> Draft:
     )
 
 
-def result_of(job: Envelope, text: str, *, trust: Trust) -> Draft:
+def build_result(job: Envelope, text: str, *, trust: Trust) -> EnvelopeDraft:
     assert job.reply_to is not None
-    return Draft(
-        id=EnvelopeId(derived(job.reply_to, "result")),
-        sender=HERE,
+    return EnvelopeDraft(
+        id=EnvelopeId(derive_id(job.reply_to, "result")),
+        sender=BACKGROUND_ADDRESS,
         recipient=job.sender,
-        text=clipped_bytes(text, TEXT_BYTES_MAX) or SAID_NOTHING,
+        text=truncate_bytes(text, ENVELOPE_TEXT_BYTES_MAX) or EMPTY_RESULT,
         source=BACKGROUND,  # a reply to a settled request, so it is no answer in the usual sense
-        key=f"{job.reply_to}/result",
-        kind=Kind.ANSWER,
+        idempotency_key=f"{job.reply_to}/result",
+        kind=EnvelopeKind.ANSWER,
         reply_to=job.reply_to,
         trust=trust,
     )

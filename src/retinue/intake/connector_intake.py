@@ -14,81 +14,81 @@ import sqlalchemy as sa
 from msgspec import Struct
 from msgspec.structs import replace
 
-from retinue.config.sessions import SessionSettings, plain
-from retinue.connectors.base import Heard, Incoming
+from retinue.config.sessions import SessionSettings, built_in_session_settings
+from retinue.connectors.base import InboundKind, InboundMessage
 from retinue.domain import address
 from retinue.domain.attachment import Attachment
-from retinue.domain.envelope import ATTACHMENTS_MAX, TEXT_BYTES_MAX, Draft, Envelope, Receipt
+from retinue.domain.envelope import ATTACHMENTS_MAX, ENVELOPE_TEXT_BYTES_MAX, Envelope, EnvelopeDraft, Receipt
 from retinue.domain.errors import Conflict, RetinueError, StoreError
 from retinue.domain.ids import EnvelopeId
-from retinue.domain.ports import Clock, Ids, Post
+from retinue.domain.ports import Clock, EnvelopeAcceptor, IdSource
 from retinue.domain.principal import Principal
-from retinue.domain.slash_command import read as read_command
-from retinue.domain.storable_text import clipped_bytes, storable
+from retinue.domain.slash_command import parse_commands as read_command
+from retinue.domain.storable_text import make_storable, truncate_bytes
 from retinue.domain.times import to_ms
 from retinue.intake import inbound_drafts
-from retinue.intake.access_control import Keeper, Welcome, speaker_of
-from retinue.intake.attachment_fetch import Keep, bring, keep_nothing
-from retinue.intake.inbound_drafts import message_key, source_of
-from retinue.intake.log_throttle import Sparing
-from retinue.intake.message_coalescing import Joiner
+from retinue.intake.access_control import AccessControl, Admission, get_sender_id
+from retinue.intake.attachment_fetch import FetchAttachment, fetch_attachments, refuse_attachment
+from retinue.intake.inbound_drafts import get_source, make_message_key
+from retinue.intake.log_throttle import LogThrottle
+from retinue.intake.message_coalescing import MessageCoalescer
 from retinue.store.core.connection import Store
 from retinue.store.envelopes import envelopes, merged_messages
 
 log = logging.getLogger(__name__)
 
 
-class Press(Struct, frozen=True, kw_only=True):
+class ButtonPress(Struct, frozen=True, kw_only=True):
     """A button pressed by a linked person. `data` is the button's data, `message_id` the message
     that has it."""
 
-    instance: str
-    room: str
+    connector: str
+    channel: str
     press_id: str
     data: str
-    under: str
-    who: Principal
+    message_id: str
+    principal: Principal
 
 
-TakePress = Callable[[Press], Awaitable[None]]
+HandlePress = Callable[[ButtonPress], Awaitable[None]]
 RefusePress = Callable[[str, str], Awaitable[None]]
-"""Tells whoever pressed, by the instance and the id of the press, that it was not theirs to press."""
+"""Reports a refused button press to its sender, by connector name and press id."""
 
 
-Hear = Callable[[Attachment], Awaitable[str]]
-"""What is said in a voice message; empty where it is none, or nobody can tell."""
+Transcribe = Callable[[Attachment], Awaitable[str]]
+"""Returns the transcript of a voice message, or an empty string if there is none."""
 
 
-async def hears_nothing(_attachment: Attachment) -> str:
+async def skip_transcription(_attachment: Attachment) -> str:
     return ""
 
 
-async def no_presses(press: Press) -> None:
+async def ignore_press(press: ButtonPress) -> None:
     """For a server whose messages have no buttons."""
-    log.info("press not taken", extra={"connector": press.instance})
+    log.info("button press ignored", extra={"connector": press.connector})
 
 
-async def unanswered(instance: str, _press_id: str) -> None:
+async def ignore_refused_press(connector: str, _press_id: str) -> None:
     """For a server whose messages have no buttons."""
-    log.info("press refused", extra={"connector": instance})
+    log.info("button press refused", extra={"connector": connector})
 
 
-class _Seen(Struct, frozen=True):
+class _KnownMessage(Struct, frozen=True):
     """The envelope that a message became when it was first received; `is_merged` if merged with
     others."""
 
     envelope: Envelope | None = None
-    is_joined: bool = False
+    is_merged: bool = False
 
 
-class _Room(Struct, eq=False):
+class _ChannelLock(Struct, eq=False):
     """Lock of one channel, first come, first served, so that its envelopes keep their order."""
 
     lock: asyncio.Lock
     users: int = 0
 
 
-class Doorway:
+class ConnectorIntake:
     """Converts messages of connectors to envelopes. Once `accept` returns a receipt, the envelope
     survives a crash.
 
@@ -101,95 +101,99 @@ class Doorway:
     def __init__(
         self,
         store: Store,
-        post: Post,
+        post: EnvelopeAcceptor,
         clock: Clock,
-        ids: Ids,
-        keeper: Keeper,
-        sessions: Callable[[], SessionSettings] = plain,
+        ids: IdSource,
+        access_control: AccessControl,
+        sessions: Callable[[], SessionSettings] = built_in_session_settings,
         *,
-        keep: Keep = keep_nothing,
-        press: TakePress = no_presses,
-        refuse_press: RefusePress = unanswered,
-        hear: Hear = hears_nothing,
+        fetch_attachment: FetchAttachment = refuse_attachment,
+        handle_press: HandlePress = ignore_press,
+        refuse_press: RefusePress = ignore_refused_press,
+        transcribe: Transcribe = skip_transcription,
     ) -> None:
         self._store = store
         self._post = post
         self._clock = clock
-        self._lines = Sparing(log, clock)
+        self._throttled_log = LogThrottle(log, clock)
         self._ids = ids
-        self._keeper = keeper
+        self._access_control = access_control
         self._sessions = sessions
-        self._keep = keep
-        self._press = press
+        self._fetch_attachment = fetch_attachment
+        self._handle_press_event = handle_press
         self._refuse_press = refuse_press
-        self._hear = hear
-        self._rooms: dict[tuple[str, str], _Room] = {}
-        self._joiner = Joiner(clock, self._deliver_joined, self._ring)
-        self._flushing: set[asyncio.Task[None]] = set()
+        self._transcribe = transcribe
+        self._channel_locks: dict[tuple[str, str], _ChannelLock] = {}
+        self._coalescer = MessageCoalescer(clock, self._store_merged, self._schedule_flush)
+        self._flush_tasks: set[asyncio.Task[None]] = set()
 
     def abandon(self) -> None:
         """Cancel everything at once, as a crash would. Platforms redeliver what was not confirmed."""
-        self._joiner.abandon()
-        for task in self._flushing:
+        self._coalescer.abandon()
+        for task in self._flush_tasks:
             task.cancel()
 
     async def stop(self) -> None:
-        tasks = list(self._flushing)
+        tasks = list(self._flush_tasks)
         self.abandon()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def accept(self, instance: str, incoming: Incoming) -> Receipt | None:
+    async def accept(self, connector: str, incoming: InboundMessage) -> Receipt | None:
         """Accept one message. None if it can never be accepted. Raises if the result of a store
         call is unknown."""
         try:
-            async with self._alone_in(instance, incoming.room):
-                taken = await self._take(instance, incoming)
+            async with self._lock_channel(connector, incoming.room):
+                taken = await self._handle(connector, incoming)
             return await asyncio.shield(taken) if isinstance(taken, asyncio.Future) else taken
         except StoreError:
             raise
         except RetinueError as error:
             # No person could correct it, and a redelivery would be refused forever.
-            self._lines.warning("message not taken", instance, code=error.code)
+            self._throttled_log.warning("message not accepted", connector, code=error.code)
             return None
 
-    async def _take(self, instance: str, incoming: Incoming) -> Receipt | asyncio.Future[Receipt | None] | None:
-        address.parse(f"channel:{instance}:{incoming.room}")  # refuse an invalid channel before any lookup
+    async def _handle(
+        self, connector: str, incoming: InboundMessage
+    ) -> Receipt | asyncio.Future[Receipt | None] | None:
+        address.parse_address(f"channel:{connector}:{incoming.room}")  # refuse an invalid channel before any lookup
         match incoming.kind:
-            case Heard.MESSAGE:
-                welcome = await self._keeper.meet(instance, incoming)
-                return await self._let_in(instance, incoming, welcome) if welcome is not None else None
-            case Heard.REACTION:
-                return await self._reacted(instance, incoming)
-            case Heard.PRESS:
-                return await self._pressed(instance, incoming)
-            case Heard.MOVED:
-                await self._joiner.flush(instance, incoming.room)
-                return await self._keeper.moved(instance, incoming)
+            case InboundKind.MESSAGE:
+                welcome = await self._access_control.admit(connector, incoming)
+                return await self._accept_admitted(connector, incoming, welcome) if welcome is not None else None
+            case InboundKind.REACTION:
+                return await self._handle_reaction(connector, incoming)
+            case InboundKind.PRESS:
+                return await self._handle_press(connector, incoming)
+            case InboundKind.MOVED:
+                await self._coalescer.flush(connector, incoming.room)
+                return await self._access_control.migrate_channel(connector, incoming)
 
-    async def _let_in(
-        self, instance: str, incoming: Incoming, welcome: Welcome
+    async def _accept_admitted(
+        self, connector: str, incoming: InboundMessage, admission: Admission
     ) -> Receipt | asyncio.Future[Receipt | None]:
         """Accept an admitted message. Messages that wait in the channel are older, and are stored
         first."""
-        joiner, room = self._joiner, incoming.room
-        joins = joiner.joins(instance, incoming, welcome)
-        if not joins or joiner.others_wait(instance, room, welcome.speaker):
-            told = await joiner.flush(instance, room)
+        joiner, room = self._coalescer, incoming.room
+        joins = joiner.can_wait(connector, incoming, admission)
+        if not joins or joiner.has_other_senders(connector, room, admission.sender_id):
+            told = await joiner.flush(connector, room)
             if told:  # ambient messages that were passed on with those are not repeated with this one
-                welcome = replace(welcome, before=tuple(each for each in welcome.before if each.seq > told))
+                admission = replace(
+                    admission, ambient_messages=tuple(each for each in admission.ambient_messages if each.seq > told)
+                )
         if not joins:
-            return await self._deliver(instance, incoming, welcome)
-        waits = joiner.add(instance, incoming, welcome)
-        if joiner.is_full(instance, room, welcome.speaker):
-            await joiner.flush(instance, room)
+            return await self._store_message(connector, incoming, admission)
+        waits = joiner.add(connector, incoming, admission)
+        if joiner.is_full(connector, room, admission.sender_id):
+            await joiner.flush(connector, room)
         return waits
 
     # --- one channel at a time ---
 
     @asynccontextmanager
-    async def _alone_in(self, instance: str, room: str) -> AsyncGenerator[None]:
-        key = (instance, room)
-        mine = self._rooms.setdefault(key, _Room(asyncio.Lock()))
+    async def _lock_channel(self, connector: str, channel: str) -> AsyncGenerator[None]:
+        key = (connector, channel)
+        mine = self._channel_locks.setdefault(key, _ChannelLock(asyncio.Lock()))
         mine.users += 1
         try:
             async with mine.lock:
@@ -197,77 +201,81 @@ class Doorway:
         finally:
             mine.users -= 1
             if not mine.users:
-                del self._rooms[key]
+                del self._channel_locks[key]
 
-    def _ring(self, instance: str, room: str) -> None:
-        task = asyncio.create_task(self._flush(instance, room), name=f"texts at {instance}")
-        self._flushing.add(task)
-        task.add_done_callback(self._flushing.discard)
+    def _schedule_flush(self, connector: str, channel: str) -> None:
+        task = asyncio.create_task(self._flush(connector, channel), name=f"texts at {connector}")
+        self._flush_tasks.add(task)
+        task.add_done_callback(self._flush_tasks.discard)
 
-    async def _flush(self, instance: str, room: str) -> None:
+    async def _flush(self, connector: str, channel: str) -> None:
         with suppress(StoreError):  # the callers that passed the messages get the error
-            async with self._alone_in(instance, room):
-                await self._joiner.flush(instance, room)
+            async with self._lock_channel(connector, channel):
+                await self._coalescer.flush(connector, channel)
 
     # --- messages ---
 
-    async def _deliver(self, instance: str, incoming: Incoming, welcome: Welcome) -> Receipt:
-        seen = await self._look(instance, incoming)
+    async def _store_message(self, connector: str, incoming: InboundMessage, admission: Admission) -> Receipt:
+        seen = await self._find_known(connector, incoming)
         there = seen.envelope
         same = (
             there is not None
             and not incoming.revision
-            and inbound_drafts.is_the_same(there, incoming, is_joined=seen.is_joined)
+            and inbound_drafts.is_same_message(there, incoming, is_merged=seen.is_merged)
         )
-        if same and there is not None and (seen.is_joined or len(welcome.agents) == 1):
-            return Receipt(envelope=there.id, session=there.session, news_seq=0, duplicate=True)
-        bytes_max = welcome.settings.file_bytes_max
-        files, missing = await bring(incoming.files, self._keep, bytes_max=bytes_max, instance=instance)
-        whole = inbound_drafts.attached(incoming, files)
+        if same and there is not None and (seen.is_merged or len(admission.agents) == 1):
+            return Receipt(envelope=there.id, session=there.session, event_seq=0, duplicate=True)
+        bytes_max = admission.settings.file_bytes_max
+        files, missing = await fetch_attachments(
+            incoming.files, self._fetch_attachment, bytes_max=bytes_max, connector=connector
+        )
+        whole = inbound_drafts.add_attachments(incoming, files)
         if same and there is not None:
             text = there.text  # as it was first received
         else:
-            text = inbound_drafts.text_of(whole, (*missing, *await self._heard(instance, whole)))
-        return await self._send(instance, whole, welcome, text, original=there)
+            text = inbound_drafts.build_text(whole, (*missing, *await self._transcribe_voice(connector, whole)))
+        return await self._post_to_agents(connector, whole, admission, text, original=there)
 
-    async def _heard(self, instance: str, incoming: Incoming) -> list[str]:
+    async def _transcribe_voice(self, connector: str, incoming: InboundMessage) -> list[str]:
         """Transcripts of voice messages, as far as possible. A failure never keeps a message out."""
         said: list[str] = []
         for file in incoming.attachments[:ATTACHMENTS_MAX]:
             try:
-                if words := await self._hear(file):
-                    said.append(inbound_drafts.overheard(file.name, words))
+                if words := await self._transcribe(file):
+                    said.append(inbound_drafts.format_transcript(file.name, words))
             except StoreError:
                 raise
             except Exception as error:
-                log.warning("voice not heard", exc_info=error, extra={"connector": instance})
+                log.warning("voice message not transcribed", exc_info=error, extra={"connector": connector})
         return said
 
-    async def _deliver_joined(self, instance: str, texts: list[Incoming], welcome: Welcome) -> Receipt | None:
-        first = texts[0]
-        known = [(await self._look(instance, each)).envelope for each in texts]
-        if len(texts) == 1 or any(known):  # after a crash some may be stored already, so each is handled separately
-            receipts = [await self._deliver(instance, each, welcome) for each in texts]
+    async def _store_merged(
+        self, connector: str, messages: list[InboundMessage], admission: Admission
+    ) -> Receipt | None:
+        first = messages[0]
+        known = [(await self._find_known(connector, each)).envelope for each in messages]
+        if len(messages) == 1 or any(known):  # after a crash some may be stored already, so each is handled separately
+            receipts = [await self._store_message(connector, each, admission) for each in messages]
             return receipts[-1]
-        text = clipped_bytes("\n".join(storable(each.text) for each in texts), TEXT_BYTES_MAX)
+        text = truncate_bytes("\n".join(make_storable(each.text) for each in messages), ENVELOPE_TEXT_BYTES_MAX)
         id_ = EnvelopeId(self._ids.new())
         # Before the envelope is accepted: then each message is known as soon as it is. A leftover
         # row is harmless.
         body = partial(
-            merged_messages.put,
+            merged_messages.insert,
             envelope=id_,
-            channel=f"channel:{instance}:{first.room}",
-            message_ids=[storable(each.message_id) for each in texts],
+            channel=f"channel:{connector}:{first.room}",
+            message_ids=[make_storable(each.message_id) for each in messages],
             at_ms=to_ms(self._clock.now()),
         )
         await self._store.write(body, point="join")
-        return await self._send(instance, first, welcome, text, original=None, id_=id_)
+        return await self._post_to_agents(connector, first, admission, text, original=None, id_=id_)
 
-    async def _send(
+    async def _post_to_agents(
         self,
-        instance: str,
-        incoming: Incoming,
-        welcome: Welcome,
+        connector: str,
+        incoming: InboundMessage,
+        admission: Admission,
         text: str,
         *,
         original: Envelope | None,
@@ -275,27 +283,31 @@ class Doorway:
     ) -> Receipt:
         """Post the message to each agent that answers here, after the notes that it has to read
         first."""
-        quoted = await self._quoted(instance, incoming)
+        quoted = await self._find_quoted(connector, incoming)
         drafts = [
-            inbound_drafts.letter(
-                instance,
+            inbound_drafts.build_draft(
+                connector,
                 incoming,
-                welcome,
-                id_=id_ if id_ is not None and agent == welcome.agents[0] else EnvelopeId(self._ids.new()),
+                admission,
+                id_=id_ if id_ is not None and agent == admission.agents[0] else EnvelopeId(self._ids.new()),
                 agent=agent,
                 text=text,
                 settings=self._sessions(),
             )
-            for agent in welcome.agents
+            for agent in admission.agents
         ]
         # A command is no turn of the agent: ambient messages wait for the next message.
         before = (
-            "" if read_command(text) else inbound_drafts.said_before(welcome.before, incoming, quote_known=bool(quoted))
+            ""
+            if read_command(text)
+            else inbound_drafts.format_ambient(admission.ambient_messages, incoming, is_quote_stored=bool(quoted))
         )
         if before:
             for draft in drafts:
-                await self._note(inbound_drafts.note(draft, before, "before", id_=EnvelopeId(self._ids.new())))
-            await self._keeper.told(instance, incoming.room, welcome.before)
+                await self._post_note(
+                    inbound_drafts.build_note(draft, before, "before", id_=EnvelopeId(self._ids.new()))
+                )
+            await self._access_control.mark_ambient_read(connector, incoming.room, admission.ambient_messages)
         # The first agent's envelope last: it has the key of the message, so once it exists all the
         # others do.
         receipts = [
@@ -306,20 +318,20 @@ class Doorway:
         ]
         return receipts[-1]
 
-    async def _post_or_edit(self, draft: Draft, incoming: Incoming, original: Envelope | None) -> Receipt:
+    async def _post_or_edit(self, draft: EnvelopeDraft, incoming: InboundMessage, original: Envelope | None) -> Receipt:
         if not incoming.revision:
             try:
-                return await self._post.post(draft)
+                return await self._post.accept(draft)
             except Conflict as conflict:
                 if conflict.code != "key.reused":
                     raise
-        return await self._post.post(inbound_drafts.edit(draft, original, revision=incoming.revision))
+        return await self._post.accept(inbound_drafts.build_edit(draft, original, revision=incoming.revision))
 
-    async def _note(self, draft: Draft) -> Receipt | None:
+    async def _post_note(self, draft: EnvelopeDraft) -> Receipt | None:
         """Post a note. If it was posted before with other text, that is fine: the ambient messages
         may have changed."""
         try:
-            return await self._post.post(draft)
+            return await self._post.accept(draft)
         except Conflict as conflict:
             if conflict.code != "key.reused":
                 raise
@@ -327,18 +339,18 @@ class Doorway:
 
     # --- reactions and presses ---
 
-    async def _reacted(self, instance: str, incoming: Incoming) -> Receipt | None:
+    async def _handle_reaction(self, connector: str, incoming: InboundMessage) -> Receipt | None:
         """Note a reaction, if it is to a known envelope and the sender may write."""
-        to = await self._quoted(instance, incoming)
+        to = await self._find_quoted(connector, incoming)
         if to is None:
             return None
-        welcome = await self._keeper.meet(instance, incoming)
+        welcome = await self._access_control.admit(connector, incoming)
         if welcome is None:
             return None
-        await self._joiner.flush(instance, incoming.room)
-        said = f"{speaker_of(incoming)}\n{incoming.text}".encode(errors="replace")
-        draft = inbound_drafts.letter(
-            instance,
+        await self._coalescer.flush(connector, incoming.room)
+        said = f"{get_sender_id(incoming)}\n{incoming.text}".encode(errors="replace")
+        draft = inbound_drafts.build_draft(
+            connector,
             incoming,
             welcome,
             id_=EnvelopeId(self._ids.new()),
@@ -347,51 +359,53 @@ class Doorway:
             settings=self._sessions(),
         )
         purpose = f"reaction/{hashlib.sha256(said).hexdigest()[:16]}"
-        noted = inbound_drafts.note(
+        noted = inbound_drafts.build_note(
             replace(draft, reply_to=to.id),
-            inbound_drafts.reaction(incoming, to),
+            inbound_drafts.format_reaction(incoming, to),
             purpose,
             id_=draft.id,
             trust=welcome.trust,
         )
-        return await self._note(noted)
+        return await self._post_note(noted)
 
-    async def _pressed(self, instance: str, incoming: Incoming) -> None:
+    async def _handle_press(self, connector: str, incoming: InboundMessage) -> None:
         """Accept a press only from linked people. Whether this person may decide is checked by the
         handler."""
-        who = await self._keeper.who_pressed(instance, incoming)
+        who = await self._access_control.identify_presser(connector, incoming)
         if who is None:
-            await self._refuse_press(instance, incoming.message_id)
+            await self._refuse_press(connector, incoming.message_id)
             return
-        press = Press(
-            instance=instance,
-            room=incoming.room,
+        press = ButtonPress(
+            connector=connector,
+            channel=incoming.room,
             press_id=incoming.message_id,
             data=incoming.text,
-            under=incoming.quoted.message_id if incoming.quoted is not None else "",
-            who=who,
+            message_id=incoming.quoted.message_id if incoming.quoted is not None else "",
+            principal=who,
         )
-        await self._press(press)
+        await self._handle_press_event(press)
 
     # --- lookups ---
 
-    async def _look(self, instance: str, incoming: Incoming) -> _Seen:
+    async def _find_known(self, connector: str, incoming: InboundMessage) -> _KnownMessage:
         return await self._store.read(
-            partial(_seen, instance=instance, room=incoming.room, message_id=incoming.message_id)
+            partial(_read_known, instance=connector, room=incoming.room, message_id=incoming.message_id)
         )
 
-    async def _quoted(self, instance: str, incoming: Incoming) -> Envelope | None:
+    async def _find_quoted(self, connector: str, incoming: InboundMessage) -> Envelope | None:
         """The envelope that a message replies to: one that we sent there, or one that a message
         there became."""
         if incoming.quoted is None or not incoming.quoted.message_id:
             return None
-        look = partial(_seen, instance=instance, room=incoming.room, message_id=incoming.quoted.message_id, ours=True)
+        look = partial(
+            _read_known, instance=connector, room=incoming.room, message_id=incoming.quoted.message_id, ours=True
+        )
         return (await self._store.read(look)).envelope
 
 
-def _seen(conn: sa.Connection, *, instance: str, room: str, message_id: str, ours: bool = False) -> _Seen:
+def _read_known(conn: sa.Connection, *, instance: str, room: str, message_id: str, ours: bool = False) -> _KnownMessage:
     channel = f"channel:{instance}:{room}"
-    found = merged_messages.find(conn, channel, storable(message_id))
+    found = merged_messages.find(conn, channel, make_storable(message_id))
     if found is not None and (ours or str(found.sender) == channel):
-        return _Seen(found, is_joined=True)
-    return _Seen(envelopes.by_key(conn, source_of(instance), message_key(room, message_id)))
+        return _KnownMessage(found, is_merged=True)
+    return _KnownMessage(envelopes.get_by_key(conn, get_source(instance), make_message_key(room, message_id)))

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-from retinue.domain.delegation import Cleanup, Delegation, DelegationKind, DelegationState, Notify
+from retinue.domain.delegation import Delegation, DelegationKind, DelegationState, NotifyMode, SubagentCleanup
 from retinue.domain.envelope import Outcome
-from retinue.domain.event import NewsKind
+from retinue.domain.event import EventKind
 from retinue.domain.ids import EnvelopeId, RunId
-from retinue.store.core.transaction import Page
+from retinue.store.core.transaction import Transaction
 from retinue.store.runs import delegations
 
 READ_WITHIN_MS = 1_000  # most requesters have read a result by then; slower ones are waited for
-STATE_OF = {Outcome.ANSWERED: DelegationState.DONE, Outcome.CANCELLED: DelegationState.CANCELLED}
+STATE_BY_OUTCOME = {Outcome.ANSWERED: DelegationState.DONE, Outcome.CANCELLED: DelegationState.CANCELLED}
 
 
-def is_told(delegation: Delegation) -> bool:
+def is_reported(delegation: Delegation) -> bool:
     """Whether the requester gets the result."""
-    return delegation.wait_until is not None or delegation.notify is not Notify.OFF
+    return delegation.wait_until is not None or delegation.notify is not NotifyMode.OFF
 
 
 def is_silent(delegation: Delegation) -> bool:
     """Whether the requester gets the result only with its next turn. A waiting requester gets it at
     once."""
-    return delegation.wait_until is None and delegation.notify is Notify.NOTE
+    return delegation.wait_until is None and delegation.notify is NotifyMode.NOTE
 
 
-def end(
-    page: Page, delegation: Delegation, state: DelegationState, *, because: str, result: EnvelopeId | None
+def end_delegation(
+    page: Transaction, delegation: Delegation, state: DelegationState, *, because: str, result: EnvelopeId | None
 ) -> int | None:
     """End a delegation, in the commit that settles its envelope. Returns when to archive its
     session, if at all."""
-    archive_ms = _archive_ms(page, delegation)
+    archive_ms = _get_archive_ms(page, delegation)
     done = delegations.end(
         page.conn,
         delegation.id,
@@ -40,31 +40,31 @@ def end(
         archive_ms=archive_ms,
     )
     if done:
-        page.tell(
-            NewsKind.DELEGATION_ENDED,
+        page.emit(
+            EventKind.DELEGATION_ENDED,
             session=delegation.session,
             delegation=delegation.id,
             state=state.value,
             because=because,
             result=result,
-            to=delegation.to,
+            to=delegation.target_session,
         )
     return archive_ms if done else None
 
 
-def withdraw(page: Page, run: RunId) -> None:
+def cancel_external_requests(page: Transaction, run: RunId) -> None:
     """A run that waits for external agents ends: their later messages no longer answer a request."""
-    for delegation in delegations.waiting(page.conn, run):
-        if delegation.kind is DelegationKind.EXTERNAL and delegation.state.open:
-            end(page, delegation, DelegationState.CANCELLED, because="its run has ended", result=None)
+    for delegation in delegations.list_awaited(page.conn, run):
+        if delegation.kind is DelegationKind.EXTERNAL and delegation.state.is_open:
+            end_delegation(page, delegation, DelegationState.CANCELLED, because="its run has ended", result=None)
 
 
-def _archive_ms(page: Page, delegation: Delegation) -> int | None:
+def _get_archive_ms(page: Transaction, delegation: Delegation) -> int | None:
     """When to archive a subagent's session. With cleanup `delete`, as soon as the result can be
     read."""
     if delegation.kind not in (DelegationKind.SPAWN, DelegationKind.BACKGROUND):
         return None
-    if delegation.cleanup is Cleanup.DELETE:
+    if delegation.cleanup is SubagentCleanup.DELETE:
         return page.at_ms + READ_WITHIN_MS
     after_s = delegation.archive_after_s
     return page.at_ms + round(after_s * 1000) if after_s is not None else None

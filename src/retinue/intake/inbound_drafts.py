@@ -9,28 +9,36 @@ import msgspec
 from msgspec.structs import replace
 
 from retinue.config.sessions import SessionSettings
-from retinue.connectors.base import Incoming
+from retinue.connectors.base import InboundMessage
 from retinue.domain import address, session_keys
-from retinue.domain.access import Overheard, id_space
+from retinue.domain.access import AmbientMessage, id_namespace
 from retinue.domain.attachment import Attachment
-from retinue.domain.envelope import ATTACHMENTS_MAX, KEY_LENGTH_MAX, TEXT_BYTES_MAX, Context, Draft, Envelope, Kind
-from retinue.domain.errors import Invalid
-from retinue.domain.ids import EnvelopeId, short
+from retinue.domain.envelope import (
+    ATTACHMENTS_MAX,
+    ENVELOPE_TEXT_BYTES_MAX,
+    IDEMPOTENCY_KEY_LENGTH_MAX,
+    Envelope,
+    EnvelopeContext,
+    EnvelopeDraft,
+    EnvelopeKind,
+)
+from retinue.domain.ids import EnvelopeId, short_id
 from retinue.domain.session import Origin, OriginKind
 from retinue.domain.session_keys import ChatType, DmScope
-from retinue.domain.slash_command import read as read_command
-from retinue.domain.storable_text import clipped_bytes, storable
+from retinue.domain.slash_command import parse_commands as read_command
+from retinue.domain.storable_text import make_storable, truncate_bytes
 from retinue.domain.trust import Trust
-from retinue.intake.access_control import Welcome
-from retinue.intake.unknown_senders import plain
+from retinue.intake.access_control import Admission
+from retinue.intake.errors import MessageIdMissing
+from retinue.intake.unknown_senders import to_short_line
 
 CONTEXT_CHARS_MAX = 256
 QUOTED_CHARS_MAX = 500
 NOTE_CHARS_MAX = 20_000  # of all ambient messages together: the oldest are left out first
-HEARD = "[heard in "  # before the transcript of a voice message
+TRANSCRIPT_PREFIX = "[heard in "  # before the transcript of a voice message
 _EDIT = "/edit/"
 _HASH_CHARS = 16
-_KEY_CHARS_MAX = KEY_LENGTH_MAX - len(_EDIT) - _HASH_CHARS
+_KEY_CHARS_MAX = IDEMPOTENCY_KEY_LENGTH_MAX - len(_EDIT) - _HASH_CHARS
 
 _encode = msgspec.json.Encoder().encode
 
@@ -38,85 +46,82 @@ _encode = msgspec.json.Encoder().encode
 # --- keys ---
 
 
-def message_key(room: str, message_id: str) -> str:
+def make_message_key(channel: str, message_id: str) -> str:
     """The key `CHANNEL/MESSAGE_ID`. It is unambiguous: a channel may contain slashes, so those of
     the id are escaped."""
     if not message_id:
-        raise Invalid(
-            "this message has no id",
-            because="without one, a message that is delivered twice would be two",
-            try_this="have the connector name each message",
-            code="message.no-id",
-        )
-    return _fitting(f"{room}/{storable(message_id).replace('%', '%25').replace('/', '%2F')}")
+        raise MessageIdMissing
+    return _limit_key(f"{channel}/{make_storable(message_id).replace('%', '%25').replace('/', '%2F')}")
 
 
-def _fitting(key: str) -> str:
+def _limit_key(key: str) -> str:
     # A hash has no slash, and every unhashed key has one, so the two never collide.
     return key if len(key) <= _KEY_CHARS_MAX else hashlib.sha256(key.encode()).hexdigest()
 
 
-def below(key: str, *purpose: str) -> str:
+def derive_key(key: str, *purpose: str) -> str:
     """The key of an envelope that belongs to another, such as a note."""
-    return _fitting("/".join((key, *purpose)))
+    return _limit_key("/".join((key, *purpose)))
 
 
-def source_of(instance: str) -> str:
-    return f"connector:{instance}"
+def get_source(connector: str) -> str:
+    return f"connector:{connector}"
 
 
 # --- drafts ---
 
 
-def letter(
-    instance: str,
-    incoming: Incoming,
-    welcome: Welcome,
+def build_draft(
+    connector: str,
+    incoming: InboundMessage,
+    admission: Admission,
     *,
     id_: EnvelopeId,
     agent: str,
     text: str,
     settings: SessionSettings,
-) -> Draft:
+) -> EnvelopeDraft:
     """The draft for one agent. Only the first agent's has the key of the message: edits are found
     by it."""
-    key = message_key(incoming.room, incoming.message_id)
-    return Draft(
+    key = make_message_key(incoming.room, incoming.message_id)
+    return EnvelopeDraft(
         id=id_,
-        sender=address.parse(f"channel:{instance}:{incoming.room}"),
-        recipient=address.agent(agent),
+        sender=address.parse_address(f"channel:{connector}:{incoming.room}"),
+        recipient=address.agent_address(agent),
         text=text,
-        source=source_of(instance),
-        key=key if agent == welcome.agents[0] else below(key, "to", agent),
-        origin=origin(instance, incoming, welcome, agent, settings),
+        source=get_source(connector),
+        idempotency_key=key if agent == admission.agents[0] else derive_key(key, "to", agent),
+        origin=get_origin(connector, incoming, admission, agent, settings),
         attachments=incoming.attachments[:ATTACHMENTS_MAX],
-        context=_context(incoming, welcome),
-        trust=_trust(text, welcome, forwarded=incoming.forwarded),
+        context=_build_context(incoming, admission),
+        trust=_get_trust(text, admission, is_forwarded=incoming.forwarded),
     )
 
 
-def _trust(text: str, welcome: Welcome, *, forwarded: bool) -> Trust:
+def _get_trust(text: str, admission: Admission, *, is_forwarded: bool) -> Trust:
     """A command of a sender who may not give commands is untrusted, so the server refuses it.
 
     Forwarded text cannot be a command, even from a sender who may give some: a slash in it is plain
     text.
     """
-    commands = not welcome.may_command or forwarded
-    return Trust.UNTRUSTED if commands and read_command(text) else welcome.trust
+    commands = not admission.may_command or is_forwarded
+    return Trust.UNTRUSTED if commands and read_command(text) else admission.trust
 
 
-def edit(draft: Draft, original: Envelope | None, *, revision: str) -> Draft:
-    body = _encode([draft.text, [attachment.hash for attachment in draft.attachments], storable(revision)])
-    which = f" of {short(original.id)}" if original else ""
+def build_edit(draft: EnvelopeDraft, original: Envelope | None, *, revision: str) -> EnvelopeDraft:
+    body = _encode([draft.text, [attachment.hash for attachment in draft.attachments], make_storable(revision)])
+    which = f" of {short_id(original.id)}" if original else ""
     return replace(
         draft,
-        text=clipped_bytes(f"[edit{which}]\n{draft.text}", TEXT_BYTES_MAX),
-        key=f"{draft.key}{_EDIT}{hashlib.sha256(body).hexdigest()[:_HASH_CHARS]}",
+        text=truncate_bytes(f"[edit{which}]\n{draft.text}", ENVELOPE_TEXT_BYTES_MAX),
+        idempotency_key=f"{draft.idempotency_key}{_EDIT}{hashlib.sha256(body).hexdigest()[:_HASH_CHARS]}",
         reply_to=original.id if original else None,
     )
 
 
-def note(draft: Draft, text: str, purpose: str, *, id_: EnvelopeId, trust: Trust = Trust.UNTRUSTED) -> Draft:
+def build_note(
+    draft: EnvelopeDraft, text: str, purpose: str, *, id_: EnvelopeId, trust: Trust = Trust.UNTRUSTED
+) -> EnvelopeDraft:
     """A note that the agent reads with its next turn, without answering.
 
     It contains text of others. So it is separate from the sender's message, and less trusted.
@@ -124,48 +129,51 @@ def note(draft: Draft, text: str, purpose: str, *, id_: EnvelopeId, trust: Trust
     return replace(
         draft,
         id=id_,
-        kind=Kind.SYSTEM,
-        text=clipped_bytes(text, TEXT_BYTES_MAX),
-        key=below(draft.key, purpose),
+        kind=EnvelopeKind.SYSTEM,
+        text=truncate_bytes(text, ENVELOPE_TEXT_BYTES_MAX),
+        idempotency_key=derive_key(draft.idempotency_key, purpose),
         attachments=(),
         trust=trust,
         silent=True,
     )
 
 
-def text_of(incoming: Incoming, missing: Sequence[str] = ()) -> str:
+def build_text(incoming: InboundMessage, missing: Sequence[str] = ()) -> str:
     """The text of a message. A platform's input cannot be returned for correction: it is kept as
     far as possible, with a visible mark if cut."""
-    lines = [storable(incoming.text)] if incoming.text else []
+    lines = [make_storable(incoming.text)] if incoming.text else []
     left_out = len(incoming.attachments) - ATTACHMENTS_MAX
     if left_out > 0:
         lines.append(f"[left out: {left_out} more attachments]")
-    return clipped_bytes("\n".join((*lines, *missing)), TEXT_BYTES_MAX)
+    return truncate_bytes("\n".join((*lines, *missing)), ENVELOPE_TEXT_BYTES_MAX)
 
 
-def overheard(name: str, said: str) -> str:
+def format_transcript(name: str, transcript: str) -> str:
     """Format a transcript as a quote, so that it cannot be mistaken for the sender's text."""
-    lines = "\n".join(f"> {line}" for line in said.splitlines())
-    return f"{HEARD}{plain(name) or 'a voice message'} by a program that may be wrong, untrusted:]\n{lines}"
+    lines = "\n".join(f"> {line}" for line in transcript.splitlines())
+    source = to_short_line(name) or "a voice message"
+    return f"{TRANSCRIPT_PREFIX}{source} by a program that may be wrong, untrusted:]\n{lines}"
 
 
-def is_the_same(seen: Envelope, incoming: Incoming, *, is_joined: bool) -> bool:
+def is_same_message(stored: Envelope, incoming: InboundMessage, *, is_merged: bool) -> bool:
     """Whether the stored message equals this one: redelivered, and not edited since."""
-    text = text_of(incoming)
-    if is_joined:
-        return f"\n{text}\n" in f"\n{seen.text}\n"
+    text = build_text(incoming)
+    if is_merged:
+        return f"\n{text}\n" in f"\n{stored.text}\n"
     if incoming.files:  # the files are not fetched again to be compared
-        return seen.text == text or seen.text.startswith(f"{text}\n[" if text else "[")
-    if seen.attachments != incoming.attachments[:ATTACHMENTS_MAX]:
+        return stored.text == text or stored.text.startswith(f"{text}\n[" if text else "[")
+    if stored.attachments != incoming.attachments[:ATTACHMENTS_MAX]:
         return False
     # A transcript is not part of the message, and may differ the next time.
-    return seen.text == text or seen.text.startswith(f"{text}\n{HEARD}" if text else HEARD)
+    return stored.text == text or stored.text.startswith(f"{text}\n{TRANSCRIPT_PREFIX}" if text else TRANSCRIPT_PREFIX)
 
 
 # --- context ---
 
 
-def origin(instance: str, incoming: Incoming, welcome: Welcome, agent: str, settings: SessionSettings) -> Origin | None:
+def get_origin(
+    connector: str, incoming: InboundMessage, admission: Admission, agent: str, settings: SessionSettings
+) -> Origin | None:
     """The session of a person who writes directly; None if it is that of the channel.
 
     That is so if several people write there, and with the narrowest scope: one person at one of our
@@ -174,15 +182,15 @@ def origin(instance: str, incoming: Incoming, welcome: Welcome, agent: str, sett
     narrow = settings.dm_scope is DmScope.PER_ACCOUNT_CHANNEL_PEER and not settings.identity_links
     if not incoming.peer or narrow:
         return None
-    service = id_space(incoming.service or instance, instance)
+    service = id_namespace(incoming.service or connector, connector)
     links = dict(settings.identity_links)
-    if welcome.person:  # by their linked id; the settings take precedence
-        links.setdefault(welcome.person, (f"{service}:{incoming.peer}",))
-    key = session_keys.direct(
+    if admission.person:  # by their linked id; the settings take precedence
+        links.setdefault(admission.person, (f"{service}:{incoming.peer}",))
+    key = session_keys.direct_key(
         agent,
         scope=settings.dm_scope,
-        channel=service,
-        account=instance,
+        platform=service,
+        account=connector,
         peer=incoming.peer,
         links=links,
     )
@@ -190,66 +198,68 @@ def origin(instance: str, incoming: Incoming, welcome: Welcome, agent: str, sett
     return None if same_as_room else Origin(OriginKind.CHAT, str(key))
 
 
-def _context(incoming: Incoming, welcome: Welcome) -> Context:
+def _build_context(incoming: InboundMessage, admission: Admission) -> EnvelopeContext:
     """Facts of the connector about the sender, and the person that it is linked to. It never
     carries a decision of an approval."""
     given, speaker = incoming.context, incoming.speaker
-    return Context(
-        sender_name=_named(given.sender_name or speaker.name),
-        username=_named(given.username or speaker.username),
-        chat_title=_named(given.chat_title),
-        from_boss=welcome.from_boss,
-        person=welcome.person,
-        speaker=_named(welcome.speaker),
-        platform_id=_named(incoming.message_id),
+    return EnvelopeContext(
+        sender_name=_limit_field(given.sender_name or speaker.name),
+        username=_limit_field(given.username or speaker.username),
+        chat_title=_limit_field(given.chat_title),
+        from_boss=admission.from_boss,
+        person=admission.person,
+        speaker=_limit_field(admission.sender_id),
+        platform_id=_limit_field(incoming.message_id),
         chat_type=given.chat_type or (ChatType.DIRECT if incoming.peer else ChatType.GROUP),
     )
 
 
-def _named(text: str) -> str:
-    return storable(text[:CONTEXT_CHARS_MAX])
+def _limit_field(text: str) -> str:
+    return make_storable(text[:CONTEXT_CHARS_MAX])
 
 
 # --- notes before a message ---
 
 
-def said_before(before: Sequence[Overheard], incoming: Incoming, *, quote_known: bool) -> str:
+def format_ambient(
+    ambient_messages: Sequence[AmbientMessage], incoming: InboundMessage, *, is_quote_stored: bool
+) -> str:
     """The note before a message: ambient messages by sender, and the quoted message if it is not
     stored."""
     lines: list[str] = []
-    room = NOTE_CHARS_MAX
-    for each in reversed(before):
-        line = f"{_label(each.name or each.speaker)}: {_in_one_block(each.text)}"
-        room -= len(line)
-        if room < 0:
-            lines.append("(and more before that)")
+    chars_left = NOTE_CHARS_MAX
+    for each in reversed(ambient_messages):
+        line = f"{_format_name(each.sender_name or each.sender_id)}: {_indent_lines(each.text)}"
+        chars_left -= len(line)
+        if chars_left < 0:
+            lines.append("(earlier messages are left out)")
             break
         lines.append(line)
-    told = ["Said here before, and not to you:", *reversed(lines)] if lines else []
+    notes = ["Earlier messages in this channel, not addressed to you:", *reversed(lines)] if lines else []
     quoted = incoming.quoted
-    if quoted is not None and not quote_known and quoted.text.strip():
-        whose = "yourself" if quoted.ours else _label(quoted.author) if quoted.author else "somebody"
-        told.append(f"The next message answers words of {whose}:")
-        told.append(f"> {_in_one_block(quoted.text[:QUOTED_CHARS_MAX])}")
-    return storable("\n".join(told))
+    if quoted is not None and not is_quote_stored and quoted.text.strip():
+        whose = "yourself" if quoted.ours else _format_name(quoted.author) if quoted.author else "someone"
+        notes.append(f"The next message replies to this message of {whose}:")
+        notes.append(f"> {_indent_lines(quoted.text[:QUOTED_CHARS_MAX])}")
+    return make_storable("\n".join(notes))
 
 
-def reaction(incoming: Incoming, to: Envelope) -> str:
-    who = _label(incoming.speaker.name or incoming.context.sender_name) or "Somebody"
-    emoji = plain(incoming.text)
-    did = f"reacted with {emoji} to" if emoji else "took back their reaction to"
-    return storable(f"{who} {did} envelope {short(to.id)}.")
+def format_reaction(incoming: InboundMessage, target: Envelope) -> str:
+    who = _format_name(incoming.speaker.name or incoming.context.sender_name) or "Someone"
+    emoji = to_short_line(incoming.text)
+    did = f"reacted with {emoji} to" if emoji else "removed their reaction to"
+    return make_storable(f"{who} {did} envelope {short_id(target.id)}.")
 
 
-def _label(name: str) -> str:
+def _format_name(name: str) -> str:
     """A name that can neither be mistaken for the text after it, nor end it."""
-    return plain(name).replace(":", "")
+    return to_short_line(name).replace(":", "")
 
 
-def _in_one_block(text: str) -> str:
+def _indent_lines(text: str) -> str:
     """Indent all lines but the first, so that none can be mistaken for another sender's."""
     return "\n    ".join(text.splitlines())
 
 
-def attached(incoming: Incoming, files: Sequence[Attachment]) -> Incoming:
+def add_attachments(incoming: InboundMessage, files: Sequence[Attachment]) -> InboundMessage:
     return replace(incoming, attachments=(*incoming.attachments, *files))

@@ -16,29 +16,29 @@ from msgspec.structs import replace
 from retinue.connectors.base import Connector
 from retinue.connectors.webhook import inbound_request, webhook_signature
 from retinue.connectors.webhook.connector import WebhookConnector
-from retinue.connectors.webhook.inbound_request import Wish
-from retinue.connectors.webhook.settings import HookKind, WakeMode
+from retinue.connectors.webhook.inbound_request import WebhookRequest
+from retinue.connectors.webhook.settings import WakeMode, WebhookKind
 from retinue.domain import address, session_keys
 from retinue.domain.address import Address, AddressKind
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.envelope import Context, Draft, Kind, Receipt
-from retinue.domain.errors import Invalid, NotFound
+from retinue.domain.envelope import EnvelopeContext, EnvelopeDraft, EnvelopeKind, Receipt
+from retinue.domain.errors import Invalid
 from retinue.domain.ids import EnvelopeId
-from retinue.domain.ports import Clock, Ids, Post
+from retinue.domain.ports import Clock, EnvelopeAcceptor, IdSource
 from retinue.domain.principal import Principal
-from retinue.domain.run import NO_REQUEST, RunRequest
+from retinue.domain.run import NO_RUN_REQUEST, RunRequest
 from retinue.domain.session import Origin, OriginKind
 from retinue.domain.trust import Trust
-from retinue.intake.external_callbacks import Unsigned
-from retinue.intake.routing import OWNER, who_listens
+from retinue.intake.errors import WebhookConnectorNotFound, WebhookUnverified
+from retinue.intake.routing import OWNER, get_session_address
 from retinue.store.core.connection import Store
 from retinue.store.sessions import sessions
-from retinue.text.untrusted_wrapper import wrap
+from retinue.text.untrusted_wrapper import wrap_untrusted
 
 _OWNER = Principal(address=OWNER, level=PermissionLevel.BOSS, trust=Trust.OWNER)
 
 
-class Came(Struct, frozen=True, kw_only=True):
+class RawWebhookRequest(Struct, frozen=True, kw_only=True):
     """A request as received: nothing in it is trusted yet. Header names are lowercase."""
 
     path: str
@@ -46,23 +46,23 @@ class Came(Struct, frozen=True, kw_only=True):
     body: bytes
 
 
-class Taken(Struct, frozen=True):
+class WebhookReceipt(Struct, frozen=True):
     """The result of a request. `receipt` is None if no mapping matched: then nothing was stored."""
 
-    kind: HookKind | None
+    kind: WebhookKind | None
     receipt: Receipt | None
 
 
-class Requests:
+class WebhookIntake:
     """`connectors` are the running ones by name. `default_agent` answers requests that name no
     agent."""
 
     def __init__(
         self,
         store: Store,
-        post: Post,
+        post: EnvelopeAcceptor,
         clock: Clock,
-        ids: Ids,
+        ids: IdSource,
         *,
         connectors: Callable[[], Mapping[str, Connector]],
         default_agent: Callable[[sa.Connection], str],
@@ -74,96 +74,87 @@ class Requests:
         self._connectors = connectors
         self._default_agent = default_agent
 
-    def find(self, instance: str) -> WebhookConnector:
-        found = self._connectors().get(instance)
+    def find_connector(self, connector: str) -> WebhookConnector:
+        found = self._connectors().get(connector)
         # the wrapper redacts outbound text; inbound requests need the connector itself
-        found = getattr(found, "inside", found)
+        found = getattr(found, "inner", found)
         if isinstance(found, WebhookConnector):
             return found
-        raise NotFound(
-            f"no requests are taken at {instance[:64]!r}",
-            because="no webhook connector of that name is open",
-            try_this="look at `retinue connector list`",
-            code="webhook.no-connector",
-        )
+        raise WebhookConnectorNotFound(connector)
 
-    def prove(self, connector: WebhookConnector, came: Came) -> str:
-        """Verify a request and return its idempotency key. Raises `UnsignedRequest` if its
+    def verify(self, connector: WebhookConnector, raw: RawWebhookRequest) -> str:
+        """Verify a request and return its idempotency key. Raises `WebhookUnverified` if its
         signature is invalid."""
         try:
-            secret = connector.secret()
-            return webhook_signature.proved(
-                connector.settings.proof, secret, came.headers, came.body, now_s=self._clock.now().timestamp()
+            secret = connector.read_secret()
+            return webhook_signature.verify_request(
+                connector.settings.proof, secret, raw.headers, raw.body, now_s=self._clock.now().timestamp()
             )
-        except webhook_signature.Unproved as error:
-            raise _unproved(str(error)) from None
+        except webhook_signature.SignatureInvalid as error:
+            raise WebhookUnverified(because=str(error)) from None
         except Invalid:
-            raise _unproved("this connector has no secret, so nothing can be proved to it") from None
+            raise WebhookUnverified(because="this connector has no secret to verify requests with") from None
 
-    async def take(self, connector: WebhookConnector, key: str, came: Came) -> Taken:
+    async def accept(self, connector: WebhookConnector, key: str, raw: RawWebhookRequest) -> WebhookReceipt:
         """Store what a verified request asks for."""
-        wish = inbound_request.read(connector.settings, came.path, came.headers, came.body)
-        if wish is None:
-            return Taken(None, None)
+        webhook_request = inbound_request.parse_request(connector.settings, raw.path, raw.headers, raw.body)
+        if webhook_request is None:
+            return WebhookReceipt(None, None)
         id_ = EnvelopeId(self._ids.new())
         key = key or id_
-        agent = wish.agent or connector.settings.agent or await self._store.read(self._default_agent)
-        if wish.kind is HookKind.WAKE:
-            origin = await self._store.read(partial(_main, agent=agent))
+        agent = webhook_request.agent or connector.settings.agent or await self._store.read(self._default_agent)
+        if webhook_request.kind is WebhookKind.WAKE:
+            origin = await self._store.read(partial(_get_owner_origin, agent=agent))
         else:
-            own = session_keys.hook(wish.session or key, name=connector.instance)
+            own = session_keys.hook_key(webhook_request.session or key, name=connector.name)
             origin = Origin(OriginKind.EXTERNAL, str(own))
-        draft = Draft(
+        draft = EnvelopeDraft(
             id=id_,
-            sender=Address(AddressKind.CHANNEL, connector.instance, wish.session or wish.kind.value),
-            recipient=address.agent(agent),
-            text=_labelled(connector, wish, key),
-            source=f"hook:{connector.instance}",
-            key=f"{came.path}/{key}",
-            kind=Kind.SYSTEM if wish.kind is HookKind.WAKE else Kind.MESSAGE,
+            sender=Address(AddressKind.CHANNEL, connector.name, webhook_request.session or webhook_request.kind.value),
+            recipient=address.agent_address(agent),
+            text=_wrap_text(connector, webhook_request, key),
+            source=f"hook:{connector.name}",
+            idempotency_key=f"{raw.path}/{key}",
+            kind=EnvelopeKind.SYSTEM if webhook_request.kind is WebhookKind.WAKE else EnvelopeKind.MESSAGE,
             origin=origin,
-            context=_context(connector, wish, origin),
+            context=_build_context(connector, webhook_request, origin),
             trust=Trust.PRIVATE if connector.settings.trusted else Trust.UNTRUSTED,
-            silent=wish.mode is WakeMode.NEXT,
+            silent=webhook_request.mode is WakeMode.NEXT,
         )
-        return Taken(wish.kind, await self._post.post(draft))
+        return WebhookReceipt(webhook_request.kind, await self._post.accept(draft))
 
 
-def _main(conn: sa.Connection, *, agent: str) -> Origin:
+def _get_owner_origin(conn: sa.Connection, *, agent: str) -> Origin:
     """The session that the owner last had with an agent, or the one that they would have next."""
-    return sessions.latest(conn, agent, whose=_OWNER) or Origin(OriginKind.WEB, str(OWNER))
+    return sessions.get_latest_origin(conn, agent, principal=_OWNER) or Origin(OriginKind.WEB, str(OWNER))
 
 
-def _labelled(connector: WebhookConnector, wish: Wish, key: str) -> str:
+def _wrap_text(connector: WebhookConnector, webhook_request: WebhookRequest, key: str) -> str:
     """The text of a request, wrapped as untrusted. A slash at the beginning is no command."""
     if connector.settings.trusted:
-        return f"/{wish.text}" if wish.text.startswith("/") else wish.text
-    source = {"webhook": connector.instance, "from": wish.name}
-    return wrap(wish.text, id=connector.marker(key), source=source)
+        return f"/{webhook_request.text}" if webhook_request.text.startswith("/") else webhook_request.text
+    source = {"webhook": connector.name, "from": webhook_request.name}
+    return wrap_untrusted(webhook_request.text, id=connector.make_wrapper_id(key), source=source)
 
 
-def _context(connector: WebhookConnector, wish: Wish, origin: Origin) -> Context:
-    request = replace(NO_REQUEST, model=wish.model, effort=wish.effort, seconds_max=wish.timeout_s)
-    return Context(
-        sender_name=wish.name or connector.instance,
+def _build_context(connector: WebhookConnector, webhook_request: WebhookRequest, origin: Origin) -> EnvelopeContext:
+    request = replace(
+        NO_RUN_REQUEST,
+        model=webhook_request.model,
+        effort=webhook_request.effort,
+        seconds_max=webhook_request.timeout_s,
+    )
+    return EnvelopeContext(
+        sender_name=webhook_request.name or connector.name,
         request=request if request != RunRequest() else None,
-        answer_to=_answered(connector, wish, origin),
+        answer_to=_get_answer_address(connector, webhook_request, origin),
     )
 
 
-def _answered(connector: WebhookConnector, wish: Wish, origin: Origin) -> str:
+def _get_answer_address(connector: WebhookConnector, webhook_request: WebhookRequest, origin: Origin) -> str:
     """The address for the answer. Empty: the sender, which is this connector's own `url`."""
-    if wish.deliver or connector.settings.deliver:
-        return wish.deliver or connector.settings.deliver
-    if wish.kind is HookKind.WAKE:
-        return str(who_listens(origin))
+    if webhook_request.deliver or connector.settings.deliver:
+        return webhook_request.deliver or connector.settings.deliver
+    if webhook_request.kind is WebhookKind.WAKE:
+        return str(get_session_address(origin))
     return "" if connector.settings.url is not None else str(OWNER)
-
-
-def _unproved(because: str) -> Unsigned:
-    return Unsigned(
-        "this request was not proved",
-        because=because,
-        try_this="see the guide on webhooks for how requests are signed",
-        code="webhook.unproved",
-    )

@@ -11,96 +11,96 @@ from collections.abc import Awaitable, Callable
 
 from msgspec import Struct
 
-from retinue.connectors.base import Heard, Incoming
+from retinue.connectors.base import InboundKind, InboundMessage
 from retinue.domain.envelope import Receipt
 from retinue.domain.errors import StoreError
 from retinue.domain.ports import Clock
-from retinue.domain.slash_command import read as read_command
-from retinue.intake.access_control import Welcome
+from retinue.domain.slash_command import parse_commands as read_command
+from retinue.intake.access_control import Admission
 
-JOINED_MAX = 20  # messages in one envelope
-JOINED_CHARS_MAX = 20_000
+MERGED_MAX = 20  # messages in one envelope
+MERGED_CHARS_MAX = 20_000
 WINDOWS_MAX = 5  # the maximum wait of the first message, as a multiple of the debounce time
-ROOMS_MAX = 1_000  # that wait at once; beyond them, each message is a separate envelope
+PENDING_MAX = 1_000  # that wait at once; beyond them, each message is a separate envelope
 
-Whose = tuple[str, str, str]
+CoalescingKey = tuple[str, str, str]
 """Instance, room and speaker."""
 
 
-def _nothing() -> None: ...
+def _do_nothing() -> None: ...
 
 
-class _Waiting(Struct, eq=False):
-    welcome: Welcome
-    texts: list[Incoming]
-    done: asyncio.Future[Receipt | None]
+class _PendingMessages(Struct, eq=False):
+    admission: Admission
+    messages: list[InboundMessage]
+    receipt: asyncio.Future[Receipt | None]
     since_s: float
-    take_back: Callable[[], None] = _nothing  # the timer
+    cancel_timer: Callable[[], None] = _do_nothing  # the timer
 
 
-Deliver = Callable[[str, list[Incoming], Welcome], Awaitable[Receipt | None]]
+StoreMerged = Callable[[str, list[InboundMessage], Admission], Awaitable[Receipt | None]]
 """Stores texts of one speaker as one envelope, in the order they were said."""
 
 
-class Joiner:
+class MessageCoalescer:
     """Holds messages until their sender pauses. One caller per channel at a time: see
     `ConnectorIntake.accept`."""
 
-    def __init__(self, clock: Clock, deliver: Deliver, ring: Callable[[str, str], None]) -> None:
+    def __init__(self, clock: Clock, store_merged: StoreMerged, on_timer: Callable[[str, str], None]) -> None:
         """`on_timer` is called when the messages of a channel have waited long enough. It must
         arrange a call of `flush`."""
         self._clock = clock
-        self._deliver = deliver
-        self._ring = ring
-        self._waiting: dict[Whose, _Waiting] = {}
+        self._store_merged = store_merged
+        self._on_timer = on_timer
+        self._pending: dict[CoalescingKey, _PendingMessages] = {}
 
-    def joins(self, instance: str, incoming: Incoming, welcome: Welcome) -> bool:
+    def can_wait(self, connector: str, incoming: InboundMessage, admission: Admission) -> bool:
         """Whether it may wait for more: plain text, not an edit, and no command."""
-        whose = (instance, incoming.room, welcome.speaker)
+        whose = (connector, incoming.room, admission.sender_id)
         return (
-            welcome.settings.debounce_ms > 0
-            and (whose in self._waiting or len(self._waiting) < ROOMS_MAX)
-            and incoming.kind is Heard.MESSAGE
+            admission.settings.debounce_ms > 0
+            and (whose in self._pending or len(self._pending) < PENDING_MAX)
+            and incoming.kind is InboundKind.MESSAGE
             and bool(incoming.text.strip())
             and not (incoming.attachments or incoming.files or incoming.quoted or incoming.revision)
             and not incoming.forwarded  # forwarded text is not the sender's own
-            and len(incoming.text) <= JOINED_CHARS_MAX
+            and len(incoming.text) <= MERGED_CHARS_MAX
             and read_command(incoming.text) is None
         )
 
-    def add(self, instance: str, incoming: Incoming, welcome: Welcome) -> asyncio.Future[Receipt | None]:
+    def add(self, connector: str, incoming: InboundMessage, admission: Admission) -> asyncio.Future[Receipt | None]:
         """The future receipt of its envelope. Call `is_full` afterwards."""
-        whose = (instance, incoming.room, welcome.speaker)
-        waiting = self._waiting.get(whose)
+        whose = (connector, incoming.room, admission.sender_id)
+        waiting = self._pending.get(whose)
         now_s = self._clock.now().timestamp()
         if waiting is None:
             done: asyncio.Future[Receipt | None] = asyncio.get_running_loop().create_future()
             # The callers may be gone by then. Marks the exception as retrieved; remaining callers
             # still get it.
             done.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception() and None)
-            waiting = self._waiting[whose] = _Waiting(welcome, [], done, now_s)
-        waiting.take_back()
-        if all(each.message_id != incoming.message_id for each in waiting.texts):
-            waiting.texts.append(incoming)
-        window_s = welcome.settings.debounce_ms / 1000
+            waiting = self._pending[whose] = _PendingMessages(admission, [], done, now_s)
+        waiting.cancel_timer()
+        if all(each.message_id != incoming.message_id for each in waiting.messages):
+            waiting.messages.append(incoming)
+        window_s = admission.settings.debounce_ms / 1000
         left_s = waiting.since_s + WINDOWS_MAX * window_s - now_s
-        waiting.take_back = self._clock.later(
-            max(0.0, min(window_s, left_s)), lambda: self._ring(instance, incoming.room)
+        waiting.cancel_timer = self._clock.call_later(
+            max(0.0, min(window_s, left_s)), lambda: self._on_timer(connector, incoming.room)
         )
-        return waiting.done
+        return waiting.receipt
 
-    def others_wait(self, instance: str, room: str, speaker: str) -> bool:
+    def has_other_senders(self, connector: str, channel: str, sender_id: str) -> bool:
         """Whether messages of another sender wait in this channel: they are older, and are stored
         first."""
-        return any(whose[:2] == (instance, room) and whose[2] != speaker for whose in self._waiting)
+        return any(whose[:2] == (connector, channel) and whose[2] != sender_id for whose in self._pending)
 
-    def is_full(self, instance: str, room: str, speaker: str) -> bool:
-        waiting = self._waiting.get((instance, room, speaker))
+    def is_full(self, connector: str, channel: str, sender_id: str) -> bool:
+        waiting = self._pending.get((connector, channel, sender_id))
         return waiting is not None and (
-            len(waiting.texts) >= JOINED_MAX or sum(len(each.text) for each in waiting.texts) >= JOINED_CHARS_MAX
+            len(waiting.messages) >= MERGED_MAX or sum(len(each.text) for each in waiting.messages) >= MERGED_CHARS_MAX
         )
 
-    async def flush(self, instance: str, room: str) -> int:
+    async def flush(self, connector: str, channel: str) -> int:
         """Store what waits in a channel, in order of its first message.
 
         Returns the sequence number up to which ambient messages were passed on. Raises if the
@@ -108,31 +108,31 @@ class Joiner:
         """
         failed: StoreError | None = None
         told = 0
-        for whose in [each for each in self._waiting if each[:2] == (instance, room)]:
-            waiting = self._waiting.pop(whose)
-            waiting.take_back()
+        for whose in [each for each in self._pending if each[:2] == (connector, channel)]:
+            waiting = self._pending.pop(whose)
+            waiting.cancel_timer()
             try:
                 if failed is not None:
                     raise failed
-                receipt = await self._deliver(instance, waiting.texts, waiting.welcome)
-                told = max((told, *(each.seq for each in waiting.welcome.before)))
+                receipt = await self._store_merged(connector, waiting.messages, waiting.admission)
+                told = max((told, *(each.seq for each in waiting.admission.ambient_messages)))
             except BaseException as error:
-                if not waiting.done.done():
-                    waiting.done.set_exception(
-                        error if isinstance(error, Exception) else ConnectionAbortedError("the house stopped")
+                if not waiting.receipt.done():
+                    waiting.receipt.set_exception(
+                        error if isinstance(error, Exception) else ConnectionAbortedError("the server stopped")
                     )
                 if not isinstance(error, Exception):
                     raise
                 failed = error if isinstance(error, StoreError) else failed
             else:
-                if not waiting.done.done():
-                    waiting.done.set_result(receipt)
+                if not waiting.receipt.done():
+                    waiting.receipt.set_result(receipt)
         if failed is not None:
             raise failed
         return told
 
     def abandon(self) -> None:
-        for waiting in self._waiting.values():
-            waiting.take_back()
-            waiting.done.cancel()
-        self._waiting.clear()
+        for waiting in self._pending.values():
+            waiting.cancel_timer()
+            waiting.receipt.cancel()
+        self._pending.clear()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from retinue.domain import address
 from retinue.domain.address import Address, AddressKind
-from retinue.domain.envelope import Kind
+from retinue.domain.envelope import EnvelopeKind
 from retinue.domain.errors import Invalid
 from retinue.domain.session import Origin, OriginKind
 
-OWNER = address.person("owner")
+OWNER = address.person_address("owner")
 
 
-def origin_of(sender: Address) -> Origin:
+def get_default_origin(sender: Address) -> Origin:
     """The session of a sender's envelopes if none was given: one for each sender."""
     match sender.kind:
         case AddressKind.AGENT:
@@ -22,41 +22,43 @@ def origin_of(sender: Address) -> Origin:
             return Origin(OriginKind.SCHEDULE, str(sender))
         case AddressKind.PERSON:
             return Origin(OriginKind.WEB, str(sender))
-        case AddressKind.HOUSE:
+        case AddressKind.SERVER:
             return Origin(OriginKind.EXTERNAL, str(sender))
 
 
-NOWHERE = "none"
+NO_ANSWER = "none"
 
 
-def answer_address(sender: Address, *, origin: Origin, kind: Kind = Kind.MESSAGE, asked: str = "") -> Address | None:
+def get_answer_address(
+    sender: Address, *, origin: Origin, kind: EnvelopeKind = EnvelopeKind.MESSAGE, requested: str = ""
+) -> Address | None:
     """The address for the answer to `sender`; None if no answer is expected.
 
     A schedule cannot read answers: they go to `requested`, or else to the address behind the
     session. An agent that sent a message (`kind` system) did not ask. The result goes to the person
     of that session, or nowhere.
     """
-    if asked:
-        return None if asked == NOWHERE else address.parse(asked)
+    if requested:
+        return None if requested == NO_ANSWER else address.parse_address(requested)
     match sender.kind:
         case AddressKind.SCHEDULE:
-            return who_listens(origin)
-        case AddressKind.HOUSE:
+            return get_session_address(origin)
+        case AddressKind.SERVER:
             return None
-        case AddressKind.AGENT if kind is Kind.SYSTEM:
-            return who_listens(origin) if origin.kind.foreground else None
+        case AddressKind.AGENT if kind is EnvelopeKind.SYSTEM:
+            return get_session_address(origin) if origin.kind.is_foreground else None
         case _:
             return sender
 
 
-def who_listens(origin: Origin) -> Address:
+def get_session_address(origin: Origin) -> Address:
     """The address behind a session. The owner if there is none, or if its key is no address."""
-    if origin.kind.foreground:
+    if origin.kind.is_foreground:
         # A person's sessions have a name after the address; a channel's address may contain a slash
         # itself.
         key = origin.key if origin.kind is OriginKind.CHAT else origin.key.partition("/")[0]
         try:
-            return address.parse(key)
+            return address.parse_address(key)
         except Invalid:
             return OWNER
     return OWNER

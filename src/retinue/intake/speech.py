@@ -18,24 +18,24 @@ from msgspec import Struct
 from retinue.config.speech import SpeechCommand, SpeechSettings
 from retinue.domain.attachment import Attachment
 from retinue.domain.errors import RetinueError
-from retinue.domain.storable_text import storable
+from retinue.domain.storable_text import make_storable
 from retinue.policy import speech
-from retinue.sandbox.base import Confinement, Network, Sandbox
-from retinue.sandbox.single_command import CommandFailed, run
-from retinue.store.envelopes.attachment_files import Files
+from retinue.sandbox.base import Confinement, NetworkAccess, Sandbox
+from retinue.sandbox.single_command import OwnerCommandFailed, run_command
+from retinue.store.envelopes.attachment_files import AttachmentFiles
 
 log = logging.getLogger(__name__)
 
 FOLDER = "speech"  # in the data directory: input and output files of the programs
-HEARD_BYTES_MAX = 64 * 1024
-SAID_BYTES_MAX = 64 * 1024  # of a program's stdout, if it writes a file
-NAME = "voice"
+TRANSCRIPT_BYTES_MAX = 64 * 1024
+STDOUT_BYTES_MAX = 64 * 1024  # of a program's stdout, if it writes a file
+FILE_STEM = "voice"
 
 
-class Uttered(Struct, frozen=True, kw_only=True):
+class VoiceReply(Struct, frozen=True, kw_only=True):
     """An outbound answer: the visible text, and a voice message or the reason why there is none."""
 
-    shown: str
+    text: str
     voice: Attachment | None = None
     because: str = ""
 
@@ -44,60 +44,62 @@ def is_voice(attachment: Attachment) -> bool:
     return attachment.media_type.startswith("audio/")
 
 
-class Speech:
+class SpeechPrograms:
     """Runs the speech programs. `sandbox` is the one for the owner's programs; see
     `sandbox/owner_sandbox`."""
 
     def __init__(
         self,
         settings: Callable[[], SpeechSettings],
-        files: Files,
+        files: AttachmentFiles,
         *,
-        home: Path,
+        data_dir: Path,
         sandbox: Callable[[], Awaitable[Sandbox]],
         environment: Mapping[str, str],
     ) -> None:
         self._settings = settings
         self._files = files
-        self._home = home
+        self._data_dir = data_dir
         self._sandbox = sandbox
         self._environment = environment
 
-    async def uttered(self, text: str, *, answers_voice: bool, has_sound: bool = False) -> Uttered:
+    async def prepare_reply(self, text: str, *, answers_voice: bool, has_sound: bool = False) -> VoiceReply:
         """Return what to send for an answer: always its text without tags, and perhaps a voice
         message."""
         settings = self._settings()
-        decided = speech.decide(settings, text, answers_voice=answers_voice, has_sound=has_sound)
-        if not decided.words:
-            return Uttered(shown=decided.shown, because=decided.because)
-        words = await self._short(settings, decided)
-        voice = await self.spoken(words, overrides=decided.overrides)
-        return Uttered(shown=decided.shown, voice=voice, because="" if voice else "no program could speak it")
+        decided = speech.decide_speech(settings, text, answers_voice=answers_voice, has_sound=has_sound)
+        if not decided.spoken_text:
+            return VoiceReply(text=decided.visible_text, because=decided.because)
+        words = await self._shorten(settings, decided)
+        voice = await self.synthesize(words, overrides=decided.overrides)
+        return VoiceReply(
+            text=decided.visible_text, voice=voice, because="" if voice else "no speech program succeeded"
+        )
 
-    async def answered(self, text: str, answers_voice: bool) -> tuple[str, Attachment | None]:
+    async def prepare_answer(self, text: str, answers_voice: bool) -> tuple[str, Attachment | None]:
         """As `prepare_reply`, with the signature that the engine needs."""
-        made = await self.uttered(text, answers_voice=answers_voice)
-        return made.shown, made.voice
+        made = await self.prepare_reply(text, answers_voice=answers_voice)
+        return made.text, made.voice
 
-    async def spoken(self, text: str, *, overrides: Mapping[str, str] | None = None) -> Attachment | None:
+    async def synthesize(self, text: str, *, overrides: Mapping[str, str] | None = None) -> Attachment | None:
         """A voice message with this text, by the first program that succeeds; None if none does."""
         settings, wishes = self._settings(), overrides or {}
-        for name in speech.order(settings, wishes):
+        for name in speech.order_speakers(settings, wishes):
             command = settings.speakers[name]
             own = {"voice": command.voice, "speed": command.speed, "model": command.model}
             wished = {key: wishes.get(key, value) for key, value in own.items()}
             try:
                 sound = await self._run(command, text.encode(), wished, bytes_max=settings.audio_bytes_max)
                 if not sound:
-                    raise CommandFailed("it made no sound", because="what it wrote is empty")
-                named = f"{NAME}.{command.ending}"
-                keep = self._files.keep
+                    raise OwnerCommandFailed(command.command, because="its output is empty")
+                named = f"{FILE_STEM}.{command.ending}"
+                keep = self._files.store
                 return await asyncio.to_thread(keep, [sound], name=named, media_type=command.media_type)
             except (RetinueError, OSError) as error:
-                _log_failure("speaker failed", name, error)
+                _log_failure("speech synthesis failed", name, error)
         return None
 
-    async def heard(self, attachment: Attachment) -> str:
+    async def transcribe(self, attachment: Attachment) -> str:
         """The transcript of a voice message, by the first program that succeeds; empty if none
         does."""
         settings = self._settings()
@@ -105,86 +107,90 @@ class Speech:
             return ""
         for name, command in settings.listeners.items():
             try:
-                said = await self._run(command, attachment, {}, bytes_max=HEARD_BYTES_MAX)
-                if text := storable(said.decode(errors="replace")).strip():
+                said = await self._run(command, attachment, {}, bytes_max=TRANSCRIPT_BYTES_MAX)
+                if text := make_storable(said.decode(errors="replace")).strip():
                     return text
             except (RetinueError, OSError) as error:
-                _log_failure("listener failed", name, error)
+                _log_failure("transcription failed", name, error)
         return ""
 
-    async def _short(self, settings: SpeechSettings, decided: speech.Speech) -> str:
-        if not decided.long:
-            return speech.cut(decided.words, settings.text_chars_max)
-        if settings.summarise and (short := await self._summarised(settings, decided.words)):
-            return speech.cut(short, settings.text_chars_max)
+    async def _shorten(self, settings: SpeechSettings, decided: speech.SpeechDecision) -> str:
+        if not decided.needs_summary:
+            return speech.shorten_speech(decided.spoken_text, settings.text_chars_max)
+        if settings.summarise and (short := await self._summarize(settings, decided.spoken_text)):
+            return speech.shorten_speech(short, settings.text_chars_max)
         most = settings.text_chars_max
-        return speech.cut(decided.words, min(most, settings.summarise_over_chars) if settings.summarise else most)
+        return speech.shorten_speech(
+            decided.spoken_text, min(most, settings.summarise_over_chars) if settings.summarise else most
+        )
 
-    async def _summarised(self, settings: SpeechSettings, words: str) -> str:
+    async def _summarize(self, settings: SpeechSettings, text: str) -> str:
         """A summary, by the first program that succeeds. Empty if none does: then the beginning is
         spoken."""
         wished = {"chars": str(settings.summarise_over_chars)}
         for name, command in settings.summarisers.items():
             try:
-                said = await self._run(command, words.encode(), wished, bytes_max=HEARD_BYTES_MAX)
-                if short := speech.spoken_words(storable(said.decode(errors="replace"))):
+                said = await self._run(command, text.encode(), wished, bytes_max=TRANSCRIPT_BYTES_MAX)
+                if short := speech.to_spoken_text(make_storable(said.decode(errors="replace"))):
                     return short
             except (RetinueError, OSError) as error:
-                _log_failure("summariser failed", name, error)
+                _log_failure("summary failed", name, error)
         return ""
 
     async def _run(
-        self, command: SpeechCommand, given: bytes | Attachment, wished: Mapping[str, str], *, bytes_max: int
+        self, command: SpeechCommand, input_data: bytes | Attachment, values: Mapping[str, str], *, bytes_max: int
     ) -> bytes:
         """Run a program in a temporary directory. Returns what it wrote to `{output}` if it has
         one, else its stdout."""
         if not command.command:
-            raise CommandFailed("there is no program", because="its `command` is not set")
+            raise OwnerCommandFailed(command.command, because="`command` is not set")
         settings = self._settings()
-        folder = await asyncio.to_thread(self._made)
+        folder = await asyncio.to_thread(self._make_folder)
         try:
             source, target = folder / "input", folder / f"output.{command.ending}"
-            await asyncio.to_thread(self._fill, source, given)
-            argv = _argv(command.command, {**wished, "input": str(source), "output": str(target)})
+            await asyncio.to_thread(self._write_input, source, input_data)
+            argv = _build_argv(command.command, {**values, "input": str(source), "output": str(target)})
             writes = any("{output}" in word for word in command.command)
             reads = any("{input}" in word for word in command.command)
             confinement = Confinement(
                 folder=folder,
                 writable=(folder,),
-                readable=tuple(self._home / Path(each).expanduser() for each in command.readable),
-                network=Network(hosts=command.hosts) if command.hosts else None,
+                readable=tuple(self._data_dir / Path(each).expanduser() for each in command.readable),
+                network=NetworkAccess(hosts=command.hosts) if command.hosts else None,
                 environment={key: value.read(self._environment) for key, value in command.env.items()},
             )
-            said = await run(
+            output = await run_command(
                 await self._sandbox(),
                 argv,
                 confinement,
-                given=b"" if reads else await asyncio.to_thread(source.read_bytes),
+                input_data=b"" if reads else await asyncio.to_thread(source.read_bytes),
                 timeout_s=settings.timeout_s,
-                bytes_max=SAID_BYTES_MAX if writes else bytes_max,
+                bytes_max=STDOUT_BYTES_MAX if writes else bytes_max,
             )
-            return await asyncio.to_thread(_read, target, bytes_max) if writes else said
+            if not writes:
+                return output
+            return await asyncio.to_thread(_read_output, target, argv, bytes_max=bytes_max)
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
-    def _made(self) -> Path:
-        parent = self._home / FOLDER
+    def _make_folder(self) -> Path:
+        parent = self._data_dir / FOLDER
         parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(dir=parent.resolve()))
 
-    def _fill(self, path: Path, given: bytes | Attachment) -> None:
-        if isinstance(given, bytes):
-            path.write_bytes(given)
+    def _write_input(self, path: Path, input_data: bytes | Attachment) -> None:
+        if isinstance(input_data, bytes):
+            path.write_bytes(input_data)
             return
-        with self._files.open(given.hash) as source, path.open("wb") as target:
+        with self._files.open(input_data.hash) as source, path.open("wb") as target:
             shutil.copyfileobj(source, target)
 
 
-def _argv(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
+def _build_argv(template: Sequence[str], values: Mapping[str, str]) -> list[str]:
     """Substitute the placeholders. A value is never parsed again, and never becomes more than one
     argument."""
     made: list[str] = []
-    for word in words:
+    for word in template:
         for key in ("input", "output", "voice", "speed", "model", "chars"):
             if word == f"{{{key}}}" or f"{{{key}}}" in word:
                 word = word.replace(f"{{{key}}}", values.get(key, ""))
@@ -193,14 +199,14 @@ def _argv(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
     return made
 
 
-def _read(path: Path, bytes_max: int) -> bytes:
+def _read_output(path: Path, argv: Sequence[str], *, bytes_max: int) -> bytes:
     """Read a program's output file. It could be a symlink, or of unlimited size."""
     if path.is_symlink() or not path.is_file():
-        raise CommandFailed("it wrote nothing", because="its {output} is not there, or is no plain file")
+        raise OwnerCommandFailed(argv, because="{output} does not exist, or is not a plain file")
     with path.open("rb") as opened:
         data = opened.read(bytes_max + 1)
     if len(data) > bytes_max:
-        raise CommandFailed("it wrote too much", because=f"its {{output}} has more than {bytes_max:,} bytes")
+        raise OwnerCommandFailed(argv, because=f"{{output}} has more than {bytes_max:,} bytes")
     return data
 
 

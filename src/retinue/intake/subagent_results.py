@@ -5,48 +5,50 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from retinue.domain.delegation import TASK_SHOWN_MAX, Delegation, DelegationKind, DelegationState
-from retinue.domain.envelope import TEXT_BYTES_MAX
-from retinue.domain.ids import derived, short
-from retinue.domain.money import usd
-from retinue.domain.run import TIMED_OUT
-from retinue.domain.storable_text import clipped_bytes
+from retinue.domain.envelope import ENVELOPE_TEXT_BYTES_MAX
+from retinue.domain.ids import derive_id, short_id
+from retinue.domain.money import format_usd
+from retinue.domain.run import TIMED_OUT_CODES
+from retinue.domain.storable_text import truncate_bytes
 from retinue.domain.times import from_ms
 from retinue.domain.trust import Trust
 from retinue.intake.delegations import is_silent
-from retinue.store.core.transaction import Page
+from retinue.store.core.transaction import Transaction
 from retinue.store.runs import runs, spend_report
-from retinue.text.untrusted_wrapper import wrap
+from retinue.text.untrusted_wrapper import wrap_untrusted
 
 HEAD_BYTES_MAX = 8 * 1024  # of the lines before the findings, and of the markers around them
-_PASS_ON = "Tell whoever you work for what matters of it, in your own words. NO_REPLY tells nothing."
+_PASS_ON_INSTRUCTION = (
+    "Report what matters of it to the person you work for, in your own words. Reply NO_REPLY to report nothing."
+)
 
 
-def announced(page: Page, delegation: Delegation, state: DelegationState, words: str, *, trust: Trust) -> str:
+def format_result(page: Transaction, delegation: Delegation, state: DelegationState, text: str, *, trust: Trust) -> str:
     """The text of the envelope with the result. Results of other kinds of delegation are returned
     unchanged.
 
     The server's lines come first and the subagent's text last, so that it cannot imitate them.
     """
     if delegation.kind is not DelegationKind.SPAWN:
-        return words
-    outcome = outcome_of(page.conn, delegation, state)
-    words = clipped_bytes(words, TEXT_BYTES_MAX - HEAD_BYTES_MAX)
+        return text
+    outcome = describe_outcome(page.conn, delegation, state)
+    text = truncate_bytes(text, ENVELOPE_TEXT_BYTES_MAX - HEAD_BYTES_MAX)
     if trust is Trust.UNTRUSTED:
-        words = wrap(words, id=derived(delegation.id, "findings"), source={"subagent": delegation.label})
+        text = wrap_untrusted(text, id=derive_id(delegation.id, "findings"), source={"subagent": delegation.label})
     lines = [
         f'The subagent "{delegation.label}" ({delegation.target}) has ended: {outcome}.',
         f"task: {one_line(delegation.task)}",
-        *_took(page, delegation),
-        f"session: {delegation.child_key}, run: {short(delegation.run_id)}",
-        *([] if is_silent(delegation) else [_PASS_ON]),
+        *_format_usage(page, delegation),
+        f"session: {delegation.worker_session_key}, run: {short_id(delegation.worker_run_id)}",
+        *([] if is_silent(delegation) else [_PASS_ON_INSTRUCTION]),
         "",
         "findings:" if state is DelegationState.DONE else "because:",
-        words,
+        text,
     ]
     return "\n".join(lines)
 
 
-def outcome_of(conn: sa.Connection, delegation: Delegation, state: DelegationState) -> str:
+def describe_outcome(conn: sa.Connection, delegation: Delegation, state: DelegationState) -> str:
     """The outcome as one term: ok, error, timeout, stopped, or open."""
     match state:
         case DelegationState.OPEN:
@@ -56,8 +58,8 @@ def outcome_of(conn: sa.Connection, delegation: Delegation, state: DelegationSta
         case DelegationState.CANCELLED:
             return "stopped"
         case DelegationState.FAILED:
-            run = runs.get(conn, delegation.run_id)
-            late = run is not None and (run.error or "").startswith(f"{TIMED_OUT}:")
+            run = runs.get(conn, delegation.worker_run_id)
+            late = run is not None and (run.error or "").startswith(TIMED_OUT_CODES)
             return "timeout" if late else "error"
 
 
@@ -66,10 +68,10 @@ def one_line(text: str, length_max: int = TASK_SHOWN_MAX) -> str:
     return line if len(line) <= length_max else f"{line[: length_max - 1]}…"
 
 
-def _took(page: Page, delegation: Delegation) -> list[str]:
-    if delegation.started_at is None or delegation.to is None:
+def _format_usage(page: Transaction, delegation: Delegation) -> list[str]:
+    if delegation.started_at is None or delegation.target_session is None:
         return []
     seconds = (from_ms(page.at_ms) - delegation.started_at).total_seconds()
-    used = spend_report.of_session(page.conn, delegation.to)
+    used = spend_report.get_session_usage(page.conn, delegation.target_session)
     tokens = f"{used.input_tokens:,} tokens in, {used.output_tokens:,} out"
-    return [f"took: {seconds:.1f} s, {tokens}, {usd(used.cost_microusd)}"]
+    return [f"took: {seconds:.1f} s, {tokens}, {format_usd(used.cost_microusd)}"]

@@ -9,139 +9,139 @@ from datetime import datetime
 
 from msgspec import Struct
 
-from retinue.config.access import DoorSettings
+from retinue.config.access import AccessSettings
 from retinue.domain import address
-from retinue.domain.access import Refusal
-from retinue.domain.envelope import Draft, Kind
+from retinue.domain.access import RefusedSender
+from retinue.domain.envelope import EnvelopeDraft, EnvelopeKind
 from retinue.domain.errors import Conflict, RetinueError, StoreError
 from retinue.domain.ids import EnvelopeId
-from retinue.domain.ports import Ids, Post
+from retinue.domain.ports import EnvelopeAcceptor, IdSource
 from retinue.domain.trust import Trust
-from retinue.intake.log_throttle import Sparing
+from retinue.intake.log_throttle import LogThrottle
 from retinue.intake.routing import OWNER
-from retinue.policy.limits.token_bucket import Buckets
+from retinue.policy.limits.token_bucket import TokenBuckets
 
 log = logging.getLogger(__name__)
 
 REFUSALS_MAX = 1_000  # senders that are remembered
 SENDERS_MAX = 10_000  # whose rates are tracked
-TOLD_MAX = 1_000
+NOTIFIED_MAX = 1_000
 NAME_CHARS_MAX = 64
-AGAIN_S = 60.0  # a refused sender is checked again after this time, even without a change
+RECHECK_S = 60.0  # a refused sender is checked again after this time, even without a change
 
 
-class _Turned(Struct):
-    refusal: Refusal
-    settings: DoorSettings
-    looked_s: float
+class _CachedRefusal(Struct):
+    refusal: RefusedSender
+    settings: AccessSettings
+    checked_s: float
 
 
-class Strangers:
+class UnknownSenders:
     """Remembers refused senders, limits the rate of unknown ones, and sends notices about them."""
 
-    def __init__(self, ids: Ids, post: Post, lines: Sparing) -> None:
+    def __init__(self, ids: IdSource, post: EnvelopeAcceptor, throttled_log: LogThrottle) -> None:
         self._ids = ids
         self._post = post
-        self._lines = lines
-        self._turned: OrderedDict[tuple[str, str, str], _Turned] = OrderedDict()
-        self._told: OrderedDict[str, None] = OrderedDict()
-        self._rates: dict[str, Buckets] = {}
+        self._throttled_log = throttled_log
+        self._refused: OrderedDict[tuple[str, str, str], _CachedRefusal] = OrderedDict()
+        self._notified: OrderedDict[str, None] = OrderedDict()
+        self._rates: dict[str, TokenBuckets] = {}
 
-    def forget(self) -> None:
+    def recheck_all(self) -> None:
         """Access data changed: check every sender again."""
-        for turned in self._turned.values():
-            turned.looked_s = float("-inf")
+        for turned in self._refused.values():
+            turned.checked_s = float("-inf")
 
-    def refusals(self) -> list[Refusal]:
+    def refusals(self) -> list[RefusedSender]:
         """The refusals, the latest last."""
-        return [turned.refusal for turned in self._turned.values()]
+        return [turned.refusal for turned in self._refused.values()]
 
-    def is_turned_away(self, who: tuple[str, str, str], settings: DoorSettings, now: datetime) -> bool:
+    def is_refused(self, sender: tuple[str, str, str], settings: AccessSettings, now: datetime) -> bool:
         """Whether the sender was refused a moment ago by the same settings. `sender` is connector,
         channel, sender id."""
-        turned = self._turned.get(who)
-        if turned is None or turned.settings != settings or now.timestamp() - turned.looked_s >= AGAIN_S:
+        turned = self._refused.get(sender)
+        if turned is None or turned.settings != settings or now.timestamp() - turned.checked_s >= RECHECK_S:
             return False
-        self._count(who, turned, turned.refusal.because, now)
+        self._count(sender, turned, turned.refusal.because, now)
         return True
 
-    def turn_away(
-        self, who: tuple[str, str, str], settings: DoorSettings, *, name: str, because: str, now: datetime
+    def refuse(
+        self, sender: tuple[str, str, str], settings: AccessSettings, *, name: str, because: str, now: datetime
     ) -> None:
         """Refuse silently: a prober learns nothing."""
-        instance, _, speaker = who
-        turned = self._turned.get(who)
+        instance, _, speaker = sender
+        turned = self._refused.get(sender)
         if turned is None:
-            refusal = Refusal(
-                instance=instance, speaker=speaker, name=plain(name), because=because, count=0, last_at=now
+            refusal = RefusedSender(
+                connector=instance, sender_id=speaker, name=to_short_line(name), because=because, count=0, last_at=now
             )
-            turned = self._turned[who] = _Turned(refusal, settings, now.timestamp())
-            if len(self._turned) > REFUSALS_MAX:
-                self._turned.popitem(last=False)
-        turned.settings, turned.looked_s = settings, now.timestamp()
-        self._count(who, turned, because, now)
-        self._lines.info("message refused at the door", instance, because=because)
+            turned = self._refused[sender] = _CachedRefusal(refusal, settings, now.timestamp())
+            if len(self._refused) > REFUSALS_MAX:
+                self._refused.popitem(last=False)
+        turned.settings, turned.checked_s = settings, now.timestamp()
+        self._count(sender, turned, because, now)
+        self._throttled_log.info("message refused", instance, because=because)
 
-    def _count(self, who: tuple[str, str, str], turned: _Turned, because: str, now: datetime) -> None:
-        old = turned.refusal
-        turned.refusal = Refusal(
-            instance=old.instance,
-            speaker=old.speaker,
+    def _count(self, sender: tuple[str, str, str], refused: _CachedRefusal, because: str, now: datetime) -> None:
+        old = refused.refusal
+        refused.refusal = RefusedSender(
+            connector=old.connector,
+            sender_id=old.sender_id,
             name=old.name,
             because=because,
             count=old.count + 1,
             last_at=now,
         )
-        self._turned.move_to_end(who)
+        self._refused.move_to_end(sender)
 
     # --- rates: only for senders who are admitted because access is open ---
 
-    def has_room_for(self, instance: str, speaker: str, settings: DoorSettings, now: datetime) -> bool:
+    def is_within_rate(self, connector: str, sender_id: str, settings: AccessSettings, now: datetime) -> bool:
         """Whether one more message of an unknown sender is within the rate limit."""
         now_s = now.timestamp()
-        each = self._buckets(f"{instance}/each", settings.messages_per_minute, SENDERS_MAX)
-        if each.take(speaker, now_s):
+        each = self._buckets(f"{connector}/each", settings.messages_per_minute, SENDERS_MAX)
+        if each.take(sender_id, now_s):
             return False
-        return not self._buckets(f"{instance}/all", settings.strangers_per_minute, 1).take(instance, now_s)
+        return not self._buckets(f"{connector}/all", settings.strangers_per_minute, 1).take(connector, now_s)
 
-    def _buckets(self, name: str, per_minute: int, remembered_max: int) -> Buckets:
+    def _buckets(self, name: str, per_minute: int, remembered_max: int) -> TokenBuckets:
         found = self._rates.get(name)
         if found is None or found.per_minute != per_minute:
-            found = self._rates[name] = Buckets(per_minute=per_minute, remembered_max=remembered_max)
+            found = self._rates[name] = TokenBuckets(per_minute=per_minute, buckets_max=remembered_max)
         return found
 
     # --- notices, each sent once ---
 
-    async def tell_owner(self, key: str, text: str) -> None:
-        await self.tell(OWNER, key, text)
+    async def notify_owner(self, key: str, text: str) -> None:
+        await self.notify_once(OWNER, key, text)
 
-    async def tell(self, recipient: address.Address, key: str, text: str) -> None:
+    async def notify_once(self, recipient: address.Address, key: str, text: str) -> None:
         """Send a notice of the server once, however often this is called: the store remembers the
         key."""
-        if key in self._told:
+        if key in self._notified:
             return
-        draft = Draft(
+        draft = EnvelopeDraft(
             id=EnvelopeId(self._ids.new()),
-            sender=address.HOUSE,
+            sender=address.SERVER_ADDRESS,
             recipient=recipient,
             text=text,
             source="house",
-            key=key,
-            kind=Kind.NOTICE,
+            idempotency_key=key,
+            kind=EnvelopeKind.NOTICE,
             trust=Trust.PRIVATE,
         )
         try:
-            await self._post.post(draft)
+            await self._post.accept(draft)
         except StoreError:
             raise
         except RetinueError as error:
             if not (isinstance(error, Conflict) and error.code == "key.reused"):  # sent already, about another sender
-                log.warning("notice of a door not sent", extra={"code": error.code})
-        self._told[key] = None
-        if len(self._told) > TOLD_MAX:
-            self._told.popitem(last=False)
+                log.warning("access notice not sent", extra={"code": error.code})
+        self._notified[key] = None
+        if len(self._notified) > NOTIFIED_MAX:
+            self._notified.popitem(last=False)
 
 
-def plain(name: str) -> str:
+def to_short_line(name: str) -> str:
     """A self-chosen name, as one short line."""
     return " ".join("".join(c if c.isprintable() else " " for c in name[: 4 * NAME_CHARS_MAX]).split())[:NAME_CHARS_MAX]

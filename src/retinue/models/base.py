@@ -10,64 +10,64 @@ from msgspec import Struct, field
 
 from retinue.domain.attachment import Attachment
 from retinue.domain.ids import SessionId
-from retinue.domain.model import OUTPUT_TOKENS_MAX, ModelFacts
-from retinue.domain.record import PieceKind, Plain, Record, Stop, Usage, all_plain
+from retinue.domain.model import DEFAULT_OUTPUT_TOKENS_MAX, ModelFacts
+from retinue.domain.record import Record, ReplyPieceKind, StopReason, TextRecord, Usage, are_all_text
 from retinue.domain.tool import Call, ToolSpec
 
-WIRE_CACHE_BYTES_MAX = 16 * 1024 * 1024
-WOVEN_AT_ONCE = 256  # records
+CONTEXT_CACHE_BYTES_MAX = 16 * 1024 * 1024
+JOIN_BATCH_RECORDS = 256  # records
 
 
-class Text(Struct, frozen=True):
+class TextChunk(Struct, frozen=True):
     text: str
 
 
-class Thinking(Struct, frozen=True):
+class ThinkingChunk(Struct, frozen=True):
     text: str
 
 
-class Asks(Struct, frozen=True):
+class ToolCallChunk(Struct, frozen=True):
     """A complete tool call."""
 
     call: Call
 
 
-class Seals(Struct, frozen=True):
+class SignatureChunk(Struct, frozen=True):
     """What the provider wants back together with the preceding chunks, such as a signature.
 
     If those are of another kind, or already signed, it belongs to a new, empty part.
     """
 
-    kind: PieceKind
-    seal: str
+    kind: ReplyPieceKind
+    signature: str
 
 
-class Ended(Struct, frozen=True):
+class EndChunk(Struct, frozen=True):
     """Always the last chunk of a complete reply. A cost of zero means: compute it from the price."""
 
-    stop: Stop
+    stop: StopReason
     usage: Usage
 
 
-Chunk = Text | Thinking | Asks | Seals | Ended
+ReplyChunk = TextChunk | ThinkingChunk | ToolCallChunk | SignatureChunk | EndChunk
 
 
-class Media(Protocol):
+class AttachmentReader(Protocol):
     """Reads the bytes of an attachment. None if they are gone."""
 
     def read(self, attachment: Attachment) -> bytes | None: ...
 
 
-class Prompt(Struct, frozen=True, kw_only=True):
+class ModelPrompt(Struct, frozen=True, kw_only=True):
     """Everything a model gets for one reply."""
 
     session: SessionId
     instructions: str
     records: Sequence[Record]
     tools: Sequence[ToolSpec]
-    output_tokens_max: int = OUTPUT_TOKENS_MAX
+    output_tokens_max: int = DEFAULT_OUTPUT_TOKENS_MAX
     effort: str | None = None
-    media: Media | None = None
+    media: AttachmentReader | None = None
 
 
 class Model(Protocol):
@@ -83,21 +83,21 @@ class Model(Protocol):
     @property
     def facts(self) -> ModelFacts: ...
 
-    def reply(self, prompt: Prompt, *, key: str = "") -> AsyncIterator[Chunk]: ...
+    def reply(self, prompt: ModelPrompt, *, key: str = "") -> AsyncIterator[ReplyChunk]: ...
 
 
-class Weaver(Protocol):
+class RecordJoiner(Protocol):
     """Joins encoded records, for as long as they are cached."""
 
-    def add(self, records: Sequence[Record], wires: Sequence[bytes]) -> None: ...
+    def add(self, records: Sequence[Record], encoded: Sequence[bytes]) -> None: ...
 
 
-W = TypeVar("W", bound=Weaver)
-Encode = Callable[[Record], bytes]
-EncodePlain = Callable[[Sequence[Plain]], Sequence[bytes]]
+W = TypeVar("W", bound=RecordJoiner)
+EncodeRecord = Callable[[Record], bytes]
+EncodePlainRecords = Callable[[Sequence[TextRecord]], Sequence[bytes]]
 
 
-class WireCache:
+class EncodedContextCache:
     """Cache of encoded contexts.
 
     Each record is encoded once, so the cost of a turn does not grow with the history.
@@ -108,17 +108,17 @@ class WireCache:
     numbers: a number is reused if a run could not be stored and is resumed.
     """
 
-    def __init__(self, bytes_max: int = WIRE_CACHE_BYTES_MAX) -> None:
+    def __init__(self, bytes_max: int = CONTEXT_CACHE_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self._size_bytes = 0
-        self._kept: OrderedDict[tuple[SessionId, Hashable], _Encoded] = OrderedDict()
+        self._entries: OrderedDict[tuple[SessionId, Hashable], _EncodedContext] = OrderedDict()
 
     @property
     def size_bytes(self) -> int:
         return self._size_bytes
 
-    def of(
-        self, session: SessionId, records: Sequence[Record], encode: Encode, *, form: Hashable = ""
+    def encode_records(
+        self, session: SessionId, records: Sequence[Record], encode: EncodeRecord, *, format_key: Hashable = ""
     ) -> Sequence[bytes]:
         """Return the encoded records of a session's context.
 
@@ -127,20 +127,20 @@ class WireCache:
         The result of `encode` may depend on the records before and on `format_key`, and on nothing
         else.
         """
-        kept = self._take((session, form), records)
+        kept = self._pop_entry((session, format_key), records)
         kept.encode(encode)
-        self._keep((session, form), kept)
-        return kept.wires
+        self._put_entry((session, format_key), kept)
+        return kept.encoded_records
 
-    def woven(
+    def join_records(
         self,
         session: SessionId,
         records: Sequence[Record],
-        encode: Encode,
-        make: Callable[[], W],
+        encode: EncodeRecord,
+        make_joiner: Callable[[], W],
         *,
-        form: Hashable = "",
-        plain: EncodePlain | None = None,
+        format_key: Hashable = "",
+        encode_plain: EncodePlainRecords | None = None,
     ) -> W:
         """Return the records of a context, joined by the object that `make_joiner` creates.
 
@@ -148,56 +148,58 @@ class WireCache:
         `encode_plain` does for many records at once what `encode` does for each. It is for joiners
         that only concatenate, and may return any number of pieces.
         """
-        kept = self._take((session, form), records)
-        kept.weave(make, encode, plain)
-        self._keep((session, form), kept)
-        return cast("W", kept.woven)
+        kept = self._pop_entry((session, format_key), records)
+        kept.join(make_joiner, encode, encode_plain)
+        self._put_entry((session, format_key), kept)
+        return cast("W", kept.joiner)
 
-    def _take(self, key: tuple[SessionId, Hashable], records: Sequence[Record]) -> _Encoded:
-        kept = self._kept.pop(key, None) or _Encoded()
+    def _pop_entry(self, key: tuple[SessionId, Hashable], records: Sequence[Record]) -> _EncodedContext:
+        kept = self._entries.pop(key, None) or _EncodedContext()
         self._size_bytes -= kept.size_bytes
         # Usually the same objects, which compares fast. As a list, because a list never equals a tuple.
         if kept.records != list(records[: len(kept.records)]):
-            kept = kept.only(records)
+            kept = kept.keep_common_prefix(records)
         kept.records += records[len(kept.records) :]
         return kept
 
-    def _keep(self, key: tuple[SessionId, Hashable], kept: _Encoded) -> None:
-        if kept.size_bytes > self._bytes_max:
+    def _put_entry(self, key: tuple[SessionId, Hashable], entry: _EncodedContext) -> None:
+        if entry.size_bytes > self._bytes_max:
             return
-        self._kept[key] = kept
-        self._size_bytes += kept.size_bytes
+        self._entries[key] = entry
+        self._size_bytes += entry.size_bytes
         while self._size_bytes > self._bytes_max:
-            _, evicted = self._kept.popitem(last=False)
+            _, evicted = self._entries.popitem(last=False)
             self._size_bytes -= evicted.size_bytes
 
 
-class _Encoded(Struct):
+class _EncodedContext(Struct):
     records: list[Record] = field(default_factory=list[Record])
-    wires: list[bytes] = field(default_factory=list[bytes])  # of the first records
-    woven: Weaver | None = None
-    woven_records: int = 0
+    encoded_records: list[bytes] = field(default_factory=list[bytes])  # of the first records
+    joiner: RecordJoiner | None = None
+    joined_count: int = 0
     size_bytes: int = 0
 
-    def encode(self, encode: Encode) -> None:
-        wires = list(map(encode, self.records[len(self.wires) :]))
-        self.wires += wires
+    def encode(self, encode: EncodeRecord) -> None:
+        wires = list(map(encode, self.records[len(self.encoded_records) :]))
+        self.encoded_records += wires
         self.size_bytes += sum(map(len, wires))
 
-    def weave(self, make: Callable[[], Weaver], encode: Encode, plain: EncodePlain | None) -> None:
+    def join(
+        self, make_joiner: Callable[[], RecordJoiner], encode: EncodeRecord, encode_plain: EncodePlainRecords | None
+    ) -> None:
         """Encode and join in batches, so that the memory of one batch is freed before the next."""
-        if self.woven is None:
-            self.woven = make()
-        while new := self.records[self.woven_records : self.woven_records + WOVEN_AT_ONCE]:
-            wires = plain(new) if plain is not None and all_plain(new) else list(map(encode, new))
-            self.woven.add(new, wires)
-            self.woven_records += len(new)
+        if self.joiner is None:
+            self.joiner = make_joiner()
+        while new := self.records[self.joined_count : self.joined_count + JOIN_BATCH_RECORDS]:
+            wires = encode_plain(new) if encode_plain is not None and are_all_text(new) else list(map(encode, new))
+            self.joiner.add(new, wires)
+            self.joined_count += len(new)
             self.size_bytes += sum(map(len, wires))
 
-    def only(self, records: Sequence[Record]) -> _Encoded:
+    def keep_common_prefix(self, records: Sequence[Record]) -> _EncodedContext:
         """Return what is still valid: the prefix that both have in common."""
         pairs = enumerate(zip(self.records, records, strict=False))
         count = next((at for at, (ours, theirs) in pairs if ours != theirs), min(len(self.records), len(records)))
-        common = _Encoded(list(records[:count]), self.wires[:count])
-        common.size_bytes = sum(map(len, common.wires))
+        common = _EncodedContext(list(records[:count]), self.encoded_records[:count])
+        common.size_bytes = sum(map(len, common.encoded_records))
         return common

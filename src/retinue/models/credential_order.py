@@ -14,46 +14,47 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from retinue.config.secret import Secret
+from retinue.config.secret import SecretReference
 from retinue.domain.credential import Credential, CredentialKind
-from retinue.domain.errors import Invalid, RetinueError
-from retinue.domain.model import Failure, ModelFailed
-from retinue.domain.session import Mind
-from retinue.policy.limits.cooldowns import States
+from retinue.domain.errors import RetinueError
+from retinue.domain.session import SessionOptions
+from retinue.domain.shared_errors import CredentialKeyInvalid
+from retinue.models.errors import ModelKeyUnreadable
+from retinue.policy.limits.cooldowns import CredentialCooldowns
 
 ENVIRONMENT, SETTINGS = "env", "settings"
 _NEVER = datetime.min.replace(tzinfo=UTC)
 _RANK = {kind: rank for rank, kind in enumerate(CredentialKind)}
 
 
-def gather(
+def collect_credentials(
     stored: Iterable[Credential],
     *,
     variables: Mapping[str, Sequence[str]],
-    keys: Mapping[str, Secret],
+    keys: Mapping[str, SecretReference],
     environment: Mapping[str, str],
 ) -> tuple[Credential, ...]:
     """Return every credential of the server and its agents. A discovered one keeps its stored position and last use."""
-    rows = {credential.key: credential for credential in stored}
+    rows = {credential.row_key: credential for credential in stored}
     found: dict[tuple[str, str], Credential] = {}
-    for credential in _found(variables=variables, keys=keys, environment=environment):
-        row = rows.pop(credential.key, None)
-        found[credential.key] = (
+    for credential in _discover_credentials(variables=variables, keys=keys, environment=environment):
+        row = rows.pop(credential.row_key, None)
+        found[credential.row_key] = (
             replace(credential, position=row.position, used_at=row.used_at) if row is not None else credential
         )
     # A row whose credential was not discovered again only remembers its status.
-    kept = {key: row for key, row in rows.items() if not is_found(row.id)}
-    return tuple(sorted((found | kept).values(), key=lambda each: (each.provider, each.key)))
+    kept = {key: row for key, row in rows.items() if not is_discovered(row.id)}
+    return tuple(sorted((found | kept).values(), key=lambda each: (each.provider, each.row_key)))
 
 
-def is_found(id_: str) -> bool:
+def is_discovered(id_: str) -> bool:
     """Whether the id is one of a discovered credential, which cannot be added."""
     _, _, name = id_.partition(":")
     return name in (SETTINGS, ENVIRONMENT) or name.startswith(f"{ENVIRONMENT}-")
 
 
-def _found(
-    *, variables: Mapping[str, Sequence[str]], keys: Mapping[str, Secret], environment: Mapping[str, str]
+def _discover_credentials(
+    *, variables: Mapping[str, Sequence[str]], keys: Mapping[str, SecretReference], environment: Mapping[str, str]
 ) -> Iterable[Credential]:
     for provider, secret in keys.items():
         source = f"file:{secret.file}" if secret.file else f"env:{secret.env}"
@@ -68,40 +69,31 @@ def _found(
                 yield Credential(id=f"{provider}:{short}", provider=provider, source=f"env:{name}")
 
 
-def secret_of(credential: Credential) -> Secret:
+def get_secret(credential: Credential) -> SecretReference:
     where, _, what = credential.source.partition(":")
-    return Secret(file=Path(what)) if where == "file" else Secret(env=what)
+    return SecretReference(file=Path(what)) if where == "file" else SecretReference(env=what)
 
 
-def key_of(credential: Credential, environment: Mapping[str, str]) -> str:
+def read_key(credential: Credential, environment: Mapping[str, str]) -> str:
     """Return the key itself, for a request. An unreadable key fails like a rejected one."""
     try:
-        return _read(credential, environment)
+        return _read_valid_key(credential, environment)
     except RetinueError as error:
-        raise ModelFailed(
-            f"the key of {credential.id} cannot be read",
-            because=f"{error.sentence}: {error.because}",
-            try_this=error.try_this,
-            code="model.key-unreadable",
-            failure=Failure.AUTH,
+        raise ModelKeyUnreadable(
+            credential.id, because=f"{error.sentence}: {error.because}", try_this=error.try_this
         ) from None
 
 
-def _read(credential: Credential, environment: Mapping[str, str]) -> str:
+def _read_valid_key(credential: Credential, environment: Mapping[str, str]) -> str:
     """Return the key without surrounding whitespace. A value that cannot be in a header is not a key."""
-    key = secret_of(credential).read(environment).strip()
+    key = get_secret(credential).read(environment).strip()
     if key and key.isascii() and key.isprintable():
         return key
-    raise Invalid(
-        f"what is kept for {credential.id} is no key",
-        because="a key is one line of letters, digits and signs of ASCII",
-        try_this="copy it again, without what is around it",
-        code="credential.key-invalid",
-    )
+    raise CredentialKeyInvalid(credential.id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keyring:
+class AgentCredentials:
     """The credentials that one agent may use: its own first, then the server's."""
 
     agent: str
@@ -109,32 +101,37 @@ class Keyring:
     variables: Mapping[str, Sequence[str]]
     environment: Mapping[str, str] = field(repr=False)  # contains keys
 
-    def of(self, provider: str) -> tuple[Credential, ...]:
+    def list_usable(self, provider: str) -> tuple[Credential, ...]:
         """Return the credentials whose key can be read."""
-        return tuple(each for each in self._all(provider) if not self._fault(each))
+        return tuple(each for each in self._list_all(provider) if not self._find_fault(each))
 
-    def none_because(self, provider: str) -> str:
+    def explain_none(self, provider: str) -> str:
         """Explain why there is no usable credential, and what to do."""
-        faults = [f"{each.id}: {fault}" for each in self._all(provider) if (fault := self._fault(each))]
+        faults = [f"{each.id}: {fault}" for each in self._list_all(provider) if (fault := self._find_fault(each))]
         if faults:
             return "; ".join(faults)
         names = self.variables.get(provider, ())
-        return f"there is no key for it: set {' or '.join(names)}" if names else "there is no key for it"
+        return f"no API key: set {' or '.join(names)}" if names else "no API key"
 
-    def _all(self, provider: str) -> list[Credential]:
+    def _list_all(self, provider: str) -> list[Credential]:
         mine = [each for each in self.credentials if each.provider == provider and each.agent in ("", self.agent)]
         return sorted(mine, key=lambda each: not each.agent)
 
-    def _fault(self, credential: Credential) -> str:
+    def _find_fault(self, credential: Credential) -> str:
         try:
-            _read(credential, self.environment)
+            _read_valid_key(credential, self.environment)
         except RetinueError as error:
             return error.because
         return ""
 
 
-def order(
-    credentials: Sequence[Credential], states: States, *, model: str, mind: Mind, now: datetime
+def order_credentials(
+    credentials: Sequence[Credential],
+    cooldowns: CredentialCooldowns,
+    *,
+    model: str,
+    session_options: SessionOptions,
+    now: datetime,
 ) -> tuple[Credential, ...]:
     """Return the credentials in the order to try them.
 
@@ -144,8 +141,8 @@ def order(
     order, tokens before keys, the least recently used. Those in cooldown come last, the soonest
     available first.
     """
-    if credentials and is_pinned(mind, credentials[0].provider):
-        return tuple(each for each in credentials if each.id == mind.credential)[:1]
+    if credentials and is_pinned(session_options, credentials[0].provider):
+        return tuple(each for each in credentials if each.id == session_options.credential)[:1]
     if len(credentials) == 1:
         return tuple(credentials)
 
@@ -159,31 +156,41 @@ def order(
             credential.id,
         )
 
-    held = {each.key: cooling for each in credentials if (cooling := states.holding(each, model, now))}
-    fresh = sorted((each for each in credentials if each.key not in held), key=rank)
-    sticky = next((each for each in credentials if each.id == mind.credential and each.key not in held), None)
+    held = {each.row_key: cooling for each in credentials if (cooling := cooldowns.find_active(each, model, now))}
+    fresh = sorted((each for each in credentials if each.row_key not in held), key=rank)
+    sticky = next(
+        (each for each in credentials if each.id == session_options.credential and each.row_key not in held), None
+    )
     if sticky is not None:
-        fresh = [sticky, *(each for each in fresh if each.key != sticky.key)]
-    cooling = sorted((each for each in credentials if each.key in held), key=lambda each: held[each.key].until)
+        fresh = [sticky, *(each for each in fresh if each.row_key != sticky.row_key)]
+    cooling = sorted((each for each in credentials if each.row_key in held), key=lambda each: held[each.row_key].until)
     return (*fresh, *cooling)
 
 
-def is_pinned(mind: Mind, provider: str) -> bool:
+def is_pinned(session_options: SessionOptions, provider: str) -> bool:
     """Whether a person has chosen one of this provider's credentials for the session."""
-    return mind.pinned and mind.credential is not None and mind.credential.partition(":")[0] == provider
+    return (
+        session_options.pinned
+        and session_options.credential is not None
+        and session_options.credential.partition(":")[0] == provider
+    )
 
 
-def served(mind: Mind, credential: Credential | None) -> Mind:
+def keep_credential(session_options: SessionOptions, credential: Credential | None) -> SessionOptions:
     """Keep a session on the credential that served it, for the provider's prompt cache. A person's choice stays."""
-    if mind.pinned or credential is None or mind.credential == credential.id:
-        return mind
-    return replace(mind, credential=credential.id)
+    if session_options.pinned or credential is None or session_options.credential == credential.id:
+        return session_options
+    return replace(session_options, credential=credential.id)
 
 
-def let_go(mind: Mind) -> Mind:
+def release_credential(session_options: SessionOptions) -> SessionOptions:
     """Release a session's credential.
 
     After a reset or compaction nothing is cached, so the next call chooses again. A person's choice
     stays.
     """
-    return mind if mind.pinned or mind.credential is None else replace(mind, credential=None)
+    return (
+        session_options
+        if session_options.pinned or session_options.credential is None
+        else replace(session_options, credential=None)
+    )

@@ -15,17 +15,24 @@ from zoneinfo import ZoneInfo
 
 from msgspec.structs import replace
 
-from retinue.domain.credential import Credential, Mark
+from retinue.domain.credential import Credential, CredentialFailureRecord
 from retinue.domain.errors import RetinueError
-from retinue.domain.model import Failure, ModelFailed, ModelRef
-from retinue.domain.session import Mind
-from retinue.domain.times import show
-from retinue.models.credential_order import is_pinned, order
-from retinue.models.fallback_actions import Again, Candidate, Compact, GiveUp, NextCredential, NextModel, Verdict
-from retinue.models.provider_limits import HouseLimit
-from retinue.models.retired_models import ModelGone
+from retinue.domain.model import ModelFailed, ModelFailureKind, ModelRef
+from retinue.domain.session import SessionOptions
+from retinue.domain.times import format_time
+from retinue.models.credential_order import is_pinned, order_credentials
+from retinue.models.errors import ConfiguredLimitReached, ModelNotOffered, ModelRetired, NoModelReplied
+from retinue.models.fallback_actions import (
+    CompactAction,
+    FallbackAction,
+    GiveUpAction,
+    ModelCandidate,
+    NextCredentialAction,
+    NextModelAction,
+    RetryAction,
+)
 from retinue.policy.limits import cooldowns
-from retinue.policy.limits.cooldowns import States
+from retinue.policy.limits.cooldowns import CredentialCooldowns
 
 BACKOFF_MIN_S = 0.3
 BACKOFF_MAX_S = 30.0
@@ -34,33 +41,37 @@ JITTER_SHARE = 0.25
 WAIT_MAX_S = 60.0  # for the only candidate left, in cooldown: long enough for the first step
 COMPACTIONS_MAX = 5  # three summaries, shortened results, a reset context: more cannot help
 MALFORMED_RETRIES_MAX = 1
-PROVIDERS_WORDS_MAX = 300
+PROVIDER_MESSAGE_CHARS_MAX = 300
 
 _UTC = ZoneInfo("UTC")
 
-WORDS: dict[Failure, str] = {
-    Failure.AUTH: "the key was refused",
-    Failure.PERMISSION: "the key has no right to it",
-    Failure.QUOTA: "there is nothing left to spend",
-    Failure.RATE_LIMIT: "too many requests",
-    Failure.OVERLOADED: "it is overloaded",
-    Failure.SERVER: "its server failed",
-    Failure.TIMEOUT: "it took too long",
-    Failure.CONNECTION: "it could not be reached",
-    Failure.CONTEXT_OVERFLOW: "the conversation is too long for it",
-    Failure.TOO_LARGE: "the request is too large for it",
-    Failure.NOT_FOUND: "there is no such model",
-    Failure.CONTENT_FILTER: "it refused the content",
-    Failure.BAD_REQUEST: "it did not take the request",
-    Failure.MALFORMED: "its reply made no sense",
+FAILURE_TEXTS: dict[ModelFailureKind, str] = {
+    ModelFailureKind.AUTH: "the key was rejected",
+    ModelFailureKind.PERMISSION: "the key has no access to it",
+    ModelFailureKind.QUOTA: "the account has no credit left",
+    ModelFailureKind.RATE_LIMIT: "too many requests",
+    ModelFailureKind.OVERLOADED: "it is overloaded",
+    ModelFailureKind.SERVER: "its server failed",
+    ModelFailureKind.TIMEOUT: "it took too long",
+    ModelFailureKind.CONNECTION: "the connection failed",
+    ModelFailureKind.CONTEXT_OVERFLOW: "the conversation is too long for it",
+    ModelFailureKind.TOO_LARGE: "the request is too large for it",
+    ModelFailureKind.NOT_FOUND: "the provider does not offer it",
+    ModelFailureKind.CONTENT_FILTER: "it refused the content",
+    ModelFailureKind.BAD_REQUEST: "it rejected the request",
+    ModelFailureKind.MALFORMED: "its reply was invalid",
 }
-_OWN_WORDS = frozenset({Failure.BAD_REQUEST, Failure.CONTENT_FILTER})  # only the provider can say what was wrong
-_PASSING = frozenset({Failure.OVERLOADED, Failure.SERVER, Failure.CONNECTION, Failure.MALFORMED})
-_REFUSED = frozenset({Failure.AUTH, Failure.PERMISSION})
-_OF_CREDENTIAL = _REFUSED | {Failure.QUOTA, Failure.RATE_LIMIT}
+_QUOTED_FAILURES = frozenset(
+    {ModelFailureKind.BAD_REQUEST, ModelFailureKind.CONTENT_FILTER}
+)  # only the provider can say what was wrong
+_TRANSIENT_FAILURES = frozenset(
+    {ModelFailureKind.OVERLOADED, ModelFailureKind.SERVER, ModelFailureKind.CONNECTION, ModelFailureKind.MALFORMED}
+)
+_REFUSED_KEY_FAILURES = frozenset({ModelFailureKind.AUTH, ModelFailureKind.PERMISSION})
+_CREDENTIAL_FAILURES = _REFUSED_KEY_FAILURES | {ModelFailureKind.QUOTA, ModelFailureKind.RATE_LIMIT}
 
 
-class NotAsked(ModelFailed):
+class ModelNotCalled(ModelFailed):
     """A model that the server itself refused to call. Another may do; alone, its own text becomes the error."""
 
     def __init__(self, error: RetinueError) -> None:
@@ -69,178 +80,190 @@ class NotAsked(ModelFailed):
             because=error.because,
             try_this=error.try_this,
             code=error.code,
-            failure=Failure.BAD_REQUEST,
+            failure=ModelFailureKind.BAD_REQUEST,
         )
 
 
-_Place = tuple[ModelRef, tuple[str, str] | None]
+_CandidateKey = tuple[ModelRef, tuple[str, str] | None]
 
 
-def plan(
+def build_fallback_plan(
     chain: Sequence[ModelRef],
-    credentials_of: Callable[[str], Sequence[Credential]],
-    states: States,
-    mind: Mind,
+    find_credentials: Callable[[str], Sequence[Credential]],
+    cooldowns: CredentialCooldowns,
+    session_options: SessionOptions,
     *,
     needs_key: Callable[[str], bool],
     retries_max: int,
     now: datetime,
-    chance: Random,
-    none_because: Callable[[str], str] = lambda provider: "there is no key for it",
+    random: Random,
+    explain_none: Callable[[str], str] = lambda provider: "no API key",
     zone: ZoneInfo = _UTC,
-) -> Plan:
+) -> FallbackPlan:
     """Build the plan.
 
     `find_credentials` returns a provider's readable credentials, an agent's own before the server's.
     """
-    credentials = {ref.provider: tuple(credentials_of(ref.provider)) if ref.provider else () for ref in chain}
+    credentials = {ref.provider: tuple(find_credentials(ref.provider)) if ref.provider else () for ref in chain}
     lacking = {
-        provider: none_because(provider)
+        provider: explain_none(provider)
         for provider, found in credentials.items()
         if provider and not found and needs_key(provider)
     }
-    return Plan(
+    return FallbackPlan(
         tuple(dict.fromkeys(chain)),
         credentials,
         lacking,
-        states,
-        mind,
+        cooldowns,
+        session_options,
         retries_max=retries_max,
         now=now,
-        chance=chance,
+        random=random,
         zone=zone,
     )
 
 
-class Plan:
+class FallbackPlan:
     """The state of the attempts to get one reply. It always ends: each candidate has a limited number of attempts."""
 
     def __init__(
         self,
         chain: Sequence[ModelRef],
         credentials: dict[str, tuple[Credential, ...]],
-        lacking: dict[str, str],
-        states: States,
-        mind: Mind,
+        missing_keys: dict[str, str],
+        cooldowns: CredentialCooldowns,
+        session_options: SessionOptions,
         *,
         retries_max: int,
         now: datetime,
-        chance: Random,
+        random: Random,
         zone: ZoneInfo,
     ) -> None:
         self.chain = chain
         self._credentials = credentials
-        self._lacking = lacking
-        self._states = states
-        self._mind = mind
+        self._missing_keys = missing_keys
+        self._cooldowns = cooldowns
+        self._session_options = session_options
         self._retries_max = retries_max
-        self._chance = chance
+        self._random = random
         self._zone = zone
-        self._retries: Counter[_Place] = Counter()
+        self._retries: Counter[_CandidateKey] = Counter()
         self._compactions = 0
-        self._dropped: set[ModelRef] = set()  # models that are not tried again for this reply
-        self._spent: set[_Place] = set()  # the same, for one credential with one model
-        self._cooled: set[_Place] = set()  # candidates that may be tried once more after their cooldown
-        self._failed: dict[_Place, ModelFailed] = {}
+        self._excluded_models: set[ModelRef] = set()  # models that are not tried again for this reply
+        self._excluded_candidates: set[_CandidateKey] = set()  # the same, for one credential with one model
+        self._retried_after_cooldown: set[_CandidateKey] = (
+            set()
+        )  # candidates that may be tried once more after their cooldown
+        self._failures: dict[_CandidateKey, ModelFailed] = {}
         self._decided_at = now
-        self._current = self._choose(now)
+        self._current = self._choose_candidate(now)
 
     @property
-    def current(self) -> Candidate | None:
+    def current(self) -> ModelCandidate | None:
         """The next candidate, to call after its `wait_s`; None if there is none, and `build_error` says why."""
         return self._current
 
-    def after(
+    def handle_failure(
         self, failure: ModelFailed, *, now: datetime, asked_at: datetime | None = None, may_repeat: bool = False
-    ) -> Verdict:
+    ) -> FallbackAction:
         """Decide what to do about a failure of the current candidate.
 
         If a reply had begun, a part of it was seen. The same model is not called again for it
         unless `may_repeat`.
         """
         candidate = self._current
-        assert candidate is not None, "nobody was asked"
-        reason, place = failure.failure, _place(candidate.ref, candidate.credential)
-        self._failed[place] = failure
+        assert candidate is not None, "no model was called"
+        reason, place = failure.failure, _build_candidate_key(candidate.ref, candidate.credential)
+        self._failures[place] = failure
         asked_at, self._decided_at = asked_at or self._decided_at, now
-        if reason in (Failure.CONTEXT_OVERFLOW, Failure.TOO_LARGE) and self._compactions < COMPACTIONS_MAX:
+        if (
+            reason in (ModelFailureKind.CONTEXT_OVERFLOW, ModelFailureKind.TOO_LARGE)
+            and self._compactions < COMPACTIONS_MAX
+        ):
             self._compactions += 1
             self._current = replace(candidate, wait_s=0.0)
-            return Compact()
-        if (may_repeat or not failure.begun) and (after_s := self._again_after_s(candidate, failure)) is not None:
+            return CompactAction()
+        if (may_repeat or not failure.may_be_charged) and (
+            after_s := self._find_retry_delay_s(candidate, failure)
+        ) is not None:
             self._retries[place] += 1
             self._current = replace(candidate, wait_s=after_s)
-            return Again(after_s=after_s)
-        mark = self._mark(candidate, failure, now=now, asked_at=asked_at)
+            return RetryAction(delay_s=after_s)
+        mark = self._build_failure_record(candidate, failure, now=now, asked_at=asked_at)
         if mark is not None:
-            self._states = self._states.after(mark)
-        self._set_aside(candidate, failure)
-        self._current = found = self._choose(now)
+            self._cooldowns = self._cooldowns.with_failure(mark)
+        self._exclude(candidate, failure)
+        self._current = found = self._choose_candidate(now)
         if found is None:
-            return GiveUp(error=self.error(now), mark=mark)
+            return GiveUpAction(error=self.build_error(now), mark=mark)
         if found.ref != candidate.ref:
-            return NextModel(candidate=found, mark=mark)
-        if _place(found.ref, found.credential) == place:
-            return Again(after_s=found.wait_s, mark=mark)
-        return NextCredential(candidate=found, mark=mark)
+            return NextModelAction(candidate=found, mark=mark)
+        if _build_candidate_key(found.ref, found.credential) == place:
+            return RetryAction(delay_s=found.wait_s, mark=mark)
+        return NextCredentialAction(candidate=found, mark=mark)
 
-    def error(self, now: datetime) -> ModelFailed:
+    def build_error(self, now: datetime) -> ModelFailed:
         """Build the error: why there is no reply, model by model, and when to retry.
 
         A single failure is returned unchanged.
         """
-        last = next(reversed(self._failed.values()), None)
-        free_at = self._free_at(now)
-        if last is not None and len(self._failed) == 1 and len(self.chain) == 1:
-            return last if free_at is None else _with_time(last, self._free_words(free_at), wait_s=free_at.wait_s)
-        listed = [f"{ref}: {self._story(ref, now)}" for ref in self.chain]
-        back = "`retinue credential clear ID` takes a cooldown back; " if free_at else ""
-        return ModelFailed(
-            f"{self.chain[0]} could not reply" if len(self.chain) == 1 else "no model could reply",
-            because="; ".join([*listed, *([self._free_words(free_at)] if free_at else [])]),
-            try_this=f"{back}`retinue models` shows what can be asked",
-            code="model.all-failed",
-            failure=last.failure if last else Failure.RATE_LIMIT if free_at else Failure.AUTH,
+        last = next(reversed(self._failures.values()), None)
+        free_at = self._find_next_available(now)
+        if last is not None and len(self._failures) == 1 and len(self.chain) == 1:
+            return (
+                last
+                if free_at is None
+                else _add_retry_time(last, self._format_next_available(free_at), wait_s=free_at.wait_s)
+            )
+        listed = [f"{ref}: {self._explain_unavailable(ref, now)}" for ref in self.chain]
+        return NoModelReplied(
+            listed,
+            next_available=self._format_next_available(free_at) if free_at else "",
+            failure=last.failure if last else ModelFailureKind.RATE_LIMIT if free_at else ModelFailureKind.AUTH,
             retry_after_s=free_at.wait_s if free_at else None,
-            begun=any(each.begun for each in self._failed.values()),
+            may_be_charged=any(each.may_be_charged for each in self._failures.values()),
         )
 
-    def lines(self, now: datetime) -> list[str]:
+    def describe(self, now: datetime) -> list[str]:
         """Describe each model of the chain: the one that would be called now and why, and why the others would not."""
-        said: list[str] = []
+        lines: list[str] = []
         for ref in self.chain:
             if self._current is not None and ref == self._current.ref:
-                said.append(f"{_named(self._current)}: {self._current.because}")
-            elif found := self._first_fresh(ref, now):
-                said.append(f"{_named(found)}: if those before it fail")
+                lines.append(f"{_format_candidate(self._current)}: {self._current.because}")
+            elif found := self._find_available(ref, now):
+                lines.append(f"{_format_candidate(found)}: if those before it fail")
             else:
-                said.append(f"{ref}: not now, {self._story(ref, now)}")
-        return said
+                lines.append(f"{ref}: not now, {self._explain_unavailable(ref, now)}")
+        return lines
 
-    def _again_after_s(self, candidate: Candidate, failure: ModelFailed) -> float | None:
+    def _find_retry_delay_s(self, candidate: ModelCandidate, failure: ModelFailed) -> float | None:
         """Return the delay before the same call is retried; None if it must not be."""
         reason, wanted_s = failure.failure, failure.retry_after_s
-        place = _place(candidate.ref, candidate.credential)
+        place = _build_candidate_key(candidate.ref, candidate.credential)
         retries_max = self._retries_max
-        if reason is Failure.MALFORMED:
+        if reason is ModelFailureKind.MALFORMED:
             retries_max = min(retries_max, MALFORMED_RETRIES_MAX)
-        if isinstance(failure, HouseLimit) or self._retries[place] >= retries_max:
+        if isinstance(failure, ConfiguredLimitReached) or self._retries[place] >= retries_max:
             return None
         # Without a credential there is nothing to put into cooldown and no alternative: only time can help.
-        counts_requests = reason is Failure.RATE_LIMIT and (wanted_s is not None or candidate.credential is None)
-        if reason not in _PASSING and not counts_requests:
+        counts_requests = reason is ModelFailureKind.RATE_LIMIT and (
+            wanted_s is not None or candidate.credential is None
+        )
+        if reason not in _TRANSIENT_FAILURES and not counts_requests:
             return None
         if wanted_s is not None and wanted_s > BACKOFF_MAX_S:
             return None
         backoff_s = min(BACKOFF_MIN_S * BACKOFF_GROWTH ** self._retries[place], BACKOFF_MAX_S)
         base_s = max(backoff_s, wanted_s or 0.0)
         # Only upwards: never before the time the provider gave, and not all clients at once.
-        return min(base_s * (1 + JITTER_SHARE * self._chance.random()), BACKOFF_MAX_S)
+        return min(base_s * (1 + JITTER_SHARE * self._random.random()), BACKOFF_MAX_S)
 
-    def _mark(self, candidate: Candidate, failure: ModelFailed, *, now: datetime, asked_at: datetime) -> Mark | None:
-        if candidate.credential is None or isinstance(failure, HouseLimit):
+    def _build_failure_record(
+        self, candidate: ModelCandidate, failure: ModelFailed, *, now: datetime, asked_at: datetime
+    ) -> CredentialFailureRecord | None:
+        if candidate.credential is None or isinstance(failure, ConfiguredLimitReached):
             return None
-        return cooldowns.mark(
+        return cooldowns.build_failure_record(
             candidate.credential,
             candidate.ref.model,
             failure.failure,
@@ -249,139 +272,150 @@ class Plan:
             retry_after_s=failure.retry_after_s,
         )
 
-    def _set_aside(self, candidate: Candidate, failure: ModelFailed) -> None:
-        place = _place(candidate.ref, candidate.credential)
-        if candidate.credential is None or isinstance(failure, HouseLimit) or failure.failure not in _OF_CREDENTIAL:
-            self._dropped.add(candidate.ref)  # another credential would fail the same way
-        elif failure.failure is Failure.RATE_LIMIT and place not in self._cooled:
-            self._cooled.add(place)
+    def _exclude(self, candidate: ModelCandidate, failure: ModelFailed) -> None:
+        place = _build_candidate_key(candidate.ref, candidate.credential)
+        if (
+            candidate.credential is None
+            or isinstance(failure, ConfiguredLimitReached)
+            or failure.failure not in _CREDENTIAL_FAILURES
+        ):
+            self._excluded_models.add(candidate.ref)  # another credential would fail the same way
+        elif failure.failure is ModelFailureKind.RATE_LIMIT and place not in self._retried_after_cooldown:
+            self._retried_after_cooldown.add(place)
         else:
-            self._spent.add(place)
+            self._excluded_candidates.add(place)
 
-    def _choose(self, now: datetime) -> Candidate | None:
+    def _choose_candidate(self, now: datetime) -> ModelCandidate | None:
         """Return the first available candidate, by chain and then by credential order; else one worth waiting for."""
         for ref in self.chain:
-            if found := self._first_fresh(ref, now):
+            if found := self._find_available(ref, now):
                 return found
         waiting = [
             (cooling.until, ref, credential)
             for ref in self.chain
-            for credential in self._of(ref, now)
-            if credential is not None and (cooling := self._states.holding(credential, ref.model, now))
+            for credential in self._list_credentials(ref, now)
+            if credential is not None and (cooling := self._cooldowns.find_active(credential, ref.model, now))
         ]
         until, ref, credential = min(waiting, key=lambda each: each[0], default=(None, None, None))
         if until is None or ref is None or (wait_s := (until - now).total_seconds()) > WAIT_MAX_S:
             return None
-        because = f"all that could be asked cool down, and this one is free again at {show(until, self._zone)}"
-        return Candidate(ref=ref, credential=credential, because=because, wait_s=wait_s)
+        because = f"all candidates are in cooldown, and this one is available again at {format_time(until, self._zone)}"
+        return ModelCandidate(ref=ref, credential=credential, because=because, wait_s=wait_s)
 
-    def _first_fresh(self, ref: ModelRef, now: datetime) -> Candidate | None:
-        for credential in self._of(ref, now):
-            if credential is None or self._states.holding(credential, ref.model, now) is None:
-                return Candidate(ref=ref, credential=credential, because=self._why(ref, credential, now))
+    def _find_available(self, ref: ModelRef, now: datetime) -> ModelCandidate | None:
+        for credential in self._list_credentials(ref, now):
+            if credential is None or self._cooldowns.find_active(credential, ref.model, now) is None:
+                return ModelCandidate(
+                    ref=ref, credential=credential, because=self._explain_choice(ref, credential, now)
+                )
         return None
 
-    def _of(self, ref: ModelRef, now: datetime) -> Sequence[Credential | None]:
+    def _list_credentials(self, ref: ModelRef, now: datetime) -> Sequence[Credential | None]:
         """Return the credentials with which a model may still be called, in order.
 
         None stands for a call without one.
         """
-        if ref in self._dropped or ref.provider in self._lacking:
+        if ref in self._excluded_models or ref.provider in self._missing_keys:
             return ()
         credentials = self._credentials[ref.provider]
         if not credentials:
-            return () if is_pinned(self._mind, ref.provider) else (None,)
-        ordered = order(credentials, self._states, model=ref.model, mind=self._mind, now=now)
-        return [each for each in ordered if _place(ref, each) not in self._spent]
+            return () if is_pinned(self._session_options, ref.provider) else (None,)
+        ordered = order_credentials(
+            credentials, self._cooldowns, model=ref.model, session_options=self._session_options, now=now
+        )
+        return [each for each in ordered if _build_candidate_key(ref, each) not in self._excluded_candidates]
 
-    def _why(self, ref: ModelRef, credential: Credential | None, now: datetime) -> str:
-        said = [f"{each}: {self._story(each, now)}" for each in self.chain[: self.chain.index(ref)]]
-        if credential is not None and credential.id == self._mind.credential:
-            said.insert(0, "chosen for this session" if self._mind.pinned else "it served this session before")
+    def _explain_choice(self, ref: ModelRef, credential: Credential | None, now: datetime) -> str:
+        reasons = [f"{each}: {self._explain_unavailable(each, now)}" for each in self.chain[: self.chain.index(ref)]]
+        if credential is not None and credential.id == self._session_options.credential:
+            reasons.insert(
+                0, "chosen for this session" if self._session_options.pinned else "used in this session before"
+            )
         else:
-            said = [*self._reasons(ref, now), *said]
-        return "; ".join(said) or "first in the chain"
+            reasons = [*self._explain_credentials(ref, now), *reasons]
+        return "; ".join(reasons) or "first in the chain"
 
-    def _story(self, ref: ModelRef, now: datetime) -> str:
+    def _explain_unavailable(self, ref: ModelRef, now: datetime) -> str:
         """Explain why a model is not called."""
-        if ref.provider in self._lacking:
-            return self._lacking[ref.provider]
-        if failure := self._failed.get(_place(ref, None)):
-            return _reason(failure)
-        if is_pinned(self._mind, ref.provider) and not self._eligible(ref):
-            return f"{self._mind.credential} was chosen for this session, and cannot be used"
-        return ", ".join(self._reasons(ref, now)) or "not asked"
+        if ref.provider in self._missing_keys:
+            return self._missing_keys[ref.provider]
+        if failure := self._failures.get(_build_candidate_key(ref, None)):
+            return _describe_failure(failure)
+        if is_pinned(self._session_options, ref.provider) and not self._list_eligible(ref):
+            return f"{self._session_options.credential} was chosen for this session, but cannot be used"
+        return ", ".join(self._explain_credentials(ref, now)) or "not called"
 
-    def _reasons(self, ref: ModelRef, now: datetime) -> list[str]:
+    def _explain_credentials(self, ref: ModelRef, now: datetime) -> list[str]:
         """Explain what is against each credential of a model: its failure just now, or its cooldown."""
-        said: list[str] = []
-        for credential in self._eligible(ref):
-            if failure := self._failed.get(_place(ref, credential)):
-                said.append(f"{_reason(failure)} ({credential.id})")
-            elif cooling := self._states.holding(credential, ref.model, now):
-                until = show(cooling.until, self._zone)
-                said.append(f"{credential.id} cools down until {until}, {WORDS[cooling.failure]}")
-        return said
+        lines: list[str] = []
+        for credential in self._list_eligible(ref):
+            if failure := self._failures.get(_build_candidate_key(ref, credential)):
+                lines.append(f"{_describe_failure(failure)} ({credential.id})")
+            elif cooling := self._cooldowns.find_active(credential, ref.model, now):
+                until = format_time(cooling.until, self._zone)
+                lines.append(f"{credential.id} is in cooldown until {until}: {FAILURE_TEXTS[cooling.failure]}")
+        return lines
 
-    def _eligible(self, ref: ModelRef) -> list[Credential]:
+    def _list_eligible(self, ref: ModelRef) -> list[Credential]:
         """Return a provider's credentials, or the one that a person has chosen."""
-        chosen = self._mind.credential if is_pinned(self._mind, ref.provider) else None
+        chosen = self._session_options.credential if is_pinned(self._session_options, ref.provider) else None
         return [each for each in self._credentials[ref.provider] if chosen in (None, each.id)]
 
-    def _free_at(self, now: datetime) -> _Free | None:
+    def _find_next_available(self, now: datetime) -> _NextAvailable | None:
         """Return when the first credential leaves its cooldown. Rejected keys do not count: time does not fix them."""
         held = [
-            _Free(cooling.until, str(ref), (cooling.until - now).total_seconds())
+            _NextAvailable(cooling.until, str(ref), (cooling.until - now).total_seconds())
             for ref in self.chain
-            for credential in self._eligible(ref)
-            if (cooling := self._states.holding(credential, ref.model, now)) and cooling.failure not in _REFUSED
+            for credential in self._list_eligible(ref)
+            if (cooling := self._cooldowns.find_active(credential, ref.model, now))
+            and cooling.failure not in _REFUSED_KEY_FAILURES
         ]
         return min(held, default=None)
 
-    def _free_words(self, free: _Free) -> str:
-        return f"{free.what} is free again at {show(free.at, self._zone)}"
+    def _format_next_available(self, free: _NextAvailable) -> str:
+        return f"{free.model} is available again at {format_time(free.at, self._zone)}"
 
 
-class _Free(NamedTuple):
+class _NextAvailable(NamedTuple):
     at: datetime
-    what: str
+    model: str
     wait_s: float
 
 
-def _with_time(failure: ModelFailed, free: str, *, wait_s: float) -> ModelFailed:
+def _add_retry_time(failure: ModelFailed, next_available: str, *, wait_s: float) -> ModelFailed:
     return ModelFailed(
         failure.sentence,
-        because="; ".join(filter(None, [failure.because, free])),
+        because="; ".join(filter(None, [failure.because, next_available])),
         try_this=failure.try_this,
         code=failure.code,
         failure=failure.failure,
         status=failure.status,
         retry_after_s=wait_s,
-        begun=failure.begun,
+        may_be_charged=failure.may_be_charged,
     )
 
 
-def why_now(plan: Plan, now: datetime) -> list[str]:
+def describe_plan(plan: FallbackPlan, now: datetime) -> list[str]:
     """Describe what would be called now and why, one line per model of the chain."""
-    return plan.lines(now)
+    return plan.describe(now)
 
 
-def _place(ref: ModelRef, credential: Credential | None) -> _Place:
-    return ref, credential.key if credential else None
+def _build_candidate_key(ref: ModelRef, credential: Credential | None) -> _CandidateKey:
+    return ref, credential.row_key if credential else None
 
 
-def _named(candidate: Candidate) -> str:
+def _format_candidate(candidate: ModelCandidate) -> str:
     return f"{candidate.ref} with {candidate.credential.id}" if candidate.credential else str(candidate.ref)
 
 
-def _reason(failure: ModelFailed) -> str:
-    words = WORDS[failure.failure]
-    if isinstance(failure, HouseLimit):
+def _describe_failure(failure: ModelFailed) -> str:
+    words = FAILURE_TEXTS[failure.failure]
+    if isinstance(failure, ConfiguredLimitReached):
         return failure.because
-    if isinstance(failure, NotAsked):
+    if isinstance(failure, ModelNotCalled):
         return failure.sentence
-    if isinstance(failure, ModelGone):
-        return failure.in_short
-    if failure.failure in _OWN_WORDS and (own := failure.because or failure.sentence):
-        return f"{words}: {own[:PROVIDERS_WORDS_MAX]}"
+    if isinstance(failure, ModelNotOffered | ModelRetired):
+        return failure.summary
+    if failure.failure in _QUOTED_FAILURES and (own := failure.because or failure.sentence):
+        return f"{words}: {own[:PROVIDER_MESSAGE_CHARS_MAX]}"
     return words

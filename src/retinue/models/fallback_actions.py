@@ -7,21 +7,21 @@ from typing import ClassVar
 
 from msgspec import Struct
 
-from retinue.domain.credential import Credential, Mark
+from retinue.domain.credential import Credential, CredentialFailureRecord
 from retinue.domain.model import ModelFailed, ModelRef
 
 
-class Move(StrEnum):
+class FallbackKind(StrEnum):
     """What was done about a failure; stored with the failed call."""
 
-    AGAIN = "again"
+    RETRY = "again"
     NEXT_CREDENTIAL = "next-credential"
     NEXT_MODEL = "next-model"
     COMPACTION = "compaction"
     GIVE_UP = "give-up"
 
 
-class Candidate(Struct, frozen=True, kw_only=True):
+class ModelCandidate(Struct, frozen=True, kw_only=True):
     """The model and credential to call, the delay before it, and the reason for the choice."""
 
     ref: ModelRef
@@ -30,47 +30,47 @@ class Candidate(Struct, frozen=True, kw_only=True):
     wait_s: float = 0.0
 
 
-class Again(Struct, frozen=True, kw_only=True):
+class RetryAction(Struct, frozen=True, kw_only=True):
     """Repeat the same call after a delay."""
 
-    next_move: ClassVar[Move] = Move.AGAIN
-    after_s: float
-    mark: Mark | None = None
+    kind: ClassVar[FallbackKind] = FallbackKind.RETRY
+    delay_s: float
+    mark: CredentialFailureRecord | None = None
 
 
-class NextCredential(Struct, frozen=True, kw_only=True):
-    next_move: ClassVar[Move] = Move.NEXT_CREDENTIAL
-    candidate: Candidate
-    mark: Mark | None = None
+class NextCredentialAction(Struct, frozen=True, kw_only=True):
+    kind: ClassVar[FallbackKind] = FallbackKind.NEXT_CREDENTIAL
+    candidate: ModelCandidate
+    mark: CredentialFailureRecord | None = None
 
     @property
-    def after_s(self) -> float:
+    def delay_s(self) -> float:
         return self.candidate.wait_s
 
 
-class NextModel(Struct, frozen=True, kw_only=True):
-    next_move: ClassVar[Move] = Move.NEXT_MODEL
-    candidate: Candidate
-    mark: Mark | None = None
+class NextModelAction(Struct, frozen=True, kw_only=True):
+    kind: ClassVar[FallbackKind] = FallbackKind.NEXT_MODEL
+    candidate: ModelCandidate
+    mark: CredentialFailureRecord | None = None
 
     @property
-    def after_s(self) -> float:
+    def delay_s(self) -> float:
         return self.candidate.wait_s
 
 
-class Compact(Struct, frozen=True, kw_only=True):
+class CompactAction(Struct, frozen=True, kw_only=True):
     """Repeat the same call with a shorter context."""
 
-    next_move: ClassVar[Move] = Move.COMPACTION
-    after_s: ClassVar[float] = 0.0
-    mark: Mark | None = None
+    kind: ClassVar[FallbackKind] = FallbackKind.COMPACTION
+    delay_s: ClassVar[float] = 0.0
+    mark: CredentialFailureRecord | None = None
 
 
-class GiveUp(Struct, frozen=True, kw_only=True):
-    next_move: ClassVar[Move] = Move.GIVE_UP
-    after_s: ClassVar[float] = 0.0
+class GiveUpAction(Struct, frozen=True, kw_only=True):
+    kind: ClassVar[FallbackKind] = FallbackKind.GIVE_UP
+    delay_s: ClassVar[float] = 0.0
     error: ModelFailed
-    mark: Mark | None = None
+    mark: CredentialFailureRecord | None = None
 
 
-Verdict = Again | NextCredential | NextModel | Compact | GiveUp
+FallbackAction = RetryAction | NextCredentialAction | NextModelAction | CompactAction | GiveUpAction

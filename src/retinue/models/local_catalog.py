@@ -6,59 +6,66 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from retinue.config.models import ModelSettings
+from retinue.config.models import ModelEntry
 from retinue.domain.model import ModelRef
-from retinue.domain.ports import Clock, Ids
-from retinue.models.base import WireCache
-from retinue.models.local_weights import Weights, bundled
-from retinue.models.provider_http import Link
+from retinue.domain.ports import Clock, IdSource
+from retinue.models.base import EncodedContextCache
+from retinue.models.local_weights import LocalWeights, find_bundled_weights
+from retinue.models.provider_http import ProviderConnections
 
 if TYPE_CHECKING:
-    from retinue.models.local_model import Local
+    from retinue.models.local_model import LocalModel
 
 
-class Locals:
+class LocalModels:
     """Local models, one process per file, started at the first request."""
 
-    def __init__(self, clock: Clock, ids: Ids, link: Link, cache: WireCache, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        ids: IdSource,
+        connections: ProviderConnections,
+        cache: EncodedContextCache,
+        environment: Mapping[str, str],
+    ) -> None:
         self._clock = clock
         self._ids = ids
-        self._link = link
+        self._connections = connections
         self._cache = cache
         self._environment = environment
-        self._made: dict[str, tuple[Weights, Local]] = {}
+        self._models: dict[str, tuple[LocalWeights, LocalModel]] = {}
 
-    def installed(self) -> tuple[Local, ...]:
+    def list_installed(self) -> tuple[LocalModel, ...]:
         """Return the bundled model, if its weights are installed."""
-        return (self._of("", Weights()),) if bundled() is not None else ()
+        return (self._get_or_create("", LocalWeights()),) if find_bundled_weights() is not None else ()
 
-    def find(self, ref: ModelRef, entry: ModelSettings) -> Local:
+    def find(self, ref: ModelRef, entry: ModelEntry) -> LocalModel:
         """Return the model in a file. A new one is created only if its settings have changed."""
-        weights = Weights(
+        weights = LocalWeights(
             gguf=Path(ref.model),
             window_tokens=entry.window_tokens,
             output_tokens_max=entry.output_tokens_max,
             tools=entry.tools,
             params=entry.params,
         )
-        return self._of(ref.model, weights)
+        return self._get_or_create(ref.model, weights)
 
     async def close(self) -> None:
-        for _, local in self._made.values():
+        for _, local in self._models.values():
             await local.close()
 
-    def _of(self, name: str, weights: Weights) -> Local:
-        kept = self._made.get(name)
+    def _get_or_create(self, name: str, weights: LocalWeights) -> LocalModel:
+        kept = self._models.get(name)
         if kept is None or kept[0] != weights:
-            from retinue.models.local_model import Local  # few instances use one
+            from retinue.models.local_model import LocalModel  # few instances use one
 
-            local = Local(
+            local = LocalModel(
                 weights,
                 clock=self._clock,
                 ids=self._ids,
-                link=self._link,
+                connections=self._connections,
                 cache=self._cache,
                 environment=self._environment,
             )
-            kept = self._made[name] = (weights, local)  # a replaced model stops by its idle timeout
+            kept = self._models[name] = (weights, local)  # a replaced model stops by its idle timeout
         return kept[1]

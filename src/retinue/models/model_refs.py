@@ -6,30 +6,25 @@ import re
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 
-from retinue.config.validators import model_reference
-from retinue.domain.errors import Invalid
+from retinue.config.validators import check_model_reference
 from retinue.domain.model import ModelRef
+from retinue.models.errors import ModelRefInvalid
 
 DEFAULT = "default"  # as a model or effort: use the default
-NAMED_MAX = 8
+LISTED_MAX = 8
 _CREDENTIAL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?::[A-Za-z0-9._@+-]+)?")
 
 
-def parse(text: str) -> tuple[str, str]:
+def parse_model_ref(text: str) -> tuple[str, str]:
     """Return provider and model, split at the first slash.
 
     Without a slash the provider is empty; an empty part is invalid.
     """
-    said = text.strip()
-    if wrong := model_reference(said):
-        raise Invalid(
-            f"'{said[:64]}' names no model",
-            because=f"it {wrong}",
-            try_this="write it as PROVIDER/MODEL, for example anthropic/claude-opus-5-5",
-            code="model.ref-invalid",
-        )
-    provider, slash, model = said.partition("/")
-    return (provider, model) if slash else ("", said)
+    name = text.strip()
+    if wrong := check_model_reference(name):
+        raise ModelRefInvalid(name, because=f"it {wrong}")
+    provider, slash, model = name.partition("/")
+    return (provider, model) if slash else ("", name)
 
 
 def split_credential(text: str) -> tuple[str, str | None]:
@@ -43,7 +38,7 @@ def split_credential(text: str) -> tuple[str, str | None]:
     return model, credential
 
 
-class Allowed:
+class ModelAllowlist:
     """The list of models that may be used: references, aliases and patterns. An empty list allows all."""
 
     def __init__(self, listed: Sequence[str], resolve: Callable[[str], ModelRef]) -> None:
@@ -51,13 +46,13 @@ class Allowed:
         self._patterns = [text.casefold() for text in listed if is_pattern(text)]
         self._refs = frozenset(resolve(text) for text in listed if not is_pattern(text))
 
-    def fits(self, ref: ModelRef) -> bool:
+    def allows(self, ref: ModelRef) -> bool:
         name = str(ref).casefold()
         return not self._listed or ref in self._refs or any(fnmatchcase(name, each) for each in self._patterns)
 
-    def words(self) -> str:
-        more = f" and {len(self._listed) - NAMED_MAX} more" if len(self._listed) > NAMED_MAX else ""
-        return ", ".join(self._listed[:NAMED_MAX]) + more
+    def describe(self) -> str:
+        more = f" and {len(self._listed) - LISTED_MAX} more" if len(self._listed) > LISTED_MAX else ""
+        return ", ".join(self._listed[:LISTED_MAX]) + more
 
 
 def is_pattern(text: str) -> bool:

@@ -19,88 +19,96 @@ from msgspec import Struct, field
 
 from retinue.config import Settings
 from retinue.domain.agent import Agent
-from retinue.domain.credential import Credential, Mark
+from retinue.domain.credential import Credential, CredentialFailureRecord
 from retinue.domain.errors import RetinueError
 from retinue.domain.ids import SessionId
 from retinue.domain.model import ModelRef
-from retinue.domain.money import Caps
+from retinue.domain.money import BudgetLimits
 from retinue.domain.ports import Clock
 from retinue.domain.record import Reply
-from retinue.domain.session import Mind, Session
+from retinue.domain.session import Session, SessionOptions
 from retinue.domain.times import to_ms
-from retinue.models.base import Model, WireCache
-from retinue.models.credential_order import Keyring, gather, key_of, let_go, served
-from retinue.models.fallback import Plan, plan, why_now
-from retinue.models.fallback_actions import Candidate
-from retinue.models.model_clients import Maker, Shelf
-from retinue.models.model_selection import Catalog, Role
-from retinue.models.provider_http import Link
-from retinue.models.provider_limits import Limits
-from retinue.policy.limits.budgets import caps_of
-from retinue.policy.limits.cooldowns import States, cooled
+from retinue.models.base import EncodedContextCache, Model
+from retinue.models.credential_order import (
+    AgentCredentials,
+    collect_credentials,
+    keep_credential,
+    read_key,
+    release_credential,
+)
+from retinue.models.fallback import FallbackPlan, build_fallback_plan, describe_plan
+from retinue.models.fallback_actions import ModelCandidate
+from retinue.models.model_clients import ModelClients, ModelFactory
+from retinue.models.model_selection import ModelRole, ModelSelector
+from retinue.models.provider_http import ProviderConnections
+from retinue.models.provider_limits import ProviderRateLimits
+from retinue.policy.limits.budgets import build_budget_caps
+from retinue.policy.limits.cooldowns import CredentialCooldowns, apply_failure
 from retinue.store.agents import credentials
 from retinue.store.core.connection import Store
 from retinue.store.sessions import sessions
 
 log = logging.getLogger(__name__)
 
-KNOWN_FOR_S = 1.0  # how long credentials are cached after reading: another process may write too
-USE_WRITTEN_EVERY_S = 60.0  # resolution of a credential's last use
+SNAPSHOT_TTL_S = 1.0  # how long credentials are cached after reading: another process may write too
+USE_WRITE_INTERVAL_S = 60.0  # resolution of a credential's last use
 
 
-class _Known(Struct, frozen=True):
+class _CredentialSnapshot(Struct, frozen=True):
     """Credentials as read from the store, with what was derived from them. They expire together."""
 
-    at: datetime
+    read_at: datetime
     credentials: Sequence[Credential]
-    states: States
+    cooldowns: CredentialCooldowns
     usable: dict[tuple[str, str], Sequence[Credential]] = field(default_factory=dict[tuple[str, str], Any])
 
-    def of(self, keyring: Keyring, provider: str) -> Sequence[Credential]:
+    def list_usable(self, agent_credentials: AgentCredentials, provider: str) -> Sequence[Credential]:
         """Return a provider's credentials whose key can be read.
 
         Checked once per snapshot, not for every model call.
         """
-        found = self.usable.get((keyring.agent, provider))
+        found = self.usable.get((agent_credentials.agent, provider))
         if found is None:
-            found = self.usable[keyring.agent, provider] = keyring.of(provider)
+            found = self.usable[agent_credentials.agent, provider] = agent_credentials.list_usable(provider)
         return found
 
 
-class Minds:
+class ModelRouter:
     def __init__(
         self,
         store: Store,
         clock: Clock,
-        house: Sequence[Model],
+        built_in: Sequence[Model],
         *,
         settings: Callable[[], Settings],
         environment: Mapping[str, str],
-        makers: Mapping[str, Maker] | None = None,
-        link: Link | None = None,
-        cache: WireCache | None = None,
-        chance: Random,
+        factories: Mapping[str, ModelFactory] | None = None,
+        connections: ProviderConnections | None = None,
+        cache: EncodedContextCache | None = None,
+        random: Random,
         zone: ZoneInfo,
     ) -> None:
         self._store = store
         self._clock = clock
         self._settings = settings
         self._environment = environment
-        self._chance = chance
+        self._random = random
         self._zone = zone
-        self._link = link or Link()
-        self._shelf = Shelf(house, lambda: self.catalog, self._link, cache or WireCache(), makers=makers)
-        self._limits = Limits(lambda: self.catalog.providers)
-        self._catalog: tuple[Settings, frozenset[str], Catalog] | None = None
-        self._known: _Known | None = None
-        self._keyed: frozenset[str] = frozenset()
+        self._connections = connections or ProviderConnections()
+        self._clients = ModelClients(
+            built_in, lambda: self.catalog, self._connections, cache or EncodedContextCache(), factories=factories
+        )
+        self._limits = ProviderRateLimits(lambda: self.catalog.providers)
+        self._catalog: tuple[Settings, frozenset[str], ModelSelector] | None = None
+        self._snapshot: _CredentialSnapshot | None = None
+        self._providers_with_key: frozenset[str] = frozenset()
 
     async def close(self) -> None:
-        await self._link.close()
+        await self._connections.close()
 
-    def bring(self, house: Sequence[Model]) -> None:
+    def set_built_in(self, built_in: Sequence[Model]) -> None:
         """Replace the built-in models: a plugin was added or removed."""
-        self._shelf.bring(house)
+        self._clients.set_built_in(built_in)
         self._catalog = None
 
     @property
@@ -108,166 +116,203 @@ class Minds:
         return self._settings()
 
     @property
-    def catalog(self) -> Catalog:
+    def catalog(self) -> ModelSelector:
         """Rebuilt when the settings have changed, or a provider got its first key."""
         settings = self._settings()
-        if self._catalog is None or self._catalog[0] is not settings or self._catalog[1] != self._keyed:
-            made = Catalog(settings, self._environment, now=self._clock.now, house=self._shelf.house, keyed=self._keyed)
-            self._catalog = (settings, self._keyed, made)
+        if self._catalog is None or self._catalog[0] is not settings or self._catalog[1] != self._providers_with_key:
+            made = ModelSelector(
+                settings,
+                self._environment,
+                now=self._clock.now,
+                built_in=self._clients.built_in_facts,
+                providers_with_key=self._providers_with_key,
+            )
+            self._catalog = (settings, self._providers_with_key, made)
         return self._catalog[2]
 
-    def model(self, ref: ModelRef) -> Model:
-        return self._shelf.find(ref)
+    def get_client(self, ref: ModelRef) -> Model:
+        return self._clients.find(ref)
 
     # --- calls ---
 
-    async def plan(
+    async def build_plan(
         self,
         agent: Agent,
-        mind: Mind,
+        session_options: SessionOptions,
         *,
         override: str | None = None,
-        images: bool = False,
-        role: Role = Role.REASONING,
-    ) -> Plan:
+        has_images: bool = False,
+        role: ModelRole = ModelRole.REASONING,
+    ) -> FallbackPlan:
         """Return the fallback plan for one reply."""
         catalog = self.catalog
-        chain = catalog.chain(agent=agent, mind=mind, override=override, images=images, role=role)
+        chain = catalog.build_chain(
+            agent=agent, session_options=session_options, override=override, has_images=has_images, role=role
+        )
         now = self._clock.now()
-        known = await self._look(now) if any(ref.provider for ref in chain) else _Known(now, (), States())
-        return self._plan(catalog, chain, agent, mind, known, now)
+        known = (
+            await self._get_snapshot(now)
+            if any(ref.provider for ref in chain)
+            else _CredentialSnapshot(now, (), CredentialCooldowns())
+        )
+        return self._build_plan(catalog, chain, agent, session_options, known, now)
 
-    async def why_now(self, agent: Agent, mind: Mind, chain: Sequence[ModelRef]) -> list[str]:
+    async def describe_chain(
+        self, agent: Agent, session_options: SessionOptions, chain: Sequence[ModelRef]
+    ) -> list[str]:
         """Describe each model of a chain: whether it would be called now, and why."""
         now = self._clock.now()
-        return why_now(self._plan(self.catalog, chain, agent, mind, await self._look(now), now), now)
+        return describe_plan(
+            self._build_plan(self.catalog, chain, agent, session_options, await self._get_snapshot(now), now), now
+        )
 
-    def plan_in(self, conn: sa.Connection, agent: Agent, mind: Mind) -> Plan:
+    def build_plan_in(self, conn: sa.Connection, agent: Agent, session_options: SessionOptions) -> FallbackPlan:
         """As `build_plan`, for a caller that already has a database connection and only wants to look."""
         now = self._clock.now()
-        known = self._learn(now, *_read(conn, now=now))
+        known = self._build_snapshot(now, *_read_credentials(conn, now=now))
         catalog = self.catalog
-        return self._plan(catalog, catalog.chain(agent=agent, mind=mind), agent, mind, known, now)
+        return self._build_plan(
+            catalog,
+            catalog.build_chain(agent=agent, session_options=session_options),
+            agent,
+            session_options,
+            known,
+            now,
+        )
 
-    def _plan(
-        self, catalog: Catalog, chain: Sequence[ModelRef], agent: Agent, mind: Mind, known: _Known, now: datetime
-    ) -> Plan:
-        keyring = Keyring(
+    def _build_plan(
+        self,
+        catalog: ModelSelector,
+        chain: Sequence[ModelRef],
+        agent: Agent,
+        session_options: SessionOptions,
+        snapshot: _CredentialSnapshot,
+        now: datetime,
+    ) -> FallbackPlan:
+        keyring = AgentCredentials(
             agent=agent.name,
-            credentials=known.credentials,
-            variables=catalog.variables,
+            credentials=snapshot.credentials,
+            variables=catalog.key_variables,
             environment=self._environment,
         )
-        return plan(
+        return build_fallback_plan(
             chain,
-            partial(known.of, keyring),
-            known.states,
-            mind,
+            partial(snapshot.list_usable, keyring),
+            snapshot.cooldowns,
+            session_options,
             needs_key=catalog.needs_key,
             retries_max=self._settings().models.retries_max,
             now=now,
-            chance=self._chance,
-            none_because=keyring.none_because,
+            random=self._random,
+            explain_none=keyring.explain_none,
             zone=self._zone,
         )
 
-    async def _look(self, now: datetime) -> _Known:
-        known = self._known
-        if known is None or not 0 <= (now - known.at).total_seconds() < KNOWN_FOR_S:
-            stored, states = await self._store.read(lambda conn: _read(conn, now=now))
-            self._keyed = frozenset(each.provider for each in stored)
-            known = self._known = self._learn(now, stored, states)
+    async def _get_snapshot(self, now: datetime) -> _CredentialSnapshot:
+        known = self._snapshot
+        if known is None or not 0 <= (now - known.read_at).total_seconds() < SNAPSHOT_TTL_S:
+            stored, states = await self._store.read(lambda conn: _read_credentials(conn, now=now))
+            self._providers_with_key = frozenset(each.provider for each in stored)
+            known = self._snapshot = self._build_snapshot(now, stored, states)
         return known
 
-    def _learn(self, now: datetime, stored: Sequence[Credential], states: States) -> _Known:
+    def _build_snapshot(
+        self, now: datetime, stored: Sequence[Credential], cooldowns: CredentialCooldowns
+    ) -> _CredentialSnapshot:
         catalog = self.catalog
-        found = gather(stored, variables=catalog.variables, keys=catalog.keys, environment=self._environment)
-        return _Known(now, found, states)
+        found = collect_credentials(
+            stored, variables=catalog.key_variables, keys=catalog.key_secrets, environment=self._environment
+        )
+        return _CredentialSnapshot(now, found, cooldowns)
 
     async def refresh(self) -> None:
         """Read the credentials again, at start or after a change.
 
         Which providers have a key decides the default model.
         """
-        self._known = None
-        await self._look(self._clock.now())
+        self._snapshot = None
+        await self._get_snapshot(self._clock.now())
 
-    def key(self, candidate: Candidate) -> str:
-        return key_of(candidate.credential, self._environment) if candidate.credential else ""
+    def read_key(self, candidate: ModelCandidate) -> str:
+        return read_key(candidate.credential, self._environment) if candidate.credential else ""
 
-    async def in_turn(self, provider: str, tokens: int, ask: Callable[[], Awaitable[Reply]]) -> Reply:
+    async def call_within_limits(self, provider: str, tokens: int, call: Callable[[], Awaitable[Reply]]) -> Reply:
         """Make a call within the configured rate limits of this provider."""
-        if not provider or not self._limits.limited(provider):
-            return await ask()
-        async with self._limits.waiting(provider, tokens, self._clock) as booked:
-            reply = await ask()
-        self._limits.took(booked, reply.usage.input_tokens + reply.usage.output_tokens)
+        if not provider or not self._limits.is_limited(provider):
+            return await call()
+        async with self._limits.wait_for_slot(provider, tokens, self._clock) as booked:
+            reply = await call()
+        self._limits.record_tokens(booked, reply.usage.input_tokens + reply.usage.output_tokens)
         return reply
 
-    def caps(self, agent: Agent) -> Caps:
+    def caps(self, agent: Agent) -> BudgetLimits:
         budgets = self._settings().budgets
-        return caps_of(
+        return build_budget_caps(
             agent,
             run_usd=budgets.run_usd,
             tree_usd=budgets.tree_usd,
             person_day_usd=budgets.person_day_usd,
             person_month_usd=budgets.person_month_usd,
-            house_day_usd=budgets.house_day_usd,
-            house_month_usd=budgets.house_month_usd,
+            server_day_usd=budgets.house_day_usd,
+            server_month_usd=budgets.house_month_usd,
             warn_share=budgets.warn_share,
         )
 
     # --- results ---
 
-    async def worked(self, candidate: Candidate, session: SessionId, mind: Mind, *, asked_at: datetime) -> Mind:
+    async def record_success(
+        self, candidate: ModelCandidate, session: SessionId, session_options: SessionOptions, *, asked_at: datetime
+    ) -> SessionOptions:
         """Record a success: clear the credential's failures, and keep the session on it.
 
         Writes only if something changes.
         """
         credential = candidate.credential
         if credential is None:
-            return mind
+            return session_options
         now = self._clock.now()
-        known = await self._look(now)
-        stale = credential.used_at is None or (now - credential.used_at).total_seconds() >= USE_WRITTEN_EVERY_S
-        after = served(mind, credential)
-        moves = after != mind
-        if not (stale or moves or known.states.of(credential)):
-            return mind
+        known = await self._get_snapshot(now)
+        stale = credential.used_at is None or (now - credential.used_at).total_seconds() >= USE_WRITE_INTERVAL_S
+        after = keep_credential(session_options, credential)
+        moves = after != session_options
+        if not (stale or moves or known.cooldowns.list_for(credential)):
+            return session_options
 
         def body(conn: sa.Connection) -> None:
             at_ms, asked_ms = to_ms(now), to_ms(asked_at)
             credentials.mark_used(conn, credential, at_ms=at_ms, model=candidate.ref.model, asked_ms=asked_ms)
             if moves:
-                _change_mind(conn, session, lambda mind: served(mind, credential))
+                _change_session_options(conn, session, lambda mind: keep_credential(mind, credential))
 
-        await self._write(body)
+        await self._write_best_effort(body)
         return after
 
-    async def failed(self, mark: Mark | None) -> None:
+    async def record_failure(self, mark: CredentialFailureRecord | None) -> None:
         if mark is not None:
-            await self._write(lambda conn: credentials.mark_failed(conn, mark, cooled))
+            await self._write_best_effort(lambda conn: credentials.mark_failed(conn, mark, apply_failure))
 
-    async def compacted(self, session: Session) -> None:
+    async def record_compaction(self, session: Session) -> None:
         """Release the credential of a session after a compaction: nothing is cached at the provider anymore."""
-        if let_go(session.mind) != session.mind:
-            await self._write(lambda conn: _change_mind(conn, session.id, let_go))
+        if release_credential(session.options) != session.options:
+            await self._write_best_effort(lambda conn: _change_session_options(conn, session.id, release_credential))
 
-    async def _write(self, body: Callable[[sa.Connection], object]) -> None:
+    async def _write_best_effort(self, body: Callable[[sa.Connection], object]) -> None:
         """Write outside the run: it must not fail because a credential's status could not be stored."""
         try:
             await self._store.write(body, point="credential")
         except RetinueError as error:
-            log.warning("credential not noted", extra={"code": error.code})
-        self._known = None
+            log.warning("credential status not stored", extra={"code": error.code})
+        self._snapshot = None
 
 
-def _read(conn: sa.Connection, *, now: datetime) -> tuple[list[Credential], States]:
-    return credentials.everyone(conn), States(credentials.states(conn, now_ms=to_ms(now)))
+def _read_credentials(conn: sa.Connection, *, now: datetime) -> tuple[list[Credential], CredentialCooldowns]:
+    return credentials.list_all(conn), CredentialCooldowns(credentials.list_cooldowns(conn, now_ms=to_ms(now)))
 
 
-def _change_mind(conn: sa.Connection, session: str, change: Callable[[Mind], Mind]) -> None:
+def _change_session_options(
+    conn: sa.Connection, session: str, change: Callable[[SessionOptions], SessionOptions]
+) -> None:
     """Change the session's stored options: a person may have chosen another model since the run began."""
     found = sessions.get(conn, session)
-    if found is not None and (mind := change(found.mind)) != found.mind:
-        sessions.set_mind(conn, session, mind)
+    if found is not None and (mind := change(found.options)) != found.options:
+        sessions.set_model_choice(conn, session, mind)

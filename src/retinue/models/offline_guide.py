@@ -15,46 +15,47 @@ from typing import Any
 
 from msgspec import Struct
 
-from retinue.domain.model import FREE, Failure, ModelFacts, ModelFailed, ModelRef
+from retinue.domain.model import FREE_PRICE, ModelFacts, ModelRef
 from retinue.domain.ports import Clock
-from retinue.domain.record import NO_USAGE, Note, Record, RecordKind, Stop, UserTurn
+from retinue.domain.record import NO_USAGE, Note, Record, RecordKind, StopReason, UserTurn
 from retinue.domain.structs import replace
 from retinue.domain.tool import Call, ToolResult, ToolSpec
-from retinue.models.base import Asks, Chunk, Ended, Prompt, Text, Thinking
+from retinue.models.base import EndChunk, ModelPrompt, ReplyChunk, TextChunk, ThinkingChunk, ToolCallChunk
+from retinue.models.errors import GuideAskedToFail
 
 PAUSE_S = 0.03
 COUNT_MAX = 1000
 SLOW_S_MAX = 600.0
 CALLS_MAX = 10
 PIECES_MAX = 2000
-RECALLED_MAX = 5
+RECALLED_TEXTS_MAX = 5
 SHOWN_CHARS_MAX = 2000
 
-_SILENCE = "NO_REPLY"  # a reply of only this is recorded and not sent
+_NO_REPLY = "NO_REPLY"  # a reply of only this is recorded and not sent
 
 
-class Script(Struct, frozen=True, kw_only=True):
+class GuideScript(Struct, frozen=True, kw_only=True):
     """What to do in one reply, in the order of these fields. An empty script is silence."""
 
-    after_s: float = 0.0
+    delay_s: float = 0.0
     thinking: str = ""
     text: str = ""
-    fails: bool = False
+    should_fail: bool = False
     calls: tuple[Call, ...] = ()
     pace: float = 1.0
 
-    def then(self, other: Script) -> Script:
-        return Script(
-            after_s=self.after_s + other.after_s,
+    def append(self, other: GuideScript) -> GuideScript:
+        return GuideScript(
+            delay_s=self.delay_s + other.delay_s,
             thinking="\n\n".join(filter(None, (self.thinking, other.thinking))),
             text="\n\n".join(filter(None, (self.text, other.text))),
-            fails=self.fails or other.fails,
+            should_fail=self.should_fail or other.should_fail,
             calls=self.calls + other.calls,
             pace=max(self.pace, other.pace),
         )
 
 
-class Guide(Struct, frozen=True):
+class OfflineGuide(Struct, frozen=True):
     """Plays the script for the prompt, word by word, at its pace."""
 
     clock: Clock
@@ -63,108 +64,110 @@ class Guide(Struct, frozen=True):
 
     @property
     def facts(self) -> ModelFacts:
-        return ModelFacts(ref=ModelRef("", self.name), price=FREE)
+        return ModelFacts(ref=ModelRef("", self.name), price=FREE_PRICE)
 
-    async def reply(self, prompt: Prompt, *, key: str = "") -> AsyncIterator[Chunk]:
-        script = script_for(prompt)
-        if script.after_s:
-            await self.clock.sleep(script.after_s)
-        for piece in pieces(script.thinking):
-            yield Thinking(piece)
+    async def reply(self, prompt: ModelPrompt, *, key: str = "") -> AsyncIterator[ReplyChunk]:
+        script = build_script(prompt)
+        if script.delay_s:
+            await self.clock.sleep(script.delay_s)
+        for piece in split_pieces(script.thinking):
+            yield ThinkingChunk(piece)
             await self.clock.sleep(self.pause_s)
-        for piece in pieces(script.text or ("" if script.calls else _SILENCE)):
-            yield Text(piece)
+        for piece in split_pieces(script.text or ("" if script.calls else _NO_REPLY)):
+            yield TextChunk(piece)
             await self.clock.sleep(self.pause_s * script.pace)
-        if script.fails:
-            raise ModelFailed(
-                "the guide broke off, as it was asked to",
-                because="`fail` shows what becomes of your envelope when a model fails",
-                try_this="say something else: the conversation goes on",
-                code="model.asked-to-fail",
-                failure=Failure.BAD_REQUEST,  # a retry would not help
-            )
+        if script.should_fail:
+            raise GuideAskedToFail
         for number, call in enumerate(script.calls, start=1):
-            yield Asks(replace(call, id=f"call-{number}"))
-        yield Ended(Stop.CALLS if script.calls else Stop.END, NO_USAGE)
+            yield ToolCallChunk(replace(call, id=f"call-{number}"))
+        yield EndChunk(StopReason.CALLS if script.calls else StopReason.END, NO_USAGE)
 
 
-def pieces(text: str) -> list[str]:
+def split_pieces(text: str) -> list[str]:
     """Split into words, each with its trailing space; several words per piece if there are very many."""
     words = re.findall(r"\S+\s*|\s+", text)
     together = -(-len(words) // PIECES_MAX) or 1
     return ["".join(words[i : i + together]) for i in range(0, len(words), together)]
 
 
-def script_for(prompt: Prompt) -> Script:
+def build_script(prompt: ModelPrompt) -> GuideScript:
     """Build one script that answers everything this run has read since the last reply, in order."""
-    scripts = (script for record in _unanswered(prompt.records) for script in _reactions(record, prompt))
-    return reduce(Script.then, scripts, Script())
+    scripts = (script for record in _list_unanswered(prompt.records) for script in _build_scripts(record, prompt))
+    return reduce(GuideScript.append, scripts, GuideScript())
 
 
-def _unanswered(records: Sequence[Record]) -> list[Record]:
+def _list_unanswered(records: Sequence[Record]) -> list[Record]:
     # From the end, so that the cost depends on the run, not on the history before it.
     run = records[-1].run if records else None
     return list(takewhile(lambda r: r.run == run and r.kind is not RecordKind.ASSISTANT, reversed(records)))[::-1]
 
 
-def _reactions(record: Record, prompt: Prompt) -> Iterator[Script]:
+def _build_scripts(record: Record, prompt: ModelPrompt) -> Iterator[GuideScript]:
     match record.body:
         case UserTurn(text=text):
-            yield from (hear(letter, prompt) for letter in letters(text))
+            yield from (answer_request(request, prompt) for request in split_envelope_texts(text))
         case ToolResult() as result:
-            yield Script(text=read_back(result))
+            yield GuideScript(text=describe_result(result))
         case Note(text=text, call=call) if call:
-            yield Script(text=_cut(text))
+            yield GuideScript(text=_shorten(text))
         case _:
             return
 
 
-def read_back(result: ToolResult) -> str:
+def describe_result(result: ToolResult) -> str:
     """Describe the result of a call.
 
     One that waits, was refused or interrupted must not read like one that was done.
     """
     tool, output = f"`{result.tool}`", result.output.strip()
     if not result.failed:
-        return f"{tool} says:\n{_cut(output)}" if output else f"{tool} came back with nothing in it."
+        return f"{tool} returned:\n{_shorten(output)}" if output else f"{tool} returned nothing."
     if waits := re.match(r"Waiting for approval (\w+)", output):
-        return f"{tool} is not done yet: it waits for approval {waits[1]}. I go on without it until someone decides."
+        return (
+            f"{tool} is not done yet: it waits for approval {waits[1]}. I continue without it until a person decides."
+        )
     if refused := re.match(r"Not done: the approval (\w+) is (\w+)", output):
         return f"{tool} was not done: approval {refused[1]} is {refused[2]}."
     if output.startswith("Interrupted:"):
-        return f"{tool} was interrupted, and may or may not have taken effect. I do not repeat it: please look first."
-    return f"{tool} did not work: {_cut(output)}"
+        return f"{tool} was interrupted, and may or may not have taken effect. I do not repeat it: please check first."
+    return f"{tool} failed: {_shorten(output)}"
 
 
-_RULE = re.compile(r"^---$", re.MULTILINE)  # senders cannot write this or the tags: `runners/turn_input` escapes them
-_AROUND = re.compile(r'\A(?:<context [^\n]*\n|<system_message origin="[^"]*">)|</system_message>\Z')
+_TURN_SEPARATOR = re.compile(
+    r"^---$", re.MULTILINE
+)  # senders cannot write this or the tags: `runners/turn_input` escapes them
+_CONTEXT_TAGS = re.compile(r'\A(?:<context [^\n]*\n|<system_message origin="[^"]*">)|</system_message>\Z')
 _COURTESY = re.compile(r"(?:(?:please|kindly|guide|(?:can|could|would|will)\s+you)\b[\s,:]*)*", re.IGNORECASE)
 _GREETING = r"(?:hello|hi|hiya|hey|howdy|greetings|good (?:morning|day|afternoon|evening))(?: there| guide| all)?"
-_GREETED = re.compile(r"(?:" + _GREETING.replace(" ", r"\s+") + r"\b[\s,.:;!?-]*)+", re.IGNORECASE)
+_GREETING_PREFIX = re.compile(r"(?:" + _GREETING.replace(" ", r"\s+") + r"\b[\s,.:;!?-]*)+", re.IGNORECASE)
 
 
-def letters(turn: str) -> list[str]:
+def split_envelope_texts(turn: str) -> list[str]:
     """Return the text of each envelope in a turn, oldest first. A text that is not a turn is returned unchanged."""
-    head, *blocks = _RULE.split(turn)
+    head, *blocks = _TURN_SEPARATOR.split(turn)
     bodies = [block.strip("\n").partition("\n\n")[2] for block in blocks[:-1]]
     found = [body for body in bodies if body and head.startswith("## Turn Context")] or [turn]
-    return [_AROUND.sub("", body.partition("\n\nattachments:\n")[0].strip()).strip() for body in found]
+    return [_CONTEXT_TAGS.sub("", body.partition("\n\nattachments:\n")[0].strip()).strip() for body in found]
 
 
-def hear(words: str, prompt: Prompt) -> Script:
+def answer_request(text: str, prompt: ModelPrompt) -> GuideScript:
     """Answer with the first ability that matches the request."""
-    for request in _readings(words):
+    for request in _iterate_request_variants(text):
         for ability in ABILITIES:
-            if (rest := ability.heard(request)) is not None:
-                return Script(text=ability.does) if isinstance(ability.does, str) else ability.does(rest, prompt)
-    return puzzled(words)
+            if (rest := ability.match(request)) is not None:
+                return (
+                    GuideScript(text=ability.action)
+                    if isinstance(ability.action, str)
+                    else ability.action(rest, prompt)
+                )
+    return answer_unknown(text)
 
 
-def _readings(words: str) -> Iterator[str]:
+def _iterate_request_variants(text: str) -> Iterator[str]:
     """Yield the request unchanged, so that a command keeps its meaning; then without its greeting."""
-    request = _COURTESY.sub("", words, count=1)
+    request = _COURTESY.sub("", text, count=1)
     yield request
-    if greeted := _GREETED.match(request):
+    if greeted := _GREETING_PREFIX.match(request):
         yield _COURTESY.sub("", request[greeted.end() :], count=1) or "hello"
 
 
@@ -181,9 +184,9 @@ ADD_A_KEY = (
     "`GOOGLE_API_KEY` set. Then write to `main`: `retinue chat --agent main`."
 )
 A_REAL_MODEL = (
-    f"{ADD_A_KEY} In the web app: House, Models, Add a key. Any server that speaks the OpenAI protocol works too: name "
-    "it in `retinue.toml`, as docs/guides/choose-models.md shows. `retinue models` lists which model each agent uses. "
-    "I stay a script."
+    f"{ADD_A_KEY} In the web app: Settings, Models, Add key. Any server with an OpenAI-compatible API works too: add "
+    "it to `retinue.toml`, as docs/guides/choose-models.md shows. `retinue models` lists which model each agent uses. "
+    "I remain a script."
 )
 HELLO = f"Hello! {I_AM} The server around me is real.\n\n{TRY_THIS}\n\n{ADD_A_KEY}"
 WHO_I_AM = (
@@ -192,132 +195,139 @@ WHO_I_AM = (
 )
 WHAT_I_DO = (
     f"{I_AM} I answer a fixed list of commands, so that you can see what the server does: long answers, tool calls, "
-    f"questions that wait for you, failures and restarts.\n\n{TRY_THIS}\n\n{ADD_A_KEY}"
+    f"calls that wait for your approval, failures and restarts.\n\n{TRY_THIS}\n\n{ADD_A_KEY}"
 )
 WHAT_THIS_IS = (
     "This is retinue, a server for a team of AI agents. You write to an agent; each message is stored before it is "
-    f"accepted, and each step before it is taken, so a restart loses nothing. {I_AM}\n\n{TRY_THIS}\n\n{ADD_A_KEY}"
+    f"accepted, and each step before it is performed, so a restart loses nothing. {I_AM}\n\n{TRY_THIS}\n\n{ADD_A_KEY}"
 )
 FIRST_STEPS = (
     f"{I_AM} Three first steps:\n\n"
-    "1. See what the server does: say `count to 20`, `status` or `how does it work`.\n"
+    "1. See what the server does: write `count to 20`, `status` or `how does it work`.\n"
     f"2. {ADD_A_KEY}\n"
-    "3. Create an agent of your own: `retinue agent register ada`, then `retinue chat --agent ada`.\n\n"
-    "The page docs/start.md walks you through the first ten minutes."
+    "3. Create your own agent: `retinue agent register ada`, then `retinue chat --agent ada`.\n\n"
+    "docs/start.md describes the first ten minutes."
 )
 HOW_IT_WORKS = (
-    "What you write is stored as an envelope before the server accepts it. An agent works through its envelopes in "
-    "runs, and each step is stored before it is taken. So say `count to 100`, kill the server in the middle and start "
-    "it again: you get your answer, once. A tool call that must not be repeated is not repeated; I say that it was "
-    "interrupted. What an agent may not do alone, it asks a person first, and the question survives a restart too."
+    "Your message is stored before the server accepts it. An agent works through its messages in runs, and each step "
+    "is stored before it is performed. Try it: write `count to 100`, kill the server in the middle and start it again; "
+    "you get your answer, once. A tool call that must not be repeated is not repeated; I tell you that it was "
+    "interrupted. If an agent is not allowed to do something alone, it asks a person first, and the question survives "
+    "a restart too."
 )
 
 
-def show_help(_rest: str, _prompt: Prompt) -> Script:
-    lines = (f"- `{ability.example}`: {ability.shows}" for ability in ABILITIES if ability.example)
-    return Script(text="\n".join((f"{I_AM} This is what I understand:", *lines, "", ADD_A_KEY)))
+def show_help(_rest: str, _prompt: ModelPrompt) -> GuideScript:
+    lines = (f"- `{ability.example}`: {ability.description}" for ability in ABILITIES if ability.example)
+    return GuideScript(text="\n".join((f"{I_AM} This is what I understand:", *lines, "", ADD_A_KEY)))
 
 
-def puzzled(words: str) -> Script:
-    said = _cut(" ".join(words[:200].split()), 60)
-    start = f"I do not know how to answer “{said}”." if said and said != "(none)" else "I found no words to read."
+def answer_unknown(text: str) -> GuideScript:
+    request = _shorten(" ".join(text[:200].split()), 60)
+    start = (
+        f"I do not know how to answer “{request}”." if request and request != "(none)" else "Your message has no text."
+    )
     then = "Try `count to 20`, `status` or `how does it work`; `help` lists the rest."
-    return Script(text=f"{start} {I_AM} {then} To get real answers, say `connect a real model`.")
+    return GuideScript(text=f"{start} {I_AM} {then} To get real answers, write `connect a real model`.")
 
 
-def count(rest: str, _prompt: Prompt) -> Script:
+def count(rest: str, _prompt: ModelPrompt) -> GuideScript:
     wanted = int(float(rest[:9] or "20"))
-    end = "Done." if wanted <= COUNT_MAX else f"I stop here: {COUNT_MAX} is as far as I count."
+    end = "Done." if wanted <= COUNT_MAX else f"I stop here: I count to {COUNT_MAX} at most."
     numbers = map(str, range(1, min(wanted, COUNT_MAX) + 1))
-    return Script(text=" ".join((*numbers, end)), pace=5.0)  # slowly, so that it can be interrupted
+    return GuideScript(text=" ".join((*numbers, end)), pace=5.0)  # slowly, so that it can be interrupted
 
 
-def be_slow(rest: str, _prompt: Prompt) -> Script:
+def be_slow(rest: str, _prompt: ModelPrompt) -> GuideScript:
     after_s = min(float(rest[:9] or "10"), SLOW_S_MAX)
-    bound = ", which is as long as I ever wait" if after_s == SLOW_S_MAX else ""
-    return Script(after_s=after_s, text=f"I waited {after_s:g} seconds before I said this{bound}.")
+    limit = ", which is the maximum" if after_s == SLOW_S_MAX else ""
+    return GuideScript(delay_s=after_s, text=f"I waited {after_s:g} seconds before this answer{limit}.")
 
 
-def think(rest: str, _prompt: Prompt) -> Script:
-    about = _cut(rest, 200) or "nothing in particular"
-    thinking = f"I am to think about {about}. I am a script, so these thoughts were written before you asked."
-    return Script(thinking=thinking, text=f"I thought about {about}. My thoughts came beside this answer, not in it.")
+def think(rest: str, _prompt: ModelPrompt) -> GuideScript:
+    about = _shorten(rest, 200) or "nothing in particular"
+    thinking = f"You asked me to think about {about}. I am a script, so these thoughts were written before you asked."
+    return GuideScript(thinking=thinking, text=f"I thought about {about}. My thoughts are separate from this answer.")
 
 
-def remember(rest: str, prompt: Prompt) -> Script:
+def remember(rest: str, prompt: ModelPrompt) -> GuideScript:
     if rest:
-        return Script(text="It is written down in this session. Ask me for it: `what did I say?`")
-    earlier = islice(reversed(prompt.records), len(_unanswered(prompt.records)), None)
-    words = (said for r in earlier if isinstance(r.body, UserTurn) for said in reversed(letters(r.body.text)))
-    lines = [f"- {_cut(' '.join(said.split()), 100)}" for said in islice(words, RECALLED_MAX)][::-1]
-    start = "This is what I read before:" if lines else "I read nothing before, since we began or were reset."
-    return Script(text="\n".join((start, *lines)))
+        return GuideScript(text="It is stored in this session. To see it again, write: `what did I say?`")
+    earlier = islice(reversed(prompt.records), len(_list_unanswered(prompt.records)), None)
+    texts = (
+        each for r in earlier if isinstance(r.body, UserTurn) for each in reversed(split_envelope_texts(r.body.text))
+    )
+    lines = [f"- {_shorten(' '.join(each.split()), 100)}" for each in islice(texts, RECALLED_TEXTS_MAX)][::-1]
+    start = "Your earlier messages:" if lines else "There are no earlier messages in this context."
+    return GuideScript(text="\n".join((start, *lines)))
 
 
-def list_tools(_rest: str, prompt: Prompt) -> Script:
+def list_tools(_rest: str, prompt: ModelPrompt) -> GuideScript:
     lines = [f"- `{tool.name}`: {tool.description}" for tool in prompt.tools]
-    return Script(text="\n".join(("I may use these tools:", *lines)) if lines else "No tool is offered to me here.")
+    return GuideScript(text="\n".join(("I can use these tools:", *lines)) if lines else "I have no tools here.")
 
 
-def use(rest: str, prompt: Prompt) -> Script:
+def call_tools(rest: str, prompt: ModelPrompt) -> GuideScript:
     try:
-        calls = calls_in(rest, prompt.tools)
+        calls = parse_calls(rest, prompt.tools)
     except (ValueError, RecursionError):
-        return Script(text='I cannot make out the arguments. Write them so: `call read {"path": "SOUL.md"}`.')
-    return Script(text=f"I call {' and '.join(f'`{call.tool}`' for call in calls)}.", calls=tuple(calls))
+        return GuideScript(text='I cannot read the arguments. Write them like this: `call read {"path": "SOUL.md"}`.')
+    return GuideScript(text=f"I call {' and '.join(f'`{call.tool}`' for call in calls)}.", calls=tuple(calls))
 
 
-def ask_first(rest: str, prompt: Prompt) -> Script:
-    script = use(rest or "read SOUL.md", prompt)
-    whether = "Where this agent's rules say `ask`, a person is asked first; where they say `allow`, it is simply done."
+def call_with_approval(rest: str, prompt: ModelPrompt) -> GuideScript:
+    script = call_tools(rest or "read SOUL.md", prompt)
+    whether = (
+        "If this agent's rules say `ask`, a person must approve it first; if they say `allow`, it is done at once."
+    )
     return replace(script, text=f"{script.text} {whether}") if script.calls else script
 
 
-_NAMED = re.compile(r"(?:[\s,;]|(?:and|then|call)\b)*([\w.-]{1,64})[ \t]*", re.IGNORECASE)
-_JOINT = re.compile(r"[,;\n]|(?:and|then)\b|$", re.IGNORECASE)
+_TOOL_NAME = re.compile(r"(?:[\s,;]|(?:and|then|call)\b)*([\w.-]{1,64})[ \t]*", re.IGNORECASE)
+_CALL_SEPARATOR = re.compile(r"[,;\n]|(?:and|then)\b|$", re.IGNORECASE)
 
 
-def calls_in(words: str, tools: Sequence[ToolSpec]) -> list[Call]:
+def parse_calls(text: str, tools: Sequence[ToolSpec]) -> list[Call]:
     """Parse `a {...}; b plain words; c and d` into calls. Raises `ValueError` if that is not possible."""
     needed = {tool.name: tool.parameters.get("required", []) for tool in tools}
     calls: list[Call] = []
     at = 0
-    while len(calls) < CALLS_MAX and (named := _NAMED.match(words, at)):
+    while len(calls) < CALLS_MAX and (named := _TOOL_NAME.match(text, at)):
         tool, at = named[1], named.end()
         arguments: dict[str, Any] = {}
-        if words.startswith("{", at):
-            arguments, at = json.JSONDecoder().raw_decode(words, at)
+        if text.startswith("{", at):
+            arguments, at = json.JSONDecoder().raw_decode(text, at)
             json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()  # rejects NaN and lone surrogates
-        elif not _JOINT.match(words, at):
-            said = re.split(r"[;\n]", words[at:], maxsplit=1)[0]
-            at += len(said)
+        elif not _CALL_SEPARATOR.match(text, at):
+            value = re.split(r"[;\n]", text[at:], maxsplit=1)[0]
+            at += len(value)
             if len(names := needed.get(tool, [])) == 1:  # plain words are the value of the only required parameter
-                arguments = {names[0]: said.strip()}
+                arguments = {names[0]: value.strip()}
         calls.append(Call(id="", tool=tool, arguments=arguments))
     if not calls:
-        raise ValueError("no tool is named")
+        raise ValueError("no tool name")
     return calls
 
 
-def _cut(text: str, chars_max: int = SHOWN_CHARS_MAX) -> str:
+def _shorten(text: str, chars_max: int = SHOWN_CHARS_MAX) -> str:
     return text if len(text) <= chars_max else f"{text[:chars_max]}…"
 
 
-class Ability(Struct, frozen=True):
+class GuideAbility(Struct, frozen=True):
     """A pattern, the action for it, and its entry in the help; without an example it is not listed."""
 
-    asked: str
-    does: str | Callable[[str, Prompt], Script]
+    pattern: str
+    action: str | Callable[[str, ModelPrompt], GuideScript]
     example: str = ""
-    shows: str = ""
+    description: str = ""
 
-    def heard(self, words: str) -> str | None:
+    def match(self, text: str) -> str | None:
         """Return the text after the command; None if it does not match.
 
         Spaces, case and a final `please` are ignored.
         """
-        asked = self.asked.replace(" ", r"\s+")
-        found = re.fullmatch(rf"(?:{asked})(?:[\s,]+please)?[\s.!?]*", words, re.IGNORECASE | re.DOTALL)
+        asked = self.pattern.replace(" ", r"\s+")
+        found = re.fullmatch(rf"(?:{asked})(?:[\s,]+please)?[\s.!?]*", text, re.IGNORECASE | re.DOTALL)
         return (found.groupdict().get("rest") or "").strip() if found else None
 
 
@@ -329,16 +339,16 @@ _DO = "(?:do|can|could|should|would|must)"
 _TAIL = "(?:,? (?:here|now|today|then|first|next|exactly|actually|anyway|about|for me|with (?:this|you|it|retinue)))*"
 
 
-def any_of(*phrases: str) -> str:
+def build_phrase_pattern(*phrases: str) -> str:
     """Return a pattern for one of these phrases, with or without common trailing words."""
     return f"(?:{'|'.join(phrases)}){_TAIL}"
 
 
-ABILITIES: tuple[Ability, ...] = (
-    Ability(_GREETING, HELLO, "hello", "where to begin"),
-    Ability(r"(?:i need (?:some )?)?help(?: me)?|\?", show_help, "help", "this list"),
-    Ability(
-        any_of(
+ABILITIES: tuple[GuideAbility, ...] = (
+    GuideAbility(_GREETING, HELLO, "hello", "where to begin"),
+    GuideAbility(r"(?:i need (?:some )?)?help(?: me)?|\?", show_help, "help", "this list"),
+    GuideAbility(
+        build_phrase_pattern(
             "(?:who|what) (?:exactly )?(?:are|r) (?:you|u)",
             "are you .+",
             "who am i (?:talking|speaking|writing) (?:to|with)",
@@ -350,8 +360,8 @@ ABILITIES: tuple[Ability, ...] = (
         "who are you",
         "what I am and am not",
     ),
-    Ability(
-        any_of(
+    GuideAbility(
+        build_phrase_pattern(
             f"what (?:else )?{_DO} (?:you|u|i|we) (?:do|say|try|ask|know|answer|understand|help)(?: me| you)?",
             "what are you (?:able to do|good at|for)",
             "what are your (?:commands|skills|abilities)",
@@ -359,10 +369,10 @@ ABILITIES: tuple[Ability, ...] = (
         ),
         WHAT_I_DO,
         "what can you do",
-        "what there is to try",
+        "things to try",
     ),
-    Ability(
-        any_of(
+    GuideAbility(
+        build_phrase_pattern(
             f"what{_S} (?:all )?(?:this|that|it|retinue)(?: all)?(?: for)?",
             f"what{_S} this (?:place|thing|app|page|site|program|server)",
             "what does (?:this|it|retinue) do",
@@ -372,8 +382,8 @@ ABILITIES: tuple[Ability, ...] = (
         "what is this",
         "what retinue is",
     ),
-    Ability(
-        any_of(
+    GuideAbility(
+        build_phrase_pattern(
             f"(?:how|where) (?:{_DO} (?:i|we)|to) (?:get )?(?:start(?:ed)?|begin)",
             f"how (?:{_DO} (?:i|we)|to) use (?:this|it|retinue|you)",
             "(?:help me )?(?:get(?:ting)? )started",
@@ -387,31 +397,54 @@ ABILITIES: tuple[Ability, ...] = (
         "how do I start",
         "three first steps",
     ),
-    Ability(
-        any_of("how do(?:es)? (?:it|this|the house|the server|retinue|you) work", "tour"),
+    GuideAbility(
+        build_phrase_pattern("how do(?:es)? (?:it|this|the house|the server|retinue|you) work", "tour"),
         HOW_IT_WORKS,
         "how does it work",
-        "the server in five sentences",
+        "how the server works, in five sentences",
     ),
-    Ability(f"count(?: up)?(?: to)?{_N}", count, "count to 50", "a long answer, to be interrupted as you like"),
-    Ability(f"think(?: about| of)?{_REST}", think, "think about tea", "thoughts beside the answer"),
-    Ability(f"(?:be )?slow(?: for)?{_N}(?:s| seconds?)?", be_slow, "slow 10", "an answer after ten seconds"),
-    Ability("(?:be |stay )?(?:silent|quiet)|say nothing", "", "be silent", "no answer, on purpose"),
-    Ability("fail(?: now)?", lambda _, __: Script(text="I begin, and", fails=True), "fail", "a model that breaks off"),
-    Ability(f"(?:echo|repeat|say):?{_REST}", lambda rest, _: Script(text=rest), "echo good day", "your words again"),
-    Ability("what did i (?:say|write)(?: before| earlier)?", remember),
-    Ability(f"remember(?: that)?{_REST}", remember, "remember", "what I read earlier in this session"),
-    Ability("(?:list |show )?(?:your )?tools", list_tools, "tools", "the tools I may use"),
-    Ability("(?:session[ _])?status", lambda _, p: use("session_status", p), "status", "where we are, by a tool call"),
-    Ability(f"read{_REST}", lambda rest, p: use(f"read {rest.rstrip('.?!')}", p), "read SOUL.md", "a file of my home"),
-    Ability(f"call{_REST}", use, 'call session_status; read {"path": "SOUL.md"}', "any tools, several at once"),
-    Ability(f"ask(?: me)?(?: for)?{_REST}", ask_first, "ask read SOUL.md", "a call to be allowed by a person first"),
-    Ability("thanks?|thank you", "You are welcome."),
-    Ability(r"(?P<rest>\S+ (?:allowed|denied) .+ \(approval \w+\))", lambda rest, _: Script(text=f"I see: {rest}.")),
-    Ability(
+    GuideAbility(f"count(?: up)?(?: to)?{_N}", count, "count to 50", "a long answer, streamed word by word"),
+    GuideAbility(f"think(?: about| of)?{_REST}", think, "think about tea", "thinking, separate from the answer"),
+    GuideAbility(f"(?:be )?slow(?: for)?{_N}(?:s| seconds?)?", be_slow, "slow 10", "an answer after ten seconds"),
+    GuideAbility("(?:be |stay )?(?:silent|quiet)|say nothing", "", "be silent", "no answer, on purpose"),
+    GuideAbility(
+        "fail(?: now)?",
+        lambda _, __: GuideScript(text="I start, and", should_fail=True),
+        "fail",
+        "a model that fails",
+    ),
+    GuideAbility(
+        f"(?:echo|repeat|say):?{_REST}", lambda rest, _: GuideScript(text=rest), "echo good day", "your text again"
+    ),
+    GuideAbility("what did i (?:say|write)(?: before| earlier)?", remember),
+    GuideAbility(f"remember(?: that)?{_REST}", remember, "remember", "your earlier messages in this session"),
+    GuideAbility("(?:list |show )?(?:your )?tools", list_tools, "tools", "the tools I can use"),
+    GuideAbility(
+        "(?:session[ _])?status",
+        lambda _, p: call_tools("session_status", p),
+        "status",
+        "the status of this session, by a tool call",
+    ),
+    GuideAbility(
+        f"read{_REST}",
+        lambda rest, p: call_tools(f"read {rest.rstrip('.?!')}", p),
+        "read SOUL.md",
+        "a file of the agent directory, by a tool call",
+    ),
+    GuideAbility(
+        f"call{_REST}", call_tools, 'call session_status; read {"path": "SOUL.md"}', "any tool calls, several at once"
+    ),
+    GuideAbility(
+        f"ask(?: me)?(?: for)?{_REST}", call_with_approval, "ask read SOUL.md", "a call that may need your approval"
+    ),
+    GuideAbility("thanks?|thank you", "You are welcome."),
+    GuideAbility(
+        r"(?P<rest>\S+ (?:allowed|denied) .+ \(approval \w+\))", lambda rest, _: GuideScript(text=f"I see: {rest}.")
+    ),
+    GuideAbility(
         ".*(?:real|other) models?.*|.*(?:api|openai|anthropic|claude|google|gemini) key.*|connect.*",
         A_REAL_MODEL,
         "connect a real model",
-        "how that is done",
+        "how to add a key, or your own model",
     ),
 )

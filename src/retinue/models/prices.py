@@ -16,9 +16,9 @@ from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from retinue.config.models import ModelSettings
+from retinue.config.models import ModelEntry
 from retinue.domain.model import ModelRef, Price
-from retinue.domain.money import MICROUSD, PriceUnknown
+from retinue.domain.money import MICROUSD_PER_USD, PriceUnknown
 
 if TYPE_CHECKING:
     from genai_prices.types import ModelInfo, ModelPrice
@@ -26,61 +26,61 @@ if TYPE_CHECKING:
 PRICES_CACHED_MAX = 512
 
 # The names of some providers in genai-prices.
-_CALLED = {"xai": "x-ai", "moonshot": "moonshotai"}
+_GENAI_PRICES_NAMES = {"xai": "x-ai", "moonshot": "moonshotai"}
 
 
-def set_price(entry: ModelSettings) -> Price | None:
+def read_price_setting(entry: ModelEntry) -> Price | None:
     """Return the price in a model's settings; None unless both input and output prices are set."""
     if entry.input_usd is None or entry.output_usd is None:
         return None
     return Price(
-        input=_microusd(entry.input_usd),
-        output=_microusd(entry.output_usd),
-        cache_read=None if entry.cache_read_usd is None else _microusd(entry.cache_read_usd),
-        cache_write=None if entry.cache_write_usd is None else _microusd(entry.cache_write_usd),
+        input=_to_microusd(entry.input_usd),
+        output=_to_microusd(entry.output_usd),
+        cache_read=None if entry.cache_read_usd is None else _to_microusd(entry.cache_read_usd),
+        cache_write=None if entry.cache_write_usd is None else _to_microusd(entry.cache_write_usd),
     )
 
 
 @functools.lru_cache(maxsize=PRICES_CACHED_MAX)
-def known_price(ref: ModelRef, on: date) -> Price | None:
+def find_known_price(ref: ModelRef, on: date) -> Price | None:
     """Return the known price of a model on a day; None if there is none. If several may apply, the highest."""
     from genai_prices.data_snapshot import get_snapshot
 
-    provider = _CALLED.get(ref.provider, ref.provider)
+    provider = _GENAI_PRICES_NAMES.get(ref.provider, ref.provider)
     try:
         _, model = get_snapshot().find_provider_model(ref.model, None, provider, None)
     except LookupError:
         return None
-    prices = list(_applying(model, on))
-    read, written = _dearest(prices, "input_mtok"), _dearest(prices, "output_mtok")
+    prices = list(_iterate_applicable(model, on))
+    read, written = _find_highest(prices, "input_mtok"), _find_highest(prices, "output_mtok")
     if read is None or written is None:
         return None
     return Price(
         input=read,
         output=written,
-        cache_read=_dearest(prices, "cache_read_mtok"),
-        cache_write=_dearest(prices, "cache_write_mtok"),
-        call=-(-(_dearest(prices, "requests_kcount") or 0) // 1000),
+        cache_read=_find_highest(prices, "cache_read_mtok"),
+        cache_write=_find_highest(prices, "cache_write_mtok"),
+        call=-(-(_find_highest(prices, "requests_kcount") or 0) // 1000),
     )
 
 
-async def ready() -> None:
+async def load_prices() -> None:
     """Load the price data in advance, so that later lookups do not block."""
-    await asyncio.to_thread(_load)
+    await asyncio.to_thread(_load_snapshot)
 
 
-def unpriced(ref: ModelRef) -> PriceUnknown:
+def build_price_unknown_error(ref: ModelRef) -> PriceUnknown:
     """Build the error that says which settings would supply a price."""
     return PriceUnknown(ref)
 
 
-def _load() -> None:
+def _load_snapshot() -> None:
     from genai_prices.data_snapshot import get_snapshot
 
     get_snapshot()
 
 
-def _applying(model: ModelInfo, on: date) -> Iterator[ModelPrice]:
+def _iterate_applicable(model: ModelInfo, on: date) -> Iterator[ModelPrice]:
     """Yield the prices of a day. If they differ by the hour, all of them: a call may come at any time."""
     from genai_prices.types import TimeOfDateConstraint
 
@@ -92,7 +92,7 @@ def _applying(model: ModelInfo, on: date) -> Iterator[ModelPrice]:
         yield model.get_prices(datetime.combine(on, time.max, tzinfo=UTC))
 
 
-def _dearest(prices: list[ModelPrice], key: str) -> int | None:
+def _find_highest(prices: list[ModelPrice], key: str) -> int | None:
     """Return the highest price.
 
     One that grows with the prompt length counts at its highest tier: a budget must hold.
@@ -104,9 +104,9 @@ def _dearest(prices: list[ModelPrice], key: str) -> int | None:
             found.append(said)
         elif said is not None:
             found += [said.base, *(tier.price for tier in said.tiers)]
-    return max(map(_microusd, found), default=None)
+    return max(map(_to_microusd, found), default=None)
 
 
-def _microusd(usd: float | Decimal) -> int:
+def _to_microusd(usd: float | Decimal) -> int:
     """Rounded up: never less than what is charged."""
-    return math.ceil(Decimal(str(usd)) * MICROUSD)
+    return math.ceil(Decimal(str(usd)) * MICROUSD_PER_USD)

@@ -15,16 +15,23 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
-from retinue.config.models import Auth
-from retinue.domain.model import Failure, ModelFacts, ModelFailed
+from retinue.config.models import ProviderAuth
+from retinue.domain.model import ModelFacts, ModelFailed
 from retinue.domain.structs import replace
 from retinue.models import error_messages
-from retinue.models.base import Chunk, Ended, Prompt, Text, Thinking
-from retinue.models.error_classification import Said, said_in
-from retinue.models.request_repairs import NOTHING, REPAIRABLE, Learned, Omitted, Repair
-from retinue.models.retired_models import gone
-from retinue.models.sse import Events
-from retinue.net.http1_client import Line, LineFailed, Lines, place_of
+from retinue.models.base import EndChunk, ModelPrompt, ReplyChunk, TextChunk, ThinkingChunk
+from retinue.models.error_classification import ErrorBody, parse_error_body
+from retinue.models.errors import ModelNotOffered, ModelTimedOut, ReplyMalformed, ReplyTooLarge
+from retinue.models.request_repairs import (
+    NOTHING_OMITTED,
+    REPAIRABLE_STATUSES,
+    LearnedRepairs,
+    OmittedParts,
+    RequestRepair,
+)
+from retinue.models.retired_models import add_replacement
+from retinue.models.sse import SseParser
+from retinue.net.http1_client import ConnectionFailed, ConnectionPool, Http1Connection, parse_endpoint
 
 log = logging.getLogger(__name__)
 
@@ -32,26 +39,26 @@ FIRST_BYTE_S = 120.0
 SILENCE_S = 120.0
 REPLY_BYTES_MAX = 64 * 1024 * 1024
 ERROR_BYTES_MAX = 64 * 1024
-REFUSAL_S = 10.0
-LINE_END_S = 0.2
-STALE_S = 1.0  # a stale connection fails within this time
+ERROR_BODY_TIMEOUT_S = 10.0
+CONNECTION_END_S = 0.2
+STALE_CONNECTION_S = 1.0  # a stale connection fails within this time
 
-_WORDS = (Text, Thinking)
+_TEXT_CHUNKS = (TextChunk, ThinkingChunk)
 _BOM = b"\xef\xbb\xbf"
-_STREAM_BEGINS = (b"data:", b"event:", b"id:", b"retry:", b":")
+_STREAM_PREFIXES = (b"data:", b"event:", b"id:", b"retry:", b":")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class ModelTarget:
     """Where one model is reached, and how. `quirks` names the peculiarities of this server."""
 
     facts: ModelFacts
     url: str  # without the path of the operation: https://api.openai.com/v1
-    auth: Auth | None = None  # how the key is sent; None: the default of its format
+    auth: ProviderAuth | None = None  # how the key is sent; None: the default of its format
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)  # may contain a secret
     params: Mapping[str, Any] = field(default_factory=dict[str, Any])
     quirks: frozenset[str] = frozenset()
-    omitted: Omitted = NOTHING  # what this provider has refused before
+    omitted: OmittedParts = NOTHING_OMITTED  # what this provider has refused before
     first_byte_s: float = FIRST_BYTE_S
     silence_s: float = SILENCE_S
 
@@ -65,7 +72,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ProviderRequest:
     """One request. The headers may contain a key, so they are in no `repr`."""
 
     url: str
@@ -73,47 +80,49 @@ class Request:
     body: Sequence[bytes] = field(repr=False)
 
 
-def _asked(wire: Wire, prompt: Prompt, target: Target, key: str) -> Request:
+def _build_request(
+    provider_format: ProviderFormat, prompt: ModelPrompt, target: ModelTarget, key: str
+) -> ProviderRequest:
     """Build the request, with the key where this provider expects it."""
     if target.auth is None:
-        return wire.request(prompt, target, key)
-    request = wire.request(prompt, target, "")
+        return provider_format.build_request(prompt, target, key)
+    request = provider_format.build_request(prompt, target, "")
     match target.auth:
-        case Auth.BEARER:
+        case ProviderAuth.BEARER:
             shown = {"authorization": f"Bearer {key}"}
-        case Auth.API_KEY:
+        case ProviderAuth.API_KEY:
             shown = {"x-api-key": key}
-        case Auth.NONE:
+        case ProviderAuth.NONE:
             shown = dict[str, str]()
     return replace(request, headers={**(shown if key else {}), **request.headers})
 
 
-class Reader(Protocol):
+class ReplyReader(Protocol):
     """Reads one reply. A new one is made for each."""
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Whether the provider has sent its last event. A connection that stays open after it is not waited for."""
         ...
 
-    def read(self, name: bytes, data: bytes) -> Iterable[Chunk]:
+    def read_event(self, name: bytes, data: bytes) -> Iterable[ReplyChunk]:
         """Read one event of the stream. Raises `ModelFailed` if it reports an error."""
         ...
 
-    def whole(self, body: bytes) -> Iterable[Chunk]:
+    def read_body(self, body: bytes) -> Iterable[ReplyChunk]:
         """Read a reply that came as one JSON body; yields no `EndChunk`. Raises if it is an error."""
         ...
 
-    def end(self) -> Ended:
+    def finish(self) -> EndChunk:
         """End the stream. Raises `ModelFailed` if it broke off in the middle."""
         ...
 
 
 @runtime_checkable
-class HoldsBack(Protocol):
+class FlushableReader(Protocol):
     """A reader for a format whose servers do not always send an end event."""
 
-    def rest(self) -> Iterable[Chunk]:
+    def flush(self) -> Iterable[ReplyChunk]:
         """Return what was held back, if it is complete.
 
         Called before `finish`, after a stream that ended without an error.
@@ -121,32 +130,32 @@ class HoldsBack(Protocol):
         ...
 
 
-class Wire(Protocol):
+class ProviderFormat(Protocol):
     """One wire format: how a prompt is encoded, and how a reply is read."""
 
-    def request(self, prompt: Prompt, target: Target, key: str) -> Request: ...
+    def build_request(self, prompt: ModelPrompt, target: ModelTarget, key: str) -> ProviderRequest: ...
 
-    def reader(self, target: Target) -> Reader: ...
+    def make_reader(self, target: ModelTarget) -> ReplyReader: ...
 
 
 @runtime_checkable
-class Repairs(Protocol):
+class RequestRepairer(Protocol):
     """A format that can repair some refused requests by omitting a part."""
 
-    def repair(self, said: Said, prompt: Prompt, target: Target) -> Repair | None:
+    def find_repair(self, error_body: ErrorBody, prompt: ModelPrompt, target: ModelTarget) -> RequestRepair | None:
         """Return what to omit after this refusal, so that the call can be repeated; None if nothing helps."""
         ...
 
 
-class Link:
+class ProviderConnections:
     """The connections of the server to all providers. Opened at first use, and reused."""
 
     def __init__(self) -> None:
-        self.lines = Lines()
-        self.learned = Learned()
+        self.pool = ConnectionPool()
+        self.repairs = LearnedRepairs()
 
     async def close(self) -> None:
-        await self.lines.close()
+        await self.pool.close()
 
 
 class HttpModel:
@@ -158,9 +167,9 @@ class HttpModel:
     for it, so it is repaired and repeated once within the same call.
     """
 
-    def __init__(self, link: Link, wire: Wire, target: Target) -> None:
-        self._link = link
-        self._wire = wire
+    def __init__(self, connections: ProviderConnections, provider_format: ProviderFormat, target: ModelTarget) -> None:
+        self._connections = connections
+        self._provider_format = provider_format
         self._target = target
 
     @property
@@ -171,86 +180,96 @@ class HttpModel:
     def facts(self) -> ModelFacts:
         return self._target.facts
 
-    async def reply(self, prompt: Prompt, *, key: str = "") -> AsyncIterator[Chunk]:
+    async def reply(self, prompt: ModelPrompt, *, key: str = "") -> AsyncIterator[ReplyChunk]:
         target = self._target
-        if self._link.learned:
-            target = self._known(prompt, target, key)
-        request = _asked(self._wire, prompt, target, key)
-        reader = self._wire.reader(target)
-        exchange = _Exchange(self._link.lines, request, target, partial(self._repaired, prompt, target, key))
+        if self._connections.repairs:
+            target = self._apply_repairs(prompt, target, key)
+        request = _build_request(self._provider_format, prompt, target, key)
+        reader = self._provider_format.make_reader(target)
+        exchange = _Exchange(
+            self._connections.pool, request, target, partial(self._repair_request, prompt, target, key)
+        )
         try:
-            piece = await exchange.begin()
-            if not is_stream(piece):
-                for chunk in reader.whole(await exchange.rest(piece)):
+            piece = await exchange.start()
+            if not is_event_stream(piece):
+                for chunk in reader.read_body(await exchange.read_rest(piece)):
                     yield chunk
-                yield reader.end()
+                yield reader.finish()
                 return
-            events = Events()
+            events = SseParser()
             while piece:
-                for chunk in _said(reader, events.feed(piece)):
+                for chunk in _read_events(reader, events.feed(piece)):
                     yield chunk
-                if reader.done:
-                    exchange.said_all()
+                if reader.is_done:
+                    exchange.expect_end()
                 try:
-                    piece = await exchange.more()
+                    piece = await exchange.read_more()
                 except ModelFailed:
                     # What follows the end event is not part of the reply, not even a broken connection.
-                    ended = _ended(reader)
+                    ended = _try_finish(reader)
                     if ended is None:
                         raise
                     yield ended
                     return
-            for chunk in _said(reader, events.end()):
+            for chunk in _read_events(reader, events.finish()):
                 yield chunk
-            if not reader.done and isinstance(reader, HoldsBack):
-                for chunk in reader.rest():
+            if not reader.is_done and isinstance(reader, FlushableReader):
+                for chunk in reader.flush():
                     yield chunk
-            yield reader.end()
+            yield reader.finish()
         except (msgspec.DecodeError, RecursionError, UnicodeError):
             # Nested too deeply for the decoder, or not text where text is expected.
-            raise malformed(target.provider, "it sent something that cannot be read") from None
+            raise ReplyMalformed(target.provider, "it cannot be decoded") from None
         except ModelFailed as failed:
-            told = error_messages.masked(failed, (key, *target.headers.values()))
-            if told.code == "model.not-found":
-                told = gone(told, target.facts.ref)
+            told = error_messages.redact_failure(failed, (key, *target.headers.values()))
+            if told.code == ModelNotOffered.code:
+                told = add_replacement(told, target.facts.ref)
             if told is not failed:
                 raise told from None  # without the cause, which contains the secret
             raise
         finally:
             exchange.close()
 
-    def _known(self, prompt: Prompt, target: Target, key: str) -> Target:
+    def _apply_repairs(self, prompt: ModelPrompt, target: ModelTarget, key: str) -> ModelTarget:
         now_s = asyncio.get_running_loop().time()
-        omitted = self._link.learned.of(provider=target.provider, session=prompt.session, key=key, now_s=now_s)
+        omitted = self._connections.repairs.find_omitted(
+            provider=target.provider, session=prompt.session, key=key, now_s=now_s
+        )
         return target if omitted == target.omitted else replace(target, omitted=omitted)
 
-    def _repaired(self, prompt: Prompt, target: Target, key: str, status: int, refusal: bytes) -> Request | None:
+    def _repair_request(
+        self, prompt: ModelPrompt, target: ModelTarget, key: str, status: int, refusal: bytes
+    ) -> ProviderRequest | None:
         """Return the request without the refused part, if that can be omitted. Later requests omit it too."""
-        if status not in REPAIRABLE or not isinstance(self._wire, Repairs):
+        if status not in REPAIRABLE_STATUSES or not isinstance(self._provider_format, RequestRepairer):
             return None
-        repair = self._wire.repair(said_in(refusal), prompt, target)
+        repair = self._provider_format.find_repair(parse_error_body(refusal), prompt, target)
         if repair is None:
             return None
         now_s = asyncio.get_running_loop().time()
-        self._link.learned.keep(repair, provider=target.provider, session=prompt.session, key=key, now_s=now_s)
+        self._connections.repairs.remember(
+            repair, provider=target.provider, session=prompt.session, key=key, now_s=now_s
+        )
         log.info(
             "request repaired", extra={"model": target.facts.ref, "scope": repair.scope, "session": prompt.session}
         )
-        return _asked(self._wire, prompt, replace(target, omitted=target.omitted.joined(repair.omitted)), key)
+        return _build_request(
+            self._provider_format, prompt, replace(target, omitted=target.omitted.merge(repair.omitted)), key
+        )
 
 
-def _said(reader: Reader, events: Iterable[tuple[bytes, bytes]]) -> Iterator[Chunk]:
+def _read_events(reader: ReplyReader, events: Iterable[tuple[bytes, bytes]]) -> Iterator[ReplyChunk]:
     """Yield the chunks of one piece of a stream.
 
     Adjacent text is merged: each chunk costs work downstream, and a fast provider sends dozens at
     once.
     """
     words: list[str] = []
-    kind: type[Text | Thinking] = Text
+    kind: type[TextChunk | ThinkingChunk] = TextChunk
     try:
         for name, data in events:
-            for chunk in reader.read(name, data):
-                if isinstance(chunk, _WORDS):
+            for chunk in reader.read_event(name, data):
+                if isinstance(chunk, _TEXT_CHUNKS):
                     if words and type(chunk) is not kind:
                         yield kind("".join(words))
                         words.clear()
@@ -279,136 +298,138 @@ class _Exchange:
 
     def __init__(
         self,
-        lines: Lines,
-        request: Request,
-        target: Target,
-        repaired: Callable[[int, bytes], Request | None] = lambda status, refusal: None,
+        pool: ConnectionPool,
+        request: ProviderRequest,
+        target: ModelTarget,
+        repair: Callable[[int, bytes], ProviderRequest | None] = lambda status, refusal: None,
     ) -> None:
         """`repair` builds another request from a refusal, if that can help. It is called once."""
-        self._lines = lines
+        self._pool = pool
         self._request = request
         self._target = target
-        self._repaired = repaired
-        self._line: Line | None = None
-        self._silence: _Silence | None = None
-        self._patience_s = target.silence_s
+        self._repair = repair
+        self._connection: Http1Connection | None = None
+        self._idle_timeout: _IdleTimeout | None = None
+        self._timeout_s = target.silence_s
         self._size_bytes = 0
 
-    async def begin(self) -> bytes:
+    async def start(self) -> bytes:
         """Send the request, and wait until the kind of response is known. Raises if the request was refused."""
         try:
             async with asyncio.timeout(self._target.first_byte_s):
-                first = await self._begin()
+                first = await self._read_first_piece()
         except Exception as error:
-            if told := self._told(error, self._target.first_byte_s):
+            if told := self._to_model_error(error, self._target.first_byte_s):
                 raise told from error
             raise
         return first
 
-    async def more(self) -> bytes:
+    async def read_more(self) -> bytes:
         """Return the next piece; empty at the end."""
-        line = self._line
+        line = self._connection
         assert line is not None
-        if line.at_end:  # a short reply arrives whole, so there is nothing to wait for
+        if line.is_at_end:  # a short reply arrives whole, so there is nothing to wait for
             return b""
-        silence = self._silence
+        silence = self._idle_timeout
         if silence is None:
-            silence = self._silence = _Silence(line, self._patience_s)
-        silence.listens()
+            silence = self._idle_timeout = _IdleTimeout(line, self._timeout_s)
+        silence.start_waiting()
         try:
-            piece = await line.piece()
+            piece = await line.read_chunk()
         except Exception as error:
-            if told := self._told(error, silence.patience_s):
+            if told := self._to_model_error(error, silence.patience_s):
                 raise told from error
             raise
-        silence.heard()
-        self._count(piece)
+        silence.stop_waiting()
+        self._count_bytes(piece)
         return piece
 
-    async def rest(self, first: bytes) -> bytes:
+    async def read_rest(self, first: bytes) -> bytes:
         """Return the whole body of a response that is not a stream."""
         pieces = [first]
-        while piece := await self.more():
+        while piece := await self.read_more():
             pieces.append(piece)
         return b"".join(pieces)
 
-    def said_all(self) -> None:
+    def expect_end(self) -> None:
         """No more content is expected.
 
         Wait briefly for the end of the response, so that the connection can be reused.
         """
-        self._patience_s = min(self._patience_s, LINE_END_S)
-        if self._silence is not None:
-            self._silence.at_most(LINE_END_S)
+        self._timeout_s = min(self._timeout_s, CONNECTION_END_S)
+        if self._idle_timeout is not None:
+            self._idle_timeout.shorten(CONNECTION_END_S)
 
     def close(self) -> None:
-        if self._silence is not None:
-            self._silence.over()
-        self._leave()
+        if self._idle_timeout is not None:
+            self._idle_timeout.cancel()
+        self._release()
 
-    def _leave(self) -> None:
-        if self._line is not None:
-            self._lines.leave(self._line)
-            self._line = None
+    def _release(self) -> None:
+        if self._connection is not None:
+            self._pool.release(self._connection)
+            self._connection = None
 
-    async def _begin(self) -> bytes:
-        line = await self._answered()
+    async def _read_first_piece(self) -> bytes:
+        line = await self._send_request()
         if line.status >= 300:
-            refusal = await _refusal(line)
-            request = self._repaired(line.status, refusal)
+            refusal = await _read_error_body(line)
+            request = self._repair(line.status, refusal)
             if request is None:
-                raise error_messages.refused(self._target.provider, line.status, line.headers, refusal)
-            self._leave()
+                raise error_messages.build_response_error(self._target.provider, line.status, line.headers, refusal)
+            self._release()
             self._request = request
-            line = await self._answered()
+            line = await self._send_request()
             if line.status >= 300:
-                raise error_messages.refused(self._target.provider, line.status, line.headers, await _refusal(line))
+                raise error_messages.build_response_error(
+                    self._target.provider, line.status, line.headers, await _read_error_body(line)
+                )
         first = b""
-        while is_stream(first) is None and (piece := await line.piece()):
-            self._count(piece)
+        while is_event_stream(first) is None and (piece := await line.read_chunk()):
+            self._count_bytes(piece)
             first += piece
         return first
 
-    async def _answered(self) -> Line:
+    async def _send_request(self) -> Http1Connection:
         """Send the request once.
 
         The other side may close a kept-alive connection while we send, without reading the request.
         Then it is sent again on a new connection. This happens only if no byte came back, at once,
         and the connection was used before.
         """
-        place, begin = place_of(self._request.url)
-        line = self._line = await self._lines.take(place)
+        place, begin = parse_endpoint(self._request.url)
+        line = self._connection = await self._pool.acquire(place)
         now = asyncio.get_running_loop().time
         sent_at = now()
         try:
-            await line.ask(begin, self._request.headers, self._request.body)
+            await line.send_request(begin, self._request.headers, self._request.body)
             return line
-        except LineFailed:
-            if not line.used or line.begun or now() - sent_at > STALE_S:
+        except ConnectionFailed:
+            if not line.was_used or line.has_response_bytes or now() - sent_at > STALE_CONNECTION_S:
                 raise
-        self._leave()
-        line = self._line = await self._lines.take(place, anew=True)
-        await line.ask(begin, self._request.headers, self._request.body)
+        self._release()
+        line = self._connection = await self._pool.acquire(place, force_new=True)
+        await line.send_request(begin, self._request.headers, self._request.body)
         return line
 
-    def _count(self, piece: bytes) -> None:
+    def _count_bytes(self, piece: bytes) -> None:
         self._size_bytes += len(piece)
         if self._size_bytes > REPLY_BYTES_MAX:
-            raise error_messages.too_long(self._target.provider, REPLY_BYTES_MAX)
+            raise ReplyTooLarge(self._target.provider, bytes_max=REPLY_BYTES_MAX)
 
-    def _told(self, error: Exception, patience_s: float) -> ModelFailed | None:
+    def _to_model_error(self, error: Exception, timeout_s: float) -> ModelFailed | None:
         """Convert an error to `ModelFailed`; None if it has nothing to do with the connection."""
         provider, begun = self._target.provider, self._size_bytes > 0
         match error:
             case TimeoutError():
-                return error_messages.too_slow(provider, begun=begun, patience_s=patience_s)
-            case LineFailed():
-                return error_messages.unreachable(provider, error, begun=begun)
+                return ModelTimedOut(provider, begun=begun, timeout_s=timeout_s)
+            case ConnectionFailed():
+                return error_messages.build_connection_error(provider, error, begun=begun)
             case _:
                 return None
 
 
-class _Silence:
+class _IdleTimeout:
     """Idle timeout while waiting for data.
 
     One timer for a whole stream: a timeout per piece would cost as much as reading it.
@@ -416,73 +437,61 @@ class _Silence:
 
     __slots__ = ("_line", "_loop", "_since", "_timer", "patience_s")
 
-    def __init__(self, line: Line, patience_s: float) -> None:
-        self._line = line
+    def __init__(self, connection: Http1Connection, timeout_s: float) -> None:
+        self._line = connection
         self._loop = asyncio.get_running_loop()
         self._since: float | None = None
-        self.patience_s = patience_s
-        self._timer = self._loop.call_later(patience_s, self._look)
+        self.patience_s = timeout_s
+        self._timer = self._loop.call_later(timeout_s, self._check)
 
-    def listens(self) -> None:
+    def start_waiting(self) -> None:
         self._since = self._loop.time()
 
-    def heard(self) -> None:
+    def stop_waiting(self) -> None:
         self._since = None
 
-    def at_most(self, patience_s: float) -> None:
-        if patience_s < self.patience_s:
-            self.patience_s = patience_s
+    def shorten(self, timeout_s: float) -> None:
+        if timeout_s < self.patience_s:
+            self.patience_s = timeout_s
             self._timer.cancel()
-            self._timer = self._loop.call_later(patience_s, self._look)
+            self._timer = self._loop.call_later(timeout_s, self._check)
 
-    def over(self) -> None:
+    def cancel(self) -> None:
         self._timer.cancel()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         now = self._loop.time()
         ends = (now if self._since is None else self._since) + self.patience_s
         if ends <= now:
             self._line.fail(TimeoutError())
         else:
-            self._timer = self._loop.call_at(ends, self._look)
+            self._timer = self._loop.call_at(ends, self._check)
 
 
-def is_stream(beginning: bytes) -> bool | None:
+def is_event_stream(beginning: bytes) -> bool | None:
     """Whether a body with this beginning is an event stream; None if undecided. The content type is often wrong."""
     said = beginning.removeprefix(_BOM).lstrip()
-    if said.startswith(_STREAM_BEGINS):
+    if said.startswith(_STREAM_PREFIXES):
         return True
-    if _BOM.startswith(beginning) or any(field.startswith(said) for field in _STREAM_BEGINS):
+    if _BOM.startswith(beginning) or any(field.startswith(said) for field in _STREAM_PREFIXES):
         return None
     return False
 
 
-def _ended(reader: Reader) -> Ended | None:
+def _try_finish(reader: ReplyReader) -> EndChunk | None:
     try:
-        return reader.end()
+        return reader.finish()
     except ModelFailed:
         return None
 
 
-async def _refusal(line: Line) -> bytes:
+async def _read_error_body(connection: Http1Connection) -> bytes:
     """Return the body of an error response, or its beginning: the status alone suffices to continue."""
     said = b""
     try:
-        async with asyncio.timeout(REFUSAL_S):
-            while len(said) < ERROR_BYTES_MAX and (piece := await line.piece()):
+        async with asyncio.timeout(ERROR_BODY_TIMEOUT_S):
+            while len(said) < ERROR_BYTES_MAX and (piece := await connection.read_chunk()):
                 said += piece
-    except (TimeoutError, LineFailed):
+    except (TimeoutError, ConnectionFailed):
         pass
     return said[:ERROR_BYTES_MAX]
-
-
-def malformed(provider: str, because: str) -> ModelFailed:
-    """Build the error for data that cannot be a reply, for readers."""
-    return ModelFailed(
-        f"{provider} answered with something that is no reply",
-        because=because,
-        try_this="ask again; if it stays so, check the provider's `url` and `format`",
-        code="model.malformed",
-        failure=Failure.MALFORMED,
-        begun=True,
-    )

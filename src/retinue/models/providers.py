@@ -13,12 +13,12 @@ from datetime import date
 
 from msgspec import Struct
 
-from retinue.config.models import Quirk, WireFormat
+from retinue.config.models import ProviderQuirk, WireFormat
 
 MODELS_KNOWN_ON = date(2026, 11, 16)  # the age of the data here and in `retired_models`; providers are not queried
-ASKED_TOKENS_MAX = 32_000  # per reply, unless a model's settings say more: all requested tokens are reserved
+REPLY_TOKENS_MAX = 32_000  # per reply, unless a model's settings say more: all requested tokens are reserved
 FAMILIES_CACHED_MAX = 512
-BRAVE_KEY = "BRAVE_API_KEY"  # not a model key: used by the search tools
+BRAVE_KEY_VARIABLE = "BRAVE_API_KEY"  # not a model key: used by the search tools
 
 
 class Provider(Struct, frozen=True, kw_only=True):
@@ -26,87 +26,87 @@ class Provider(Struct, frozen=True, kw_only=True):
 
     format: WireFormat = WireFormat.OPENAI_CHAT
     url: str
-    variables: tuple[str, ...] = ()
+    key_variables: tuple[str, ...] = ()
     default_model: str = ""  # for an agent with this provider and no model, until its retirement
-    own: bool = False  # runs on the owner's machine: no cost per token
+    is_local: bool = False  # runs on the owner's machine: no cost per token
 
 
-class Family(Struct, frozen=True):
+class ModelFamily(Struct, frozen=True):
     """What models have in common whose names match. `efforts` of None: unknown, and passed through."""
 
-    fits: str
+    pattern: str
     window_tokens: int
-    output_tokens_max: int = ASKED_TOKENS_MAX
+    output_tokens_max: int = REPLY_TOKENS_MAX
     vision: bool = False
     tools: bool = True
     efforts: tuple[str, ...] | None = None
-    quirks: frozenset[Quirk] = frozenset()
+    quirks: frozenset[ProviderQuirk] = frozenset()
 
 
-INSIDE = frozenset({"local", "bridge"})  # files and libraries on this machine, not servers
-INSIDE_WINDOW_TOKENS = 16_384
+IN_PROCESS_PROVIDERS = frozenset({"local", "bridge"})  # files and libraries on this machine, not servers
+IN_PROCESS_WINDOW_TOKENS = 16_384
 
-BUILT_IN: Mapping[str, Provider] = {
-    "local": Provider(url="", own=True),
+BUILT_IN_PROVIDERS: Mapping[str, Provider] = {
+    "local": Provider(url="", is_local=True),
     "bridge": Provider(url=""),
     "anthropic": Provider(
         format=WireFormat.ANTHROPIC,
         url="https://api.anthropic.com/v1",
-        variables=("ANTHROPIC_API_KEY",),
+        key_variables=("ANTHROPIC_API_KEY",),
         default_model="claude-opus-4-5",
     ),
     "openai": Provider(
         format=WireFormat.OPENAI_RESPONSES,
         url="https://api.openai.com/v1",
-        variables=("OPENAI_API_KEY",),
+        key_variables=("OPENAI_API_KEY",),
         default_model="gpt-6.1-sol",
     ),
     "google": Provider(
         format=WireFormat.GOOGLE,
         url="https://generativelanguage.googleapis.com/v1beta",
-        variables=("GOOGLE_API_KEY", "GEMINI_API_KEY"),
+        key_variables=("GOOGLE_API_KEY", "GEMINI_API_KEY"),
         default_model="gemini-3.8-flash",
     ),
-    "openrouter": Provider(url="https://openrouter.ai/api/v1", variables=("OPENROUTER_API_KEY",)),
+    "openrouter": Provider(url="https://openrouter.ai/api/v1", key_variables=("OPENROUTER_API_KEY",)),
     "groq": Provider(
         url="https://api.groq.com/openai/v1",
-        variables=("GROQ_API_KEY",),
+        key_variables=("GROQ_API_KEY",),
     ),
     "deepseek": Provider(
         url="https://api.deepseek.com/v1",
-        variables=("DEEPSEEK_API_KEY",),
+        key_variables=("DEEPSEEK_API_KEY",),
         default_model="deepseek-flash",
     ),
     "mistral": Provider(
         url="https://api.mistral.ai/v1",
-        variables=("MISTRAL_API_KEY",),
+        key_variables=("MISTRAL_API_KEY",),
         default_model="mistral-large-latest",
     ),
-    "together": Provider(url="https://api.together.xyz/v1", variables=("TOGETHER_API_KEY",)),
-    "fireworks": Provider(url="https://api.fireworks.ai/inference/v1", variables=("FIREWORKS_API_KEY",)),
+    "together": Provider(url="https://api.together.xyz/v1", key_variables=("TOGETHER_API_KEY",)),
+    "fireworks": Provider(url="https://api.fireworks.ai/inference/v1", key_variables=("FIREWORKS_API_KEY",)),
     "cerebras": Provider(
         url="https://api.cerebras.ai/v1",
-        variables=("CEREBRAS_API_KEY",),
+        key_variables=("CEREBRAS_API_KEY",),
     ),
-    "xai": Provider(url="https://api.x.ai/v1", variables=("XAI_API_KEY",), default_model="grok-4.7"),
+    "xai": Provider(url="https://api.x.ai/v1", key_variables=("XAI_API_KEY",), default_model="grok-4.7"),
     "moonshot": Provider(
         url="https://api.moonshot.ai/v1",
-        variables=("MOONSHOT_API_KEY",),
+        key_variables=("MOONSHOT_API_KEY",),
     ),
     "zai": Provider(
         url="https://api.z.ai/api/paas/v4",
-        variables=("ZAI_API_KEY", "Z_AI_API_KEY"),
+        key_variables=("ZAI_API_KEY", "Z_AI_API_KEY"),
     ),
-    "ollama": Provider(url="http://127.0.0.1:11434/v1", own=True),
-    "lmstudio": Provider(url="http://127.0.0.1:1234/v1", own=True),
-    "vllm": Provider(url="http://127.0.0.1:8000/v1", own=True),
+    "ollama": Provider(url="http://127.0.0.1:11434/v1", is_local=True),
+    "lmstudio": Provider(url="http://127.0.0.1:1234/v1", is_local=True),
+    "vllm": Provider(url="http://127.0.0.1:8000/v1", is_local=True),
 }
 
 # The providers whose key in the environment decides the default model, in this order.
-DISCOVERED = ("anthropic", "openai", "google")
+DEFAULT_PROVIDER_ORDER = ("anthropic", "openai", "google")
 
 # The models offered for choice if there is a key. Others can be used too.
-OFFERED: Mapping[str, tuple[str, ...]] = {
+OFFERED_MODELS: Mapping[str, tuple[str, ...]] = {
     "anthropic": ("claude-opus-5-5", "claude-sonnet-5-5", "claude-haiku-5-5", "claude-opus-4-5"),
     "openai": ("gpt-6.1-sol", "gpt-6.1-terra", "gpt-6-luna", "gpt-6-astra"),
     "google": ("gemini-3.8-flash", "gemini-4-argon", "gemini-3.5-flash-lite"),
@@ -115,75 +115,75 @@ OFFERED: Mapping[str, tuple[str, ...]] = {
     "xai": ("grok-4.7", "grok-4.3"),
 }
 
-_ANY = ("none", "low", "medium", "high", "xhigh")
-_ALWAYS_THINKS = ("low", "medium", "high", "xhigh")
+_NONE_TO_XHIGH = ("none", "low", "medium", "high", "xhigh")
+_LOW_TO_XHIGH = ("low", "medium", "high", "xhigh")
 _LOW_TO_HIGH = ("low", "medium", "high")
 _NONE_TO_HIGH = ("none", "low", "medium", "high")
-_TAKES_NONE: tuple[str, ...] = ()
+_NO_EFFORTS: tuple[str, ...] = ()
 
-_ADAPTIVE = frozenset({Quirk.ADAPTIVE})
-_BY_LEVEL = frozenset({Quirk.THINKING_LEVEL})
+_ADAPTIVE = frozenset({ProviderQuirk.ADAPTIVE})
+_BY_LEVEL = frozenset({ProviderQuirk.THINKING_LEVEL})
 
 # Window, maximum reply, capabilities. The first pattern that matches the beginning of a name applies.
-FAMILIES: tuple[Family, ...] = (
-    Family(r"claude-[a-z]+-4[.-]6", 1_000_000, vision=True, efforts=_NONE_TO_HIGH, quirks=_ADAPTIVE),
-    Family(r"claude-[a-z]+-4[.-][7-9]", 1_000_000, vision=True, efforts=_ANY, quirks=_ADAPTIVE),
-    Family(r"claude-(fable|mythos)-\d", 1_000_000, vision=True, efforts=_ALWAYS_THINKS, quirks=_ADAPTIVE),
-    Family(r"claude-(opus|sonnet)-5[.-]5", 1_000_000, vision=True, efforts=_ALWAYS_THINKS, quirks=_ADAPTIVE),
-    Family(r"claude-[a-z]+-[5-9]", 1_000_000, vision=True, efforts=_ANY, quirks=_ADAPTIVE),
-    Family(r"claude-([a-z]+-4|3[.-]7)", 200_000, vision=True, efforts=_ANY),
-    Family(r"claude-3[.-]5", 200_000, 8_192, vision=True, efforts=_TAKES_NONE),
-    Family(r"claude-3", 200_000, 4_096, vision=True, efforts=_TAKES_NONE),
-    Family(r"gpt-6\.1-sol|gpt-6-astra", 1_000_000, vision=True, efforts=_ALWAYS_THINKS),
-    Family(r"gpt-(5\.[45](?!-mini|-nano)|5\.[6-9]|[6-9])", 1_000_000, vision=True, efforts=_ANY),
-    Family(r"gpt-5(\.\d)?-chat", 128_000, 16_384, vision=True, efforts=_TAKES_NONE),
-    Family(r"gpt-5(\.\d)?-pro", 400_000, vision=True, efforts=("medium", "high", "xhigh")),
-    Family(r"gpt-5\.[2-9]|gpt-5\.1-codex-max", 400_000, vision=True, efforts=_ANY),
-    Family(r"gpt-5\.1", 400_000, vision=True, efforts=_NONE_TO_HIGH),
-    Family(r"gpt-5", 400_000, vision=True, efforts=_LOW_TO_HIGH),
-    Family(r"o1-mini|o1-preview", 128_000, tools=False, efforts=_TAKES_NONE),
-    Family(r"o3-mini", 200_000, efforts=_LOW_TO_HIGH),
-    Family(r"o[134]", 200_000, vision=True, efforts=_LOW_TO_HIGH),
-    Family(r"gpt-4\.1", 1_000_000, vision=True, efforts=_TAKES_NONE),
-    Family(r"(chat)?gpt-4o", 128_000, 16_384, vision=True, efforts=_TAKES_NONE),
-    Family(r"gpt-4-(turbo|vision)", 128_000, 4_096, vision=True, efforts=_TAKES_NONE),
-    Family(r"gpt-4", 8_192, 4_096, efforts=_TAKES_NONE),
-    Family(r"gpt-3\.5", 16_385, 4_096, efforts=_TAKES_NONE),
-    Family(r"gpt-oss", 131_072, efforts=_LOW_TO_HIGH),
-    Family(r"gemini-3\.[7-9]-flash(?!-lite)", 1_000_000, vision=True, efforts=_LOW_TO_HIGH, quirks=_BY_LEVEL),
-    Family(r"gemini-4", 1_000_000, 32_768, vision=True, efforts=_LOW_TO_HIGH, quirks=_BY_LEVEL),
-    Family(r"gemini-3(\.\d)?-pro", 1_000_000, vision=True, efforts=_LOW_TO_HIGH, quirks=_BY_LEVEL),
-    Family(r"gemini-[3-9]", 1_000_000, vision=True, efforts=_NONE_TO_HIGH, quirks=_BY_LEVEL),
-    Family(r"gemini-2\.5-pro", 1_048_576, vision=True, efforts=_ALWAYS_THINKS),
-    Family(r"gemini-2\.5", 1_048_576, vision=True, efforts=_ANY),
-    Family(r"gemini-2", 1_048_576, 8_192, vision=True, efforts=_TAKES_NONE),
-    Family(r"gemini-1\.5-pro", 2_000_000, 8_192, vision=True, efforts=_TAKES_NONE),
-    Family(r"gemini-1\.5", 1_000_000, 8_192, vision=True, efforts=_TAKES_NONE),
-    Family(r"gemma-3", 131_072, 8_192, vision=True),
-    Family(r"grok-4(\.\d|-1)?-fast|grok-4\.[23]", 1_000_000, vision=True),
-    Family(r"grok-4\.[56]", 500_000, vision=True, efforts=_LOW_TO_HIGH),
-    Family(r"grok-4\.[7-9]", 500_000, vision=True, efforts=_ALWAYS_THINKS),
-    Family(r"grok-4", 256_000, vision=True),
-    Family(r"grok-3-mini", 131_072, efforts=("low", "high")),
-    Family(r"grok-(3|code)", 131_072),
-    Family(r"deepseek-flash", 1_000_000, efforts=_ALWAYS_THINKS),
-    Family(r"deepseek-v4", 1_000_000),
-    Family(r"deepseek", 128_000, 8_192),
-    Family(r"(mistral-(large|medium|small)|magistral|devstral|pixtral|ministral)", 128_000, vision=True),
-    Family(r"codestral", 256_000),
-    Family(r"(meta-)?llama-?4", 1_000_000, 8_192, vision=True),
-    Family(r"(meta-)?llama-?3\.[123]", 131_072, 8_192),
-    Family(r"(meta-)?llama-?3", 8_192, 4_096),
-    Family(r"kimi-k2|qwen3-coder", 262_144),
-    Family(r"qwen-?3", 131_072, 8_192),
-    Family(r"qwen-?2\.5", 32_768, 8_192),
-    Family(r"glm-(4\.[6-9]|[5-9])", 200_000),
-    Family(r"smollm2", 8_192, 2_048),
+FAMILIES: tuple[ModelFamily, ...] = (
+    ModelFamily(r"claude-[a-z]+-4[.-]6", 1_000_000, vision=True, efforts=_NONE_TO_HIGH, quirks=_ADAPTIVE),
+    ModelFamily(r"claude-[a-z]+-4[.-][7-9]", 1_000_000, vision=True, efforts=_NONE_TO_XHIGH, quirks=_ADAPTIVE),
+    ModelFamily(r"claude-(fable|mythos)-\d", 1_000_000, vision=True, efforts=_LOW_TO_XHIGH, quirks=_ADAPTIVE),
+    ModelFamily(r"claude-(opus|sonnet)-5[.-]5", 1_000_000, vision=True, efforts=_LOW_TO_XHIGH, quirks=_ADAPTIVE),
+    ModelFamily(r"claude-[a-z]+-[5-9]", 1_000_000, vision=True, efforts=_NONE_TO_XHIGH, quirks=_ADAPTIVE),
+    ModelFamily(r"claude-([a-z]+-4|3[.-]7)", 200_000, vision=True, efforts=_NONE_TO_XHIGH),
+    ModelFamily(r"claude-3[.-]5", 200_000, 8_192, vision=True, efforts=_NO_EFFORTS),
+    ModelFamily(r"claude-3", 200_000, 4_096, vision=True, efforts=_NO_EFFORTS),
+    ModelFamily(r"gpt-6\.1-sol|gpt-6-astra", 1_000_000, vision=True, efforts=_LOW_TO_XHIGH),
+    ModelFamily(r"gpt-(5\.[45](?!-mini|-nano)|5\.[6-9]|[6-9])", 1_000_000, vision=True, efforts=_NONE_TO_XHIGH),
+    ModelFamily(r"gpt-5(\.\d)?-chat", 128_000, 16_384, vision=True, efforts=_NO_EFFORTS),
+    ModelFamily(r"gpt-5(\.\d)?-pro", 400_000, vision=True, efforts=("medium", "high", "xhigh")),
+    ModelFamily(r"gpt-5\.[2-9]|gpt-5\.1-codex-max", 400_000, vision=True, efforts=_NONE_TO_XHIGH),
+    ModelFamily(r"gpt-5\.1", 400_000, vision=True, efforts=_NONE_TO_HIGH),
+    ModelFamily(r"gpt-5", 400_000, vision=True, efforts=_LOW_TO_HIGH),
+    ModelFamily(r"o1-mini|o1-preview", 128_000, tools=False, efforts=_NO_EFFORTS),
+    ModelFamily(r"o3-mini", 200_000, efforts=_LOW_TO_HIGH),
+    ModelFamily(r"o[134]", 200_000, vision=True, efforts=_LOW_TO_HIGH),
+    ModelFamily(r"gpt-4\.1", 1_000_000, vision=True, efforts=_NO_EFFORTS),
+    ModelFamily(r"(chat)?gpt-4o", 128_000, 16_384, vision=True, efforts=_NO_EFFORTS),
+    ModelFamily(r"gpt-4-(turbo|vision)", 128_000, 4_096, vision=True, efforts=_NO_EFFORTS),
+    ModelFamily(r"gpt-4", 8_192, 4_096, efforts=_NO_EFFORTS),
+    ModelFamily(r"gpt-3\.5", 16_385, 4_096, efforts=_NO_EFFORTS),
+    ModelFamily(r"gpt-oss", 131_072, efforts=_LOW_TO_HIGH),
+    ModelFamily(r"gemini-3\.[7-9]-flash(?!-lite)", 1_000_000, vision=True, efforts=_LOW_TO_HIGH, quirks=_BY_LEVEL),
+    ModelFamily(r"gemini-4", 1_000_000, 32_768, vision=True, efforts=_LOW_TO_HIGH, quirks=_BY_LEVEL),
+    ModelFamily(r"gemini-3(\.\d)?-pro", 1_000_000, vision=True, efforts=_LOW_TO_HIGH, quirks=_BY_LEVEL),
+    ModelFamily(r"gemini-[3-9]", 1_000_000, vision=True, efforts=_NONE_TO_HIGH, quirks=_BY_LEVEL),
+    ModelFamily(r"gemini-2\.5-pro", 1_048_576, vision=True, efforts=_LOW_TO_XHIGH),
+    ModelFamily(r"gemini-2\.5", 1_048_576, vision=True, efforts=_NONE_TO_XHIGH),
+    ModelFamily(r"gemini-2", 1_048_576, 8_192, vision=True, efforts=_NO_EFFORTS),
+    ModelFamily(r"gemini-1\.5-pro", 2_000_000, 8_192, vision=True, efforts=_NO_EFFORTS),
+    ModelFamily(r"gemini-1\.5", 1_000_000, 8_192, vision=True, efforts=_NO_EFFORTS),
+    ModelFamily(r"gemma-3", 131_072, 8_192, vision=True),
+    ModelFamily(r"grok-4(\.\d|-1)?-fast|grok-4\.[23]", 1_000_000, vision=True),
+    ModelFamily(r"grok-4\.[56]", 500_000, vision=True, efforts=_LOW_TO_HIGH),
+    ModelFamily(r"grok-4\.[7-9]", 500_000, vision=True, efforts=_LOW_TO_XHIGH),
+    ModelFamily(r"grok-4", 256_000, vision=True),
+    ModelFamily(r"grok-3-mini", 131_072, efforts=("low", "high")),
+    ModelFamily(r"grok-(3|code)", 131_072),
+    ModelFamily(r"deepseek-flash", 1_000_000, efforts=_LOW_TO_XHIGH),
+    ModelFamily(r"deepseek-v4", 1_000_000),
+    ModelFamily(r"deepseek", 128_000, 8_192),
+    ModelFamily(r"(mistral-(large|medium|small)|magistral|devstral|pixtral|ministral)", 128_000, vision=True),
+    ModelFamily(r"codestral", 256_000),
+    ModelFamily(r"(meta-)?llama-?4", 1_000_000, 8_192, vision=True),
+    ModelFamily(r"(meta-)?llama-?3\.[123]", 131_072, 8_192),
+    ModelFamily(r"(meta-)?llama-?3", 8_192, 4_096),
+    ModelFamily(r"kimi-k2|qwen3-coder", 262_144),
+    ModelFamily(r"qwen-?3", 131_072, 8_192),
+    ModelFamily(r"qwen-?2\.5", 32_768, 8_192),
+    ModelFamily(r"glm-(4\.[6-9]|[5-9])", 200_000),
+    ModelFamily(r"smollm2", 8_192, 2_048),
 )
 
 
 @functools.lru_cache(maxsize=FAMILIES_CACHED_MAX)
-def family_of(model: str) -> Family | None:
+def find_family(model: str) -> ModelFamily | None:
     """Return the family of a model, by its name without a reseller's prefix."""
     name = model.rpartition("/")[2].casefold()
-    return next((family for family in FAMILIES if re.match(family.fits, name)), None)
+    return next((family for family in FAMILIES if re.match(family.pattern, name)), None)

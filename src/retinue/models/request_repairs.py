@@ -15,69 +15,69 @@ from msgspec import Struct
 
 from retinue.domain.ids import SessionId
 
-REPAIRABLE = frozenset({400, 422})  # the request was rejected, and nothing was generated
+REPAIRABLE_STATUSES = frozenset({400, 422})  # the request was rejected, and nothing was generated
 LEARNED_MAX = 1_000
-LEARNED_S = 24 * 3600.0  # an organization may have been verified since
+LEARNED_TTL_S = 24 * 3600.0  # an organization may have been verified since
 
 
-class Scope(StrEnum):
+class RepairScope(StrEnum):
     """Which requests a refusal applies to."""
 
     CREDENTIAL = "credential"
     SESSION = "session"
 
 
-class Omitted(Struct, frozen=True, kw_only=True):
+class OmittedParts(Struct, frozen=True, kw_only=True):
     """What is omitted from a request because the provider refused it."""
 
     reasoning_summary: bool = False
-    thoughts_until: int = 0  # thinking in records up to this sequence number; newer thinking is sent as usual
+    thinking_until_seq: int = 0  # thinking in records up to this sequence number; newer thinking is sent as usual
 
-    def joined(self, other: Omitted) -> Omitted:
-        return Omitted(
+    def merge(self, other: OmittedParts) -> OmittedParts:
+        return OmittedParts(
             reasoning_summary=self.reasoning_summary or other.reasoning_summary,
-            thoughts_until=max(self.thoughts_until, other.thoughts_until),
+            thinking_until_seq=max(self.thinking_until_seq, other.thinking_until_seq),
         )
 
 
-NOTHING = Omitted()
+NOTHING_OMITTED = OmittedParts()
 
 
-class Repair(Struct, frozen=True, kw_only=True):
+class RequestRepair(Struct, frozen=True, kw_only=True):
     """What to omit, and for which requests from now on."""
 
-    scope: Scope
-    omitted: Omitted
+    scope: RepairScope
+    omitted: OmittedParts
 
 
-class Learned:
+class LearnedRepairs:
     """The repairs learned so far. The oldest are dropped first."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[Scope, str, str], tuple[Omitted, float]] = OrderedDict()
+        self._repairs: OrderedDict[tuple[RepairScope, str, str], tuple[OmittedParts, float]] = OrderedDict()
 
     def __bool__(self) -> bool:
-        return bool(self._kept)
+        return bool(self._repairs)
 
-    def keep(self, repair: Repair, *, provider: str, session: SessionId, key: str, now_s: float) -> None:
-        place = (repair.scope, provider, session if repair.scope is Scope.SESSION else _fingerprint(key))
-        self._kept.pop(place, None)
-        self._kept[place] = (repair.omitted, now_s)
-        if len(self._kept) > LEARNED_MAX:
-            self._kept.popitem(last=False)
+    def remember(self, repair: RequestRepair, *, provider: str, session: SessionId, key: str, now_s: float) -> None:
+        place = (repair.scope, provider, session if repair.scope is RepairScope.SESSION else _fingerprint(key))
+        self._repairs.pop(place, None)
+        self._repairs[place] = (repair.omitted, now_s)
+        if len(self._repairs) > LEARNED_MAX:
+            self._repairs.popitem(last=False)
 
-    def of(self, *, provider: str, session: SessionId, key: str, now_s: float) -> Omitted:
+    def find_omitted(self, *, provider: str, session: SessionId, key: str, now_s: float) -> OmittedParts:
         """Return what to omit from a request of this session with this key."""
-        omitted = NOTHING
-        for place in ((Scope.SESSION, provider, session), (Scope.CREDENTIAL, provider, _fingerprint(key))):
-            kept = self._kept.get(place)
+        omitted = NOTHING_OMITTED
+        for place in ((RepairScope.SESSION, provider, session), (RepairScope.CREDENTIAL, provider, _fingerprint(key))):
+            kept = self._repairs.get(place)
             if kept is None:
                 continue
             lesson, learned_at_s = kept
-            if now_s - learned_at_s < LEARNED_S:
-                omitted = omitted.joined(lesson)
+            if now_s - learned_at_s < LEARNED_TTL_S:
+                omitted = omitted.merge(lesson)
             else:
-                del self._kept[place]
+                del self._repairs[place]
         return omitted
 
 

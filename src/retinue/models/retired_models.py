@@ -14,54 +14,34 @@ from datetime import date
 from msgspec import Struct
 
 from retinue.domain.model import ModelFailed, ModelRef
-from retinue.models.providers import BUILT_IN
+from retinue.models.errors import ModelNotOffered, ModelRetired, ProviderAnswer
+from retinue.models.providers import BUILT_IN_PROVIDERS
 
 
-class Retired(Struct, frozen=True):
+class ModelRetirement(Struct, frozen=True):
     """When a model retires, and its replacement by the same provider."""
 
-    on: date
-    instead: ModelRef
+    retired_on: date
+    replacement: ModelRef
 
-    def words(self, today: date) -> str:
-        return f"{'retired' if self.on <= today else 'retires'} {self.on.isoformat()}, use {self.instead}"
-
-
-class ModelGone(ModelFailed):
-    """The provider does not offer the model. `replacement` is one that it offers."""
-
-    def __init__(self, sentence: str, *, because: str, code: str, instead: ModelRef, after: ModelFailed) -> None:
-        super().__init__(
-            sentence,
-            because=because,
-            try_this=f"retinue agent set NAME --model {instead}, or set `models.default`; "
-            "`retinue models` shows who asks which",
-            code=code,
-            failure=after.failure,
-            status=after.status,
-            retry_after_s=after.retry_after_s,
-            begun=after.begun,
-        )
-        self.instead = instead
-
-    @property
-    def in_short(self) -> str:
-        return f"{self.sentence}, use {self.instead}"
+    def describe(self, today: date) -> str:
+        verb = "retired" if self.retired_on <= today else "retires"
+        return f"{verb} {self.retired_on.isoformat()}, use {self.replacement}"
 
 
 _SNAPSHOT = re.compile(r"-(?:\d{8}|\d{4}-\d{2}-\d{2}|\d{3,4})$")
 
 
-def _of(provider: str, ends: Mapping[tuple[str, str], str]) -> dict[ModelRef, Retired]:
+def _build_retirements(provider: str, ends: Mapping[tuple[str, str], str]) -> dict[ModelRef, ModelRetirement]:
     return {
-        ModelRef(provider, model): Retired(date.fromisoformat(on), ModelRef(provider, instead))
+        ModelRef(provider, model): ModelRetirement(date.fromisoformat(on), ModelRef(provider, instead))
         for (on, instead), models in ends.items()
         for model in models.split()
     }
 
 
-RETIRED: Mapping[ModelRef, Retired] = {
-    **_of(
+RETIREMENTS: Mapping[ModelRef, ModelRetirement] = {
+    **_build_retirements(
         "anthropic",
         {
             ("2025-07-21", "claude-sonnet-5-5"): "claude-2.0 claude-2.1 claude-3-sonnet",
@@ -72,7 +52,7 @@ RETIRED: Mapping[ModelRef, Retired] = {
             ("2026-11-24", "claude-opus-5-5"): "claude-opus-4-5",  # not before that day
         },
     ),
-    **_of(
+    **_build_retirements(
         "openai",
         {
             ("2026-10-23", "gpt-5.6-sol"): "gpt-4 gpt-4-turbo gpt-4-1106-preview o1 o1-pro o3-mini",
@@ -85,7 +65,7 @@ RETIRED: Mapping[ModelRef, Retired] = {
             ("2027-04-01", "gpt-6.1-sol"): "gpt-5.1",
         },
     ),
-    **_of(
+    **_build_retirements(
         "google",
         {
             ("2026-03-09", "gemini-3.1-pro-preview"): "gemini-3-pro-preview",
@@ -94,8 +74,8 @@ RETIRED: Mapping[ModelRef, Retired] = {
             ("2026-10-16", "gemini-3.5-flash-lite"): "gemini-2.5-flash gemini-2.5-flash-lite",
         },
     ),
-    **_of("deepseek", {("2026-07-24", "deepseek-flash"): "deepseek-chat deepseek-reasoner"}),
-    **_of(
+    **_build_retirements("deepseek", {("2026-07-24", "deepseek-flash"): "deepseek-chat deepseek-reasoner"}),
+    **_build_retirements(
         "xai",
         {
             ("2026-05-15", "grok-4.3"): "grok-3 grok-4 grok-4-fast grok-4-fast-reasoning grok-4-fast-non-reasoning"
@@ -105,31 +85,25 @@ RETIRED: Mapping[ModelRef, Retired] = {
 }
 
 
-def retirement(ref: ModelRef) -> Retired | None:
+def find_retirement(ref: ModelRef) -> ModelRetirement | None:
     """Return what is known about the retirement of a model; None if nothing."""
     name = ref.model.casefold()
-    found = RETIRED.get(ModelRef(ref.provider, name))
-    return found or RETIRED.get(ModelRef(ref.provider, _SNAPSHOT.sub("", name)))
+    found = RETIREMENTS.get(ModelRef(ref.provider, name))
+    return found or RETIREMENTS.get(ModelRef(ref.provider, _SNAPSHOT.sub("", name)))
 
 
-def gone(failed: ModelFailed, ref: ModelRef) -> ModelFailed:
+def add_replacement(failed: ModelFailed, ref: ModelRef) -> ModelFailed:
     """Add a replacement, if one is known, to the error of a provider that does not offer a model."""
-    retired = retirement(ref)
+    answer = ProviderAnswer(
+        because=failed.because,
+        status=failed.status or 0,
+        retry_after_s=failed.retry_after_s,
+        begun=failed.may_be_charged,
+    )
+    retired = find_retirement(ref)
     if retired is not None:
-        return ModelGone(
-            f"{ref.provider} no longer offers {ref.model}",
-            because=f"{ref.provider} names {retired.on.isoformat()} as its end; {failed.because}",
-            code="model.retired",
-            instead=retired.instead,
-            after=failed,
-        )
-    default = BUILT_IN[ref.provider].default_model if ref.provider in BUILT_IN else ""
+        return ModelRetired(ref, answer, retired_on=retired.retired_on, replacement=retired.replacement)
+    default = BUILT_IN_PROVIDERS[ref.provider].default_model if ref.provider in BUILT_IN_PROVIDERS else ""
     if not default or default == ref.model:
         return failed
-    return ModelGone(
-        f"{ref.provider} does not have the model {ref.model}",
-        because=failed.because,
-        code="model.not-found",
-        instead=ModelRef(ref.provider, default),
-        after=failed,
-    )
+    return ModelNotOffered(ref.provider, answer, model=ref.model, replacement=ModelRef(ref.provider, default))

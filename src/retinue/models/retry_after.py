@@ -8,65 +8,72 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-from retinue.domain.model import Failure
-from retinue.models.error_classification import Said
+from retinue.domain.model import ModelFailureKind
+from retinue.models.error_classification import ErrorBody
 
 RETRY_AFTER_S_MAX = 24 * 3600.0
 _DURATION_CHARS_MAX = 40
 _WORTH_WAITING = frozenset(
-    {Failure.RATE_LIMIT, Failure.OVERLOADED, Failure.SERVER, Failure.TIMEOUT, Failure.QUOTA, Failure.CONNECTION}
+    {
+        ModelFailureKind.RATE_LIMIT,
+        ModelFailureKind.OVERLOADED,
+        ModelFailureKind.SERVER,
+        ModelFailureKind.TIMEOUT,
+        ModelFailureKind.QUOTA,
+        ModelFailureKind.CONNECTION,
+    }
 )
 
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _NUMBER = r"\d{1,15}(?:\.\d{1,15})?"
-_STEP = re.compile(rf"({_NUMBER})(ms|s|m|h|d)")
-_SPOKEN = re.compile(
+_DURATION_PART = re.compile(rf"({_NUMBER})(ms|s|m|h|d)")
+_DELAY_PHRASE = re.compile(
     r"\b(?:try again|retry|wait)\s(?:in|after|for)?\s?"
     rf"((?:{_NUMBER}\s?(?:milliseconds?|ms|seconds?|secs?|s|minutes?|mins?|m|hours?|hrs?|h|days?|d)(?![a-z])[\s,]{{0,2}})+)",
     re.I,
 )
-_SPOKEN_PART = re.compile(rf"({_NUMBER})\s?(ms|milli|s|m|h|d)", re.I)
+_DELAY_PART = re.compile(rf"({_NUMBER})\s?(ms|milli|s|m|h|d)", re.I)
 
 
-def retry_after_s(failure: Failure, headers: Mapping[str, str], said: Said) -> float | None:
+def find_retry_after_s(failure: ModelFailureKind, headers: Mapping[str, str], error_body: ErrorBody) -> float | None:
     """Return the delay in seconds; None if the provider gives none, or if waiting would change nothing."""
     if failure not in _WORTH_WAITING:
         return None
     found = (
-        _milliseconds(headers.get("retry-after-ms"))
-        or _header(headers.get("retry-after"), headers.get("date"))
-        or _given(said.retry_s)
-        or spoken_s(said.message)
+        _parse_milliseconds(headers.get("retry-after-ms"))
+        or _parse_retry_after(headers.get("retry-after"), headers.get("date"))
+        or _parse_delay_field(error_body.retry_s)
+        or parse_message_delay_s(error_body.message)
     )
-    if not found and failure is Failure.RATE_LIMIT:
-        found = _reset_s(headers)
+    if not found and failure is ModelFailureKind.RATE_LIMIT:
+        found = _find_reset_s(headers)
     return min(found, RETRY_AFTER_S_MAX) if found else None
 
 
-def duration_s(text: str) -> float | None:
+def parse_duration_s(text: str) -> float | None:
     """Parse `1.5s`, `250ms`, `6m0s`, `1h2m3s`, or a bare number of seconds."""
     text = text.strip().lower()
     if len(text) > _DURATION_CHARS_MAX:
         return None
-    if (plain := _number(text)) is not None:
+    if (plain := _parse_number(text)) is not None:
         return plain
     total, at = 0.0, 0
-    while step := _STEP.match(text, at):
+    while step := _DURATION_PART.match(text, at):
         total += float(step[1]) * _UNIT_S[step[2]]
         at = step.end()
     return total if at and at == len(text) else None
 
 
-def spoken_s(message: str) -> float | None:
+def parse_message_delay_s(message: str) -> float | None:
     """Parse `Please try again in 1m26.4s`, `retry after 20 seconds`."""
-    found = _SPOKEN.search(message)
+    found = _DELAY_PHRASE.search(message)
     if found is None:
         return None
-    steps = _SPOKEN_PART.findall(found[1].lower())
+    steps = _DELAY_PART.findall(found[1].lower())
     return sum(float(number) * _UNIT_S["ms" if unit == "milli" else unit] for number, unit in steps)
 
 
-def _number(text: str) -> float | None:
+def _parse_number(text: str) -> float | None:
     try:
         number = float(text)
     except ValueError:
@@ -74,23 +81,23 @@ def _number(text: str) -> float | None:
     return number if math.isfinite(number) and number >= 0 else None
 
 
-def _milliseconds(value: str | None) -> float | None:
-    number = _number(value.strip()) if value else None
+def _parse_milliseconds(value: str | None) -> float | None:
+    number = _parse_number(value.strip()) if value else None
     return number / 1000 if number is not None else None
 
 
-def _header(value: str | None, date: str | None) -> float | None:
+def _parse_retry_after(value: str | None, date: str | None) -> float | None:
     if not value:
         return None
-    seconds = duration_s(value)
-    return seconds if seconds is not None else _until(_http_date(value), _http_date(date))
+    seconds = parse_duration_s(value)
+    return seconds if seconds is not None else _seconds_until(_parse_http_date(value), _parse_http_date(date))
 
 
-def _given(value: float | str | None) -> float | None:
-    return duration_s(str(value)) if value is not None else None
+def _parse_delay_field(value: float | str | None) -> float | None:
+    return parse_duration_s(str(value)) if value is not None else None
 
 
-def _http_date(value: str | None) -> datetime | None:
+def _parse_http_date(value: str | None) -> datetime | None:
     try:
         when = parsedate_to_datetime(value) if value else None
     except (ValueError, IndexError, OverflowError):
@@ -98,7 +105,7 @@ def _http_date(value: str | None) -> datetime | None:
     return when.replace(tzinfo=UTC) if when is not None and when.tzinfo is None else when
 
 
-def _until(when: datetime | None, now: datetime | None) -> float | None:
+def _seconds_until(when: datetime | None, now: datetime | None) -> float | None:
     """Return the seconds between two times of the provider's clock. Ours may be wrong and is not used."""
     if when is None or now is None:
         return None
@@ -110,9 +117,9 @@ _RESET = re.compile(
 )
 
 
-def _reset_s(headers: Mapping[str, str]) -> float | None:
+def _find_reset_s(headers: Mapping[str, str]) -> float | None:
     """Return when the exhausted limits reset: the latest among limits with nothing remaining."""
-    now = _http_date(headers.get("date"))
+    now = _parse_http_date(headers.get("date"))
     found: list[float] = []
     for name, value in headers.items():
         if (limit := _RESET.fullmatch(name.lower())) is None:
@@ -121,15 +128,15 @@ def _reset_s(headers: Mapping[str, str]) -> float | None:
         left = headers.get(
             f"anthropic-ratelimit-{which}-remaining" if which else f"x-ratelimit-remaining{limit['openai'] or ''}"
         )
-        if left is not None and _number(left.strip()) != 0:
+        if left is not None and _parse_number(left.strip()) != 0:
             continue
-        seconds = _until(_instant(value), now) if which or "T" in value else duration_s(value)
+        seconds = _seconds_until(_parse_iso_time(value), now) if which or "T" in value else parse_duration_s(value)
         if seconds is not None and seconds <= RETRY_AFTER_S_MAX:  # more is a point in time, in an unknown unit
             found.append(seconds)
     return max(found, default=None)
 
 
-def _instant(value: str) -> datetime | None:
+def _parse_iso_time(value: str) -> datetime | None:
     try:
         when = datetime.fromisoformat(value.strip())
     except ValueError:

@@ -4,69 +4,69 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from retinue.domain.model import Failure, ModelFailed
+from retinue.models.errors import StreamEventTooLarge
 
 EVENT_BYTES_MAX = 16 * 1024 * 1024
 
 _BOM = b"\xef\xbb\xbf"
 _DATA = b"data: "
 _NEXT_DATA = b"\n\n" + _DATA
-_LF = ord("\n")  # as an int: for bytes, `in` first tries to convert the operand
+_LF_CODE = ord("\n")  # as an int: for bytes, `in` first tries to convert the operand
 
 
-Event = tuple[bytes, bytes]
+SseEvent = tuple[bytes, bytes]
 """The event's name, usually empty, and its data."""
 
 
-class Events:
+class SseParser:
     """Takes bytes, returns complete events. Incomplete ones wait for more data, up to a limit."""
 
-    __slots__ = ("_begun", "_data", "_name", "_pending", "_pending_bytes", "_rest", "_size_bytes")
+    __slots__ = ("_data", "_has_started", "_name", "_pending", "_pending_bytes", "_rest", "_size_bytes")
 
     def __init__(self) -> None:
         self._rest = b""
         self._pending: list[bytes] = []  # chunks of an unfinished line: joined once, however many there are
         self._pending_bytes = 0
-        self._begun = False
+        self._has_started = False
         self._name = b""
         self._data: list[bytes] = []
         self._size_bytes = 0
 
-    def feed(self, chunk: bytes) -> list[Event]:
+    def feed(self, chunk: bytes) -> list[SseEvent]:
         if self._rest and not self._rest.endswith(b"\r") and b"\n" not in chunk and b"\r" not in chunk:
             self._pending.append(chunk)
             self._pending_bytes += len(chunk)
             self._check_size()
             return []
-        text = self._joined() + chunk
-        if not self._begun:
+        text = self._take_rest() + chunk
+        if not self._has_started:
             if len(text) < len(_BOM) and _BOM.startswith(text):
                 self._rest = text
                 return []
-            self._begun = True
+            self._has_started = True
             text = text.removeprefix(_BOM)
         held = b""
         if b"\r" in text:
             if text.endswith(b"\r"):  # possibly half of a CRLF
                 text, held = text[:-1], b"\r"
             text = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        found: list[Event] = []
+        found: list[SseEvent] = []
         if text.startswith(_DATA) and not self._data and not self._name:
-            found, text = self._read_data(text)
+            found, text = self._parse_unnamed_events(text)
         lines = text.split(b"\n")
         self._rest = lines.pop() + held
         if lines:
-            found += self._read(lines)
+            found += self._parse_lines(lines)
         self._check_size()
         return found
 
-    def end(self) -> list[Event]:
+    def finish(self) -> list[SseEvent]:
         """Return what was left when the stream ended, with or without a blank line: some servers omit the last one."""
-        lines = [rest] if (rest := self._joined().rstrip(b"\r")) else []
+        lines = [rest] if (rest := self._take_rest().rstrip(b"\r")) else []
         self._rest = b""
-        return self._read([*lines, b""])
+        return self._parse_lines([*lines, b""])
 
-    def _joined(self) -> bytes:
+    def _take_rest(self) -> bytes:
         if not self._pending:
             return self._rest
         rest = b"".join((self._rest, *self._pending))
@@ -76,11 +76,11 @@ class Events:
 
     def _check_size(self) -> None:
         if len(self._rest) + self._pending_bytes + self._size_bytes > EVENT_BYTES_MAX:
-            raise _too_long()
+            raise StreamEventTooLarge(bytes_max=EVENT_BYTES_MAX)
 
-    def _read_data(self, text: bytes) -> tuple[list[Event], bytes]:
+    def _parse_unnamed_events(self, text: bytes) -> tuple[list[SseEvent], bytes]:
         """Parse unnamed single-line events in bulk: many servers send one per word. Also returns the rest."""
-        found: list[Event] = []
+        found: list[SseEvent] = []
         whole = text.removeprefix(_DATA).split(_NEXT_DATA)
         rest = whole.pop()
         if rest.endswith(b"\n\n"):
@@ -89,15 +89,15 @@ class Events:
         else:
             rest = _DATA + rest
         for data in whole:
-            if _LF in data:
-                found += self._read([*(_DATA + data).split(b"\n"), b""])
+            if _LF_CODE in data:
+                found += self._parse_lines([*(_DATA + data).split(b"\n"), b""])
             else:
                 found.append((b"", data))
         return found, rest
 
-    def _read(self, lines: Sequence[bytes]) -> list[Event]:
+    def _parse_lines(self, lines: Sequence[bytes]) -> list[SseEvent]:
         """Parse complete lines into events. This runs for every word of a reply, so it is one loop."""
-        found: list[Event] = []
+        found: list[SseEvent] = []
         data, size_bytes = self._data, self._size_bytes
         for line in lines:
             if line[:6] == b"data: ":
@@ -120,14 +120,3 @@ class Events:
                     self._name = value
         self._size_bytes = size_bytes
         return found
-
-
-def _too_long() -> ModelFailed:
-    return ModelFailed(
-        "the model's provider sent something far too long",
-        because=f"one event of its stream has more than {EVENT_BYTES_MAX:,} bytes",
-        try_this="ask again",
-        code="model.malformed",
-        failure=Failure.MALFORMED,
-        begun=True,
-    )

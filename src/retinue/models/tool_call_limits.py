@@ -6,44 +6,32 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from retinue.domain.model import Failure, ModelFailed
-from retinue.domain.storable_text import storable
+from retinue.domain.storable_text import make_storable
 from retinue.domain.tool import Call
 
 CALLS_MAX = 256  # per reply
-TOOL_CHARS_MAX = 200  # of a tool's name
+TOOL_NAME_CHARS_MAX = 200  # of a tool's name
 ARGUMENTS_DEPTH_MAX = 64  # deeper nesting is no argument of any tool, and not every decoder can read it again
 
 UNPARSED = "_unparsed"  # stands for unreadable arguments; no tool has a parameter of this name
 
 
-def kept(call: Call, *, id_: str) -> Call:
+def normalize_call(call: Call, *, id_: str) -> Call:
     """Return a call as it reads back from the store, so that the stored call equals the one that was allowed."""
     try:
-        arguments = {storable(str(key)): plain(part) for key, part in call.arguments.items()}
+        arguments = {make_storable(str(key)): normalize_value(part) for key, part in call.arguments.items()}
     except _TooDeep:
         arguments = {UNPARSED: f"nested more than {ARGUMENTS_DEPTH_MAX} deep"}
-    return Call(id=id_, tool=storable(call.tool[:TOOL_CHARS_MAX]), arguments=arguments)
+    return Call(id=id_, tool=make_storable(call.tool[:TOOL_NAME_CHARS_MAX]), arguments=arguments)
 
 
-def unreadable(call: Call) -> str:
+def explain_unreadable(call: Call) -> str:
     """Explain to the model why a call cannot be made; empty if it can."""
     if UNPARSED not in call.arguments:
         return ""
     return (
-        "Not done: the arguments of this call could not be read. They must be one whole JSON object, and short enough "
+        "Not done: the arguments of this call could not be read. They must be one complete JSON object, short enough "
         "for one reply."
-    )
-
-
-def too_many_calls(name: str) -> ModelFailed:
-    return ModelFailed(
-        f"{name} answered with something that is no reply",
-        because=f"it asks for more than {CALLS_MAX} calls at once",
-        try_this="ask again",
-        code="model.malformed",
-        failure=Failure.MALFORMED,
-        begun=True,
     )
 
 
@@ -51,18 +39,18 @@ class _TooDeep(Exception):
     pass
 
 
-def plain(value: Any, depth_max: int = ARGUMENTS_DEPTH_MAX) -> Any:
+def normalize_value(value: Any, depth_max: int = ARGUMENTS_DEPTH_MAX) -> Any:
     """Return a JSON value as it reads back from the store."""
     if depth_max < 0:
         raise _TooDeep
     match value:
         case str():
-            return storable(value)
+            return make_storable(value)
         case dict():
             parts = cast("Mapping[Any, Any]", value).items()
-            return {storable(str(key)): plain(part, depth_max - 1) for key, part in parts}
+            return {make_storable(str(key)): normalize_value(part, depth_max - 1) for key, part in parts}
         case list() | tuple():
-            return [plain(part, depth_max - 1) for part in cast("Sequence[Any]", value)]
+            return [normalize_value(part, depth_max - 1) for part in cast("Sequence[Any]", value)]
         case float() if not math.isfinite(value):
             return None  # JSON cannot represent it
         case _:

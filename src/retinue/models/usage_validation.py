@@ -8,17 +8,17 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
-from retinue.domain.money import MICROUSD
+from retinue.domain.money import MICROUSD_PER_USD
 from retinue.domain.record import Usage
 from retinue.domain.structs import replace
 
 TOKENS_MAX = 1_000_000_000  # per call; more is an error, and millions of such calls still fit into a sum
-_COUNTS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
-_counts: Callable[[Usage], tuple[int, ...]] = attrgetter(*_COUNTS)
-COST_MICROUSD_MAX = 1_000_000 * MICROUSD
+_COUNT_FIELDS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
+_get_counts: Callable[[Usage], tuple[int, ...]] = attrgetter(*_COUNT_FIELDS)
+COST_MICROUSD_MAX = 1_000_000 * MICROUSD_PER_USD
 
 
-def tokens(value: Any) -> int | None:
+def parse_token_count(value: Any) -> int | None:
     """Parse a token count; None if it is not one. Negative counts become 0."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -27,11 +27,11 @@ def tokens(value: Any) -> int | None:
     return min(max(value, 0), TOKENS_MAX)
 
 
-def believed(usage: Usage) -> Usage:
+def clamp_usage(usage: Usage) -> Usage:
     """Return the usage, limited to what one call can reach."""
-    found = _counts(usage)
+    found = _get_counts(usage)
     if min(found) >= 0 and max(found) <= TOKENS_MAX and 0 <= usage.cost_microusd <= COST_MICROUSD_MAX:
         return usage
-    counts = {name: min(max(count, 0), TOKENS_MAX) for name, count in zip(_COUNTS, found, strict=True)}
+    counts = {name: min(max(count, 0), TOKENS_MAX) for name, count in zip(_COUNT_FIELDS, found, strict=True)}
     cost_microusd = min(max(usage.cost_microusd, 0), COST_MICROUSD_MAX)
     return replace(usage, **counts, cost_microusd=cost_microusd)

@@ -20,139 +20,139 @@ from urllib.parse import quote, urlsplit
 
 import httptools
 
-CONNECT_S = 20.0
-NEXT_ADDRESS_S = 0.25  # after this delay, the host's next address is tried in parallel
+CONNECT_TIMEOUT_S = 20.0
+HAPPY_EYEBALLS_DELAY_S = 0.25  # after this delay, the host's next address is tried in parallel
 CONNECTIONS_MAX = 200
 KEEP_ALIVE_S = 60.0
 HEAD_BYTES_MAX = 64 * 1024
-HELD_BYTES_MAX = 256 * 1024  # received, but not read yet; above, reading is paused and the provider waits
-RAW_BODY_BYTES_MAX = 64 * 1024  # larger bodies are sent in several writes
+BUFFERED_BYTES_MAX = 256 * 1024  # received, but not read yet; above, reading is paused and the provider waits
+SINGLE_WRITE_BYTES_MAX = 64 * 1024  # larger bodies are sent in several writes
 # Stays below the size for which the allocator requests fresh memory from the kernel. Mapping the
 # pages for a body of half a megabyte costs more than filling them.
-SLAB_BYTES = 64 * 1024
+WRITE_BYTES = 64 * 1024
 
 # Some servers reject requests without a user agent.
-_DEFAULTS = {"accept": "*/*", "accept-encoding": "identity", "user-agent": "retinue"}
+_DEFAULT_HEADERS = {"accept": "*/*", "accept-encoding": "identity", "user-agent": "retinue"}
 
 
-class LineFailed(Exception):
+class ConnectionFailed(Exception):
     """No connection could be opened, it broke, or the response is not HTTP. The network error is the cause."""
 
 
-class Place(NamedTuple):
+class HttpEndpoint(NamedTuple):
     """The server that a connection leads to."""
 
     host: str
     port: int
-    secure: bool
+    is_tls: bool
 
 
 @lru_cache(maxsize=1024)
-def place_of(url: str) -> tuple[Place, str]:
+def parse_endpoint(url: str) -> tuple[HttpEndpoint, str]:
     """Return the endpoint of a URL, and the beginning of a POST request to it."""
     parts = urlsplit(url)
     host, secure = parts.hostname or "", parts.scheme == "https"
     path = quote(parts.path or "/", safe="/%:=&~+!$,;'@()*[]") + (f"?{parts.query}" if parts.query else "")
-    place = Place(host, parts.port or (443 if secure else 80), secure)
+    place = HttpEndpoint(host, parts.port or (443 if secure else 80), secure)
     return place, f"POST {path} HTTP/1.1\r\nhost: {parts.netloc}"
 
 
-class Line(asyncio.Protocol):
+class Http1Connection(asyncio.Protocol):
     """One connection. Each request is answered before the next is sent."""
 
-    def __init__(self, place: Place, lost: Callable[[Line], None]) -> None:
-        self.place = place
-        self.used = False  # by an earlier request
-        self.expires: asyncio.TimerHandle | None = None  # set while idle
-        self._lost = lost
+    def __init__(self, endpoint: HttpEndpoint, on_lost: Callable[[Http1Connection], None]) -> None:
+        self.endpoint = endpoint
+        self.was_used = False  # by an earlier request
+        self.idle_timer: asyncio.TimerHandle | None = None  # set while idle
+        self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
-        self._found: list[bytes] = []  # body bytes that the parser found in the data it is reading
+        self._parsed_body: list[bytes] = []  # body bytes that the parser found in the data it is reading
         # A C function instead of our code: many servers send each word in its own chunk.
-        self.on_body = self._found.append
+        self.on_body = self._parsed_body.append
         self._parser = httptools.HttpResponseParser(self)
         # Tolerate the protocol errors that other clients tolerate.
         self._parser.set_dangerous_leniencies(
             lenient_headers=True, lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True
         )
         self._transport: asyncio.Transport | None = None
-        self._waiting: asyncio.Future[None] | None = None  # resolved when more of the response arrives
-        self._full: asyncio.Future[None] | None = None  # resolved when the transport accepts writes again
-        self._stays = True
-        self._begin()
+        self._data_ready: asyncio.Future[None] | None = None  # resolved when more of the response arrives
+        self._writable: asyncio.Future[None] | None = None  # resolved when the transport accepts writes again
+        self._keeps_alive = True
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self.status = 0  # 0 until the head of the response has arrived
         self.headers: dict[str, str] = {}  # names in lower case
-        self.begun = False  # whether any byte of the response has arrived
-        self._pieces: list[bytes] = []
-        self._held_bytes = 0
-        self._other_bytes = 0  # since the last body chunk: heads and chunk framing
-        self._paused = False
-        self._ends_with_line = False
-        self._whole = False
-        self._failed: Exception | None = None
+        self.has_response_bytes = False  # whether any byte of the response has arrived
+        self._chunks: list[bytes] = []
+        self._buffered_bytes = 0
+        self._overhead_bytes = 0  # since the last body chunk: heads and chunk framing
+        self._is_paused = False
+        self._ends_at_close = False
+        self._is_complete = False
+        self._error: Exception | None = None
 
     @property
-    def at_end(self) -> bool:
+    def is_at_end(self) -> bool:
         """Whether the whole response has arrived and was read."""
-        return self._whole and not self._pieces
+        return self._is_complete and not self._chunks
 
     @property
-    def reusable(self) -> bool:
-        return self._stays and self._whole and self._transport is not None
+    def is_reusable(self) -> bool:
+        return self._keeps_alive and self._is_complete and self._transport is not None
 
-    async def ask(self, begin: str, headers: Mapping[str, str], body: Sequence[bytes]) -> None:
+    async def send_request(self, request_start: str, headers: Mapping[str, str], body: Sequence[bytes]) -> None:
         """Send a request, and wait for the head of its response. Raises `ConnectionFailed`."""
-        self._begin()
+        self._reset()
         size_bytes = sum(map(len, body))
-        named = {**_DEFAULTS, **{name.lower(): value for name, value in headers.items()}}
+        named = {**_DEFAULT_HEADERS, **{name.lower(): value for name, value in headers.items()}}
         if named.get("connection", "").lower() == "close":
-            self._stays = False
-        head = _head(begin, named, size_bytes)
-        if size_bytes <= RAW_BODY_BYTES_MAX:
+            self._keeps_alive = False
+        head = _encode_head(request_start, named, size_bytes)
+        if size_bytes <= SINGLE_WRITE_BYTES_MAX:
             self._write(b"".join((head, *body)))
         else:
-            await self._write_slabs(head, body)
+            await self._write_batches(head, body)
         while not self.status:
-            await self._more()
+            await self._wait_for_data()
 
-    async def piece(self) -> bytes:
+    async def read_chunk(self) -> bytes:
         """Return the body bytes that have arrived since the last call; empty at the end. Raises `ConnectionFailed`."""
-        while not self._pieces:
-            if self._whole:
+        while not self._chunks:
+            if self._is_complete:
                 return b""
-            await self._more()
-        pieces, self._pieces = self._pieces, []
-        self._held_bytes = 0
-        if self._paused and self._transport is not None:
-            self._paused = False
+            await self._wait_for_data()
+        pieces, self._chunks = self._chunks, []
+        self._buffered_bytes = 0
+        if self._is_paused and self._transport is not None:
+            self._is_paused = False
             self._transport.resume_reading()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def fail(self, error: Exception) -> None:
         """Wake the reader with an error. Bytes that arrived before can still be read."""
-        self._stays = False
-        if self._failed is None:
-            self._failed = error
+        self._keeps_alive = False
+        if self._error is None:
+            self._error = error
         self._wake()
 
     def close(self) -> None:
-        self._stays = False
+        self._keeps_alive = False
         if self._transport is not None:
             self._transport.abort()
 
     def _write(self, *data: bytes) -> None:
         if self._transport is None:
-            raise LineFailed("the line is gone")
+            raise ConnectionFailed("the connection is closed")
         self._transport.writelines(data)
 
-    async def _write_slabs(self, head: bytes, body: Sequence[bytes]) -> None:
+    async def _write_batches(self, head: bytes, body: Sequence[bytes]) -> None:
         """Send a large body in batches. The head goes with the first batch: each write is a system call."""
-        for slab in slabs(body):
-            if self._full is not None:
-                await self._full
-            if self.status or self._failed is not None:  # early response or lost connection: the reader gets it
-                self._stays = False
+        for slab in batch_pieces(body):
+            if self._writable is not None:
+                await self._writable
+            if self.status or self._error is not None:  # early response or lost connection: the reader gets it
+                self._keeps_alive = False
                 return
             if head:
                 self._write(head, slab)
@@ -160,18 +160,18 @@ class Line(asyncio.Protocol):
             else:
                 self._write(slab)
 
-    async def _more(self) -> None:
-        if self._failed is not None:
-            raise self._failed
-        self._waiting = self._loop.create_future()
+    async def _wait_for_data(self) -> None:
+        if self._error is not None:
+            raise self._error
+        self._data_ready = self._loop.create_future()
         try:
-            await self._waiting
+            await self._data_ready
         finally:
-            self._waiting = None
+            self._data_ready = None
 
     def _wake(self) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
+        if self._data_ready is not None and not self._data_ready.done():
+            self._data_ready.set_result(None)
         self.resume_writing()
 
     # --- asyncio.Protocol ---
@@ -181,39 +181,39 @@ class Line(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        if self._ends_with_line and exc is None:
-            self._whole = True
-        failed = LineFailed("the other side ended the line")
+        if self._ends_at_close and exc is None:
+            self._is_complete = True
+        failed = ConnectionFailed("the server closed the connection")
         failed.__cause__ = exc
         self.fail(failed)
-        self._lost(self)
+        self._on_lost(self)
 
     def pause_writing(self) -> None:
-        self._full = self._loop.create_future()
+        self._writable = self._loop.create_future()
 
     def resume_writing(self) -> None:
-        full, self._full = self._full, None
+        full, self._writable = self._writable, None
         if full is not None and not full.done():
             full.set_result(None)
 
     def data_received(self, data: bytes) -> None:
-        if self._whole:  # unsolicited data
+        if self._is_complete:  # unsolicited data
             self.close()
             return
-        self.begun = True
-        self._other_bytes += len(data)
+        self.has_response_bytes = True
+        self._overhead_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self._take_found()
-            self.fail(LineFailed("what came is no HTTP"))
+            self._buffer_parsed_body()
+            self.fail(ConnectionFailed("the response is not valid HTTP"))
             return
-        self._take_found()
-        if self._other_bytes > HEAD_BYTES_MAX and not self._whole:
-            self.fail(LineFailed("a head, or what stands between pieces, without end"))
+        self._buffer_parsed_body()
+        if self._overhead_bytes > HEAD_BYTES_MAX and not self._is_complete:
+            self.fail(ConnectionFailed("the header or a chunk line is too long"))
             return
-        if self._held_bytes > HELD_BYTES_MAX and not self._paused and self._transport is not None:
-            self._paused = True
+        if self._buffered_bytes > BUFFERED_BYTES_MAX and not self._is_paused and self._transport is not None:
+            self._is_paused = True
             self._transport.pause_reading()
         if self.status:
             self._wake()
@@ -221,8 +221,8 @@ class Line(asyncio.Protocol):
     # --- httptools callbacks ---
 
     def on_message_begin(self) -> None:
-        if self._whole:  # a second response to one request
-            self._stays = False
+        if self._is_complete:  # a second response to one request
+            self._keeps_alive = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self.status:
@@ -234,96 +234,96 @@ class Line(asyncio.Protocol):
             self.headers.clear()
         elif not self.status:
             if not self._parser.should_keep_alive():
-                self._stays = False
+                self._keeps_alive = False
             coding = self.headers.get("transfer-encoding", "")
-            self._ends_with_line = "content-length" not in self.headers and "chunked" not in coding.lower()
+            self._ends_at_close = "content-length" not in self.headers and "chunked" not in coding.lower()
             self.status = status
 
     def on_message_complete(self) -> None:
-        self._take_found()
+        self._buffer_parsed_body()
         if self.status:
-            self._whole = True
+            self._is_complete = True
 
-    def _take_found(self) -> None:
-        if self._found and not self._whole:
-            self._pieces += self._found
-            self._held_bytes += sum(map(len, self._found))
-            self._other_bytes = 0
-        self._found.clear()
+    def _buffer_parsed_body(self) -> None:
+        if self._parsed_body and not self._is_complete:
+            self._chunks += self._parsed_body
+            self._buffered_bytes += sum(map(len, self._parsed_body))
+            self._overhead_bytes = 0
+        self._parsed_body.clear()
 
 
-class Lines:
+class ConnectionPool:
     """The open connections to all endpoints. Each is reused while it stays open."""
 
     def __init__(self) -> None:
-        self._free: dict[Place, list[Line]] = {}
-        self._open: set[Line] = set()
-        self._room = asyncio.Semaphore(CONNECTIONS_MAX)
-        self._tls: ssl.SSLContext | None = None
+        self._idle: dict[HttpEndpoint, list[Http1Connection]] = {}
+        self._open: set[Http1Connection] = set()
+        self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
+        self._ssl_context: ssl.SSLContext | None = None
 
     @property
-    def free(self) -> int:
+    def idle_count(self) -> int:
         """How many connections are idle."""
-        return sum(map(len, self._free.values()))
+        return sum(map(len, self._idle.values()))
 
-    async def take(self, place: Place, *, anew: bool = False) -> Line:
+    async def acquire(self, endpoint: HttpEndpoint, *, force_new: bool = False) -> Http1Connection:
         """Return a connection for one request; call `release` when done. Raises `ConnectionFailed`."""
-        await self._room.acquire()
+        await self._slots.acquire()
         try:
-            return (None if anew else self._kept(place)) or await self._connected(place)
+            return (None if force_new else self._take_idle(endpoint)) or await self._connect_with_timeout(endpoint)
         except BaseException:
-            self._room.release()
+            self._slots.release()
             raise
 
-    def leave(self, line: Line) -> None:
+    def release(self, connection: Http1Connection) -> None:
         """Return a connection to the pool.
 
         If its response was not read to the end, close it, so that the provider stops sending.
         """
-        self._room.release()
-        if not line.reusable:
-            line.close()
+        self._slots.release()
+        if not connection.is_reusable:
+            connection.close()
             return
-        line.used = True
-        line.expires = asyncio.get_running_loop().call_later(KEEP_ALIVE_S, line.close)
-        self._free.setdefault(line.place, []).append(line)
+        connection.was_used = True
+        connection.idle_timer = asyncio.get_running_loop().call_later(KEEP_ALIVE_S, connection.close)
+        self._idle.setdefault(connection.endpoint, []).append(connection)
 
     async def close(self) -> None:
         for line in tuple(self._open):
             line.close()
         await asyncio.sleep(0)  # transports report their closing in the next loop iteration
 
-    def _kept(self, place: Place) -> Line | None:
-        free = self._free.get(place)
+    def _take_idle(self, endpoint: HttpEndpoint) -> Http1Connection | None:
+        free = self._idle.get(endpoint)
         if not free:
             return None
         line = free.pop()
-        if line.expires is not None:
-            line.expires.cancel()
+        if line.idle_timer is not None:
+            line.idle_timer.cancel()
         return line
 
-    def _lost(self, line: Line) -> None:
-        self._open.discard(line)
-        if line.expires is not None:
-            line.expires.cancel()
-        if line in (free := self._free.get(line.place, [])):
-            free.remove(line)
+    def _forget(self, connection: Http1Connection) -> None:
+        self._open.discard(connection)
+        if connection.idle_timer is not None:
+            connection.idle_timer.cancel()
+        if connection in (free := self._idle.get(connection.endpoint, [])):
+            free.remove(connection)
 
-    async def _connected(self, place: Place) -> Line:
+    async def _connect_with_timeout(self, endpoint: HttpEndpoint) -> Http1Connection:
         try:
-            async with asyncio.timeout(CONNECT_S):
-                return await self._connect(place)
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                return await self._connect(endpoint)
         except TimeoutError:
-            late = OSError(errno.ETIMEDOUT, f"no connection within {CONNECT_S:g} seconds")
-            raise LineFailed("no connection in time") from late
+            late = OSError(errno.ETIMEDOUT, f"not connected within {CONNECT_TIMEOUT_S:g} seconds")
+            raise ConnectionFailed("connecting timed out") from late
         except OSError as error:
-            raise LineFailed("no connection") from error
+            raise ConnectionFailed("connecting failed") from error
 
-    async def _connect(self, place: Place) -> Line:
+    async def _connect(self, endpoint: HttpEndpoint) -> Http1Connection:
         loop = asyncio.get_running_loop()
-        line = Line(place, self._lost)
-        tls: Any = {"ssl": self._context(), "server_hostname": place.host} if place.secure else {}
-        found = await loop.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+        line = Http1Connection(endpoint, self._forget)
+        tls: Any = {"ssl": self._get_ssl_context(), "server_hostname": endpoint.host} if endpoint.is_tls else {}
+        found = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
         try:
             if len(found) == 1:
                 host, port = found[0][4][:2]
@@ -332,7 +332,7 @@ class Lines:
                 import aiohappyeyeballs
 
                 start = cast(Any, aiohappyeyeballs).start_connection
-                sock = await start(found, happy_eyeballs_delay=NEXT_ADDRESS_S, loop=loop)
+                sock = await start(found, happy_eyeballs_delay=HAPPY_EYEBALLS_DELAY_S, loop=loop)
                 await loop.create_connection(lambda: line, sock=sock, **tls)
         except BaseException:
             line.close()
@@ -340,27 +340,31 @@ class Lines:
         self._open.add(line)
         return line
 
-    def _context(self) -> ssl.SSLContext:
-        if self._tls is None:
-            self._tls = ssl.create_default_context()
-            self._tls.set_alpn_protocols(["http/1.1"])
-        return self._tls
+    def _get_ssl_context(self) -> ssl.SSLContext:
+        if self._ssl_context is None:
+            self._ssl_context = ssl.create_default_context()
+            self._ssl_context.set_alpn_protocols(["http/1.1"])
+        return self._ssl_context
 
 
-def _head(begin: str, headers: Mapping[str, str], size_bytes: int) -> bytes:
-    lines = [begin, *(f"{name}: {value}" for name, value in headers.items()), f"content-length: {size_bytes}\r\n\r\n"]
+def _encode_head(request_start: str, headers: Mapping[str, str], size_bytes: int) -> bytes:
+    lines = [
+        request_start,
+        *(f"{name}: {value}" for name, value in headers.items()),
+        f"content-length: {size_bytes}\r\n\r\n",
+    ]
     head = "\r\n".join(lines)
     ends = len(lines) + 2  # line ends, including that of the request line
     if head.count("\n") != ends or head.count("\r") != ends or "\0" in head:
-        raise ValueError("a header has the end of a line in it")
+        raise ValueError("a header contains a line break")
     return head.encode()
 
 
-def slabs(pieces: Sequence[bytes]) -> Iterator[bytes]:
+def batch_pieces(pieces: Sequence[bytes]) -> Iterator[bytes]:
     """Yield the same bytes in batches of about `WRITE_BYTES`. A larger piece is its own batch."""
     ends = list(accumulate(map(len, pieces)))  # in C: a long session has thousands of pieces, sent with every request
     first = sent_bytes = 0
     while first < len(pieces):
-        end = max(bisect_right(ends, sent_bytes + SLAB_BYTES), first + 1)
+        end = max(bisect_right(ends, sent_bytes + WRITE_BYTES), first + 1)
         yield b"".join(pieces[first:end])
         first, sent_bytes = end, ends[end - 1]

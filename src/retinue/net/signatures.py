@@ -10,18 +10,18 @@ import hashlib
 import hmac
 from enum import StrEnum
 
-WINDOW_S = 300  # maximum clock difference and transit time together
+SIGNATURE_AGE_MAX_S = 300  # maximum clock difference and transit time together
 TIMESTAMP_DIGITS_MAX = 12
 
-TIMESTAMP = "X-Retinue-Timestamp"
-SIGNATURE = "X-Retinue-Signature"
-LETTER = "X-Retinue-Id"
-ABOUT = "X-Retinue-Request"
+TIMESTAMP_HEADER = "X-Retinue-Timestamp"
+SIGNATURE_HEADER = "X-Retinue-Signature"
+MESSAGE_ID_HEADER = "X-Retinue-Id"
+REQUEST_ID_HEADER = "X-Retinue-Request"
 
 _VERSION = "v1="
 
 
-class Purpose(StrEnum):
+class SignaturePurpose(StrEnum):
     """Part of the signed data: a message of ours is not valid as a callback, even if it is sent back to us."""
 
     MESSAGE = "message"  # server to external agent
@@ -29,19 +29,28 @@ class Purpose(StrEnum):
     COMPLETION = "completion"  # server to a URL that asked to be notified
 
 
-def signed(key: str, purpose: Purpose, *, at: str, session: str, letter: str, about: str = "", body: bytes) -> str:
+def sign_message(
+    key: str,
+    purpose: SignaturePurpose,
+    *,
+    timestamp: str,
+    session: str,
+    message_id: str,
+    request_id: str = "",
+    body: bytes,
+) -> str:
     """Return the signature header. `timestamp` is in Unix seconds, exactly as in the timestamp header."""
-    head = "\n".join((purpose, at, session, letter, about, ""))
+    head = "\n".join((purpose, timestamp, session, message_id, request_id, ""))
     return _VERSION + hmac.new(key.encode(), head.encode() + body, hashlib.sha256).hexdigest()
 
 
-def is_recent(at: str, *, now_s: float) -> bool:
+def is_recent(timestamp: str, *, now_s: float) -> bool:
     """Whether the timestamp is within the permitted window."""
-    if not (at.isascii() and at.isdigit() and len(at) <= TIMESTAMP_DIGITS_MAX):
+    if not (timestamp.isascii() and timestamp.isdigit() and len(timestamp) <= TIMESTAMP_DIGITS_MAX):
         return False
-    return abs(now_s - int(at)) <= WINDOW_S
+    return abs(now_s - int(timestamp)) <= SIGNATURE_AGE_MAX_S
 
 
-def is_signed_by(key: str, signature: str, expected: str) -> bool:
+def signatures_match(key: str, signature: str, expected: str) -> bool:
     """Compare in constant time. An empty key never matches."""
     return bool(key) and hmac.compare_digest(signature.encode(), expected.encode())

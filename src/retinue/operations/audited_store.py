@@ -12,17 +12,17 @@ import msgspec
 import sqlalchemy as sa
 
 from retinue.domain.address import AddressKind
-from retinue.domain.audit import AuditKind, Entry, changed
+from retinue.domain.audit import AuditEntry, AuditKind, operation_performed
 from retinue.domain.ports import Clock
 from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
 from retinue.store.agents import agents, audit
-from retinue.store.core.connection import Body, Store, Then
+from retinue.store.core.connection import AfterCommit, Store, TransactionBody
 
 T = TypeVar("T")
 
 # Keyed by operation name or by its noun. The operation name wins.
-AUDITED = {
+AUDIT_KINDS = {
     "agent": AuditKind.AGENT_CHANGED,
     "binding": AuditKind.SETTINGS_CHANGED,
     "config": AuditKind.SETTINGS_CHANGED,
@@ -40,25 +40,25 @@ AUDITED = {
 }
 
 
-def line_of(operation: str, asked: msgspec.Struct, *, by: str) -> Entry | None:
+def build_audit_entry(operation: str, request: msgspec.Struct, *, by: str) -> AuditEntry | None:
     """Return the audit entry for an operation, or None if it is not audited or is a dry run."""
     noun = operation.partition(".")[0]
-    kind = AUDITED.get(operation) or AUDITED.get(noun)
-    if kind is None or getattr(asked, "dry_run", False):
+    kind = AUDIT_KINDS.get(operation) or AUDIT_KINDS.get(noun)
+    if kind is None or getattr(request, "dry_run", False):
         return None
-    return changed(kind, operation, by=by, agent=_agent_of(noun, asked))
+    return operation_performed(kind, operation, by=by, agent=_find_agent_name(noun, request))
 
 
-def _agent_of(noun: str, asked: msgspec.Struct) -> str:
+def _find_agent_name(noun: str, request: msgspec.Struct) -> str:
     """Return the agent that the request concerns, as spelled there, or "" if it concerns none."""
     match noun:
         case "agent":
-            return getattr(asked, "name", "")
+            return getattr(request, "name", "")
         case "token":
-            kind, _, name = getattr(asked, "principal", "").partition(":")
+            kind, _, name = getattr(request, "principal", "").partition(":")
             return name if kind == AddressKind.AGENT else ""
         case _:
-            return getattr(asked, "agent", "")
+            return getattr(request, "agent", "")
 
 
 class AuditedStore:
@@ -68,7 +68,7 @@ class AuditedStore:
     component. `ensure_entry_written` then writes the entry in a separate commit after the operation.
     """
 
-    def __init__(self, store: Store, entry: Entry, clock: Clock) -> None:
+    def __init__(self, store: Store, entry: AuditEntry, clock: Clock) -> None:
         self._store = store
         self._entry = entry
         self._clock = clock
@@ -78,10 +78,10 @@ class AuditedStore:
         self.on_commit = store.on_commit
         self.close = store.close
 
-    async def write(self, body: Body[T], *, point: str, then: Then[T] | None = None) -> T:
+    async def write(self, body: TransactionBody[T], *, point: str, then: AfterCommit[T] | None = None) -> T:
         if self._is_written:
             return await self._store.write(body, point=point, then=then)
-        line = partial(_write, entry=self._entry, now_ms=to_ms(self._clock.now()))
+        line = partial(_append_entry, entry=self._entry, now_ms=to_ms(self._clock.now()))
 
         def both(conn: sa.Connection) -> T:
             line(conn)  # first: it locks the sequence row, which serializes writes until COMMIT
@@ -91,16 +91,16 @@ class AuditedStore:
         self._is_written = True
         return done
 
-    async def settle(self) -> None:
+    async def ensure_entry_written(self) -> None:
         if not self._is_written:
-            await self.write(_nothing, point="audit")
+            await self.write(_write_nothing, point="audit")
 
 
-def _write(conn: sa.Connection, *, entry: Entry, now_ms: int) -> None:
+def _append_entry(conn: sa.Connection, *, entry: AuditEntry, now_ms: int) -> None:
     if entry.agent and (known := agents.find(conn, entry.agent)) is not None:
         entry = replace(entry, agent=known.name)  # the request may spell it in another case
-    audit.on_its_own(conn, [entry], now_ms=now_ms)
+    audit.append_in_transaction(conn, [entry], now_ms=now_ms)
 
 
-def _nothing(conn: sa.Connection) -> None:
+def _write_nothing(conn: sa.Connection) -> None:
     return None

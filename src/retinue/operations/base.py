@@ -17,130 +17,122 @@ import msgspec
 import sqlalchemy as sa
 from msgspec import Struct, field
 
-from retinue.agents.hook_runner import Hooks
-from retinue.config import Settings, default_agent
-from retinue.config.agent_defaults import PLAIN, Defaults
+from retinue.agents.hook_runner import HookRunner
+from retinue.config import Settings, choose_default_agent
+from retinue.config.agent_defaults import BUILT_IN_AGENT_DEFAULTS, AgentDefaults
 from retinue.domain.agent import Agent, PermissionLevel
-from retinue.domain.envelope import KEY_LENGTH_MAX
-from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError, StoreError
+from retinue.domain.envelope import IDEMPOTENCY_KEY_LENGTH_MAX
+from retinue.domain.errors import RetinueError, StoreError
 from retinue.domain.ids import SessionId
 from retinue.domain.model import ModelRef
-from retinue.domain.ports import Clock, Ids, Post
+from retinue.domain.ports import Clock, EnvelopeAcceptor, IdSource
 from retinue.domain.principal import Principal
-from retinue.domain.session import Mind
+from retinue.domain.session import SessionOptions
+from retinue.domain.shared_errors import KeyInvalid, KeyReused, PermissionDenied
 from retinue.domain.storable_text import is_storable
 from retinue.domain.structs import replace
-from retinue.domain.times import from_ms, show, to_ms
+from retinue.domain.times import format_time, from_ms, to_ms
 from retinue.engine.embedded_engine import Engine
-from retinue.engine.event_broadcast import Live
-from retinue.intake.external_callbacks import Callbacks
-from retinue.models.model_selection import Catalog
-from retinue.operations.audited_store import AuditedStore, line_of
-from retinue.operations.config_holder import Keeper
+from retinue.engine.event_broadcast import EventBroadcast
+from retinue.intake.external_callbacks import CallbackIntake
+from retinue.models.model_selection import ModelSelector
+from retinue.operations.audited_store import AuditedStore, build_audit_entry
+from retinue.operations.config_holder import ConfigHolder
 from retinue.operations.envelope.uploads import Uploads
+from retinue.operations.errors import KeyInProgress, KeyInterrupted, NoAgents, RequestInvalid, SettingsFileUnavailable
 from retinue.policy.access import permissions
 from retinue.store.agents import agents
 from retinue.store.core import idempotency
 from retinue.store.core.connection import Store
-from retinue.store.envelopes.attachment_files import Files
-from retinue.text.redaction import masked_error
-from retinue.tools.files.file_access import Ground
+from retinue.store.envelopes.attachment_files import AttachmentFiles
+from retinue.text.redaction import redact_error
+from retinue.tools.files.file_access import FileServices
 from retinue.tools.toolbox import Toolbox
 
 if TYPE_CHECKING:
-    from retinue.agents.instruction_builder import Previews
-    from retinue.connectors.supervisor.connector_supervisor import Switchboard
-    from retinue.intake.inbound_webhooks import Requests
-    from retinue.operations.plugin.plugins import Guests
-    from retinue.schedules.heartbeats import Heartbeats
-    from retinue.schedules.schedule_files import ScheduleFiles
-    from retinue.tools.mcp.server_pool import Servers
-    from retinue.tools.ui_windows import Windows
+    from retinue.agents.instruction_builder import PromptPreviews
+    from retinue.connectors.supervisor.connector_supervisor import ConnectorSupervisor
+    from retinue.intake.inbound_webhooks import WebhookIntake
+    from retinue.operations.plugin.plugins import PluginManager
+    from retinue.schedules.heartbeats import HeartbeatSync
+    from retinue.schedules.schedule_files import ScheduleFileSync
+    from retinue.tools.mcp.server_pool import McpServerPool
+    from retinue.tools.ui_windows import WindowRegistry
 
 NUMBER_MAX = 2**63  # exclusive limit: databases store signed 64-bit integers
 
 _encode = msgspec.json.Encoder().encode
 
 
-def _not_claimed() -> None:
+def _ignore_effect_start() -> None:
     """Do nothing: the default for a request that has not claimed an idempotency key."""
 
 
-WhyNow = Callable[[Agent, Mind, Sequence[ModelRef]], Awaitable[Sequence[str]]]
+ExplainModelChain = Callable[[Agent, SessionOptions, Sequence[ModelRef]], Awaitable[Sequence[str]]]
 
 
-class Desk(Struct, frozen=True, kw_only=True):
+class Services(Struct, frozen=True, kw_only=True):
     """The services that operation handlers use."""
 
     store: Store
-    post: Post
+    intake: EnvelopeAcceptor
     engine: Engine
-    live: Live
+    event_broadcast: EventBroadcast
     clock: Clock
-    ids: Ids
-    secrets: Callable[[], str]  # returns 256 random bits as text
-    home: Path  # data directory of the instance; contains the agent directories
-    files: Files
+    ids: IdSource
+    new_secret: Callable[[], str]  # returns 256 random bits as text
+    data_dir: Path  # data directory of the instance; contains the agent directories
+    attachment_files: AttachmentFiles
     zone: ZoneInfo
     version: str
-    policy: Mapping[str, PermissionLevel]
-    config: Keeper | None = None  # None if the server was built without a settings file
+    permission_policy: Mapping[str, PermissionLevel]
+    config_holder: ConfigHolder | None = None  # None if the server was built without a settings file
     settings: Callable[[], Settings] | None = None  # returns the current settings; None as above
-    runners: frozenset[str] | None = None  # the built-in ones
-    catalog: Callable[[], Catalog] | None = None  # current models; None if they were passed in
-    credentials_changed: Callable[[], Awaitable[None]] | None = None  # call after a change of credentials
+    builtin_runners: frozenset[str] | None = None  # the built-in ones
+    catalog: Callable[[], ModelSelector] | None = None  # current models; None if they were passed in
+    on_credentials_changed: Callable[[], Awaitable[None]] | None = None  # call after a change of credentials
     toolbox: Toolbox | None = None  # None if the server has no tools
-    ground: Ground | None = None  # shared by the file tools
-    plugins: Guests | None = None
-    mcp: Servers | None = None
-    schedule_files: ScheduleFiles | None = None  # None if schedules have no files
-    heartbeats: Heartbeats | None = None  # None if heartbeats were passed in directly
-    windows: Windows | None = None  # None if the server has no web app
-    previews: Previews | None = None  # previews of system prompts
-    mask: Callable[[str], str] = str  # redacts secrets in answers and errors
-    session_ended: Callable[[SessionId, str], Awaitable[None]] | None = None  # ends what still runs for a session
-    why_now: WhyNow | None = None  # explains which model and key are used now
-    callbacks: Callbacks | None = None  # receives the answers of external agents
-    requests: Callable[[], Requests] | None = None  # receives inbound webhook requests
-    hooks: Hooks | None = None  # local programs run after events
-    switchboard: Switchboard | None = None  # None if there are no connectors
+    file_access: FileServices | None = None  # shared by the file tools
+    plugins: PluginManager | None = None
+    mcp: McpServerPool | None = None
+    schedule_files: ScheduleFileSync | None = None  # None if schedules have no files
+    heartbeats: HeartbeatSync | None = None  # None if heartbeats were passed in directly
+    ui_windows: WindowRegistry | None = None  # None if the server has no web app
+    prompt_previews: PromptPreviews | None = None  # previews of system prompts
+    redact: Callable[[str], str] = str  # redacts secrets in answers and errors
+    end_session_work: Callable[[SessionId, str], Awaitable[None]] | None = None  # ends what still runs for a session
+    explain_model_chain: ExplainModelChain | None = None  # explains which model and key are used now
+    external_callbacks: CallbackIntake | None = None  # receives the answers of external agents
+    inbound_webhooks: Callable[[], WebhookIntake] | None = None  # receives inbound webhook requests
+    hooks: HookRunner | None = None  # local programs run after events
+    connector_supervisor: ConnectorSupervisor | None = None  # None if there are no connectors
     uploads: Uploads = field(default_factory=Uploads)  # files uploaded before their envelopes
-    in_progress: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])  # (principal, key)
-    effect_begins: Callable[[], None] = _not_claimed  # call right before an effect
+    keys_in_progress: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])  # (principal, key)
+    mark_effect_started: Callable[[], None] = _ignore_effect_start  # call right before an effect
 
     @property
-    def defaults(self) -> Defaults:
+    def defaults(self) -> AgentDefaults:
         """Settings for agents that do not set them themselves."""
-        return self.settings().defaults if self.settings is not None else PLAIN
+        return self.settings().defaults if self.settings is not None else BUILT_IN_AGENT_DEFAULTS
 
     @property
-    def runners_here(self) -> frozenset[str] | None:
+    def available_runners(self) -> frozenset[str] | None:
         """Names of the available runners, built-in and from plugins. None if they are not known."""
-        guests = self.plugins.runners() if self.plugins is not None else ()
-        return None if self.runners is None else self.runners.union(guests)
+        from_plugins = self.plugins.runners() if self.plugins is not None else ()
+        return None if self.builtin_runners is None else self.builtin_runners.union(from_plugins)
 
     def default_agent(self, conn: sa.Connection) -> str:
         """Return the agent that answers when none is named. Raise if there are no agents."""
         named = self.settings().default_agent if self.settings is not None else None
-        found = default_agent(named, [agent.name for agent in agents.everyone(conn)])
+        found = choose_default_agent(named, [agent.name for agent in agents.list_all(conn)])
         if found is None:
-            raise NotFound(
-                "nobody is named, and nobody works here",
-                because="the staff is empty",
-                try_this="take someone on: retinue agent register NAME",
-                code="agent.none-here",
-            )
+            raise NoAgents()
         return found
 
-    def keeper(self) -> Keeper:
-        if self.config is None:
-            raise NotFound(
-                "this house has no settings file",
-                because="it was opened with settings of its own",
-                try_this="open it with `retinue run`",
-                code="config.not-kept",
-            )
-        return self.config
+    def require_config_holder(self) -> ConfigHolder:
+        if self.config_holder is None:
+            raise SettingsFileUnavailable()
+        return self.config_holder
 
 
 class Operation(Struct, frozen=True, kw_only=True):
@@ -159,20 +151,20 @@ class Operation(Struct, frozen=True, kw_only=True):
     name: str
     summary: str
     parameters: type[msgspec.Struct]
-    handler: Callable[[Desk, Principal, Any], Awaitable[Any]]
+    handler: Callable[[Services, Principal, Any], Awaitable[Any]]
     permission: PermissionLevel
-    effect: bool = False
+    has_effect: bool = False
     result: Any = dict[str, Any]
     claims_key: bool = False
-    shown_once: frozenset[str] = frozenset()  # secret answer fields, not stored for replay
+    secret_fields: frozenset[str] = frozenset()  # secret answer fields, not stored for replay
 
     @property
     def route(self) -> str:
         return "/api/" + self.name.replace(".", "/")
 
 
-def for_everyone(
-    name: str, summary: str, parameters: Any, handler: Any, result: Any, *, effect: bool = True
+def unrestricted_operation(
+    name: str, summary: str, parameters: Any, handler: Any, result: Any, *, has_effect: bool = True
 ) -> Operation:
     """Return an operation for every permission level. Its handler limits answers to what the caller may see."""
     return Operation(
@@ -181,70 +173,57 @@ def for_everyone(
         parameters=parameters,
         handler=handler,
         permission=PermissionLevel.RESTRICTED,
-        effect=effect,
+        has_effect=has_effect,
         result=result,
     )
 
 
-class Nothing(msgspec.Struct, forbid_unknown_fields=True):
+class EmptyRequest(msgspec.Struct, forbid_unknown_fields=True):
     """No parameters."""
 
 
-async def perform(desk: Desk, caller: Principal, operation: Operation, body: bytes, *, key: str = "") -> bytes:
+async def perform_operation(
+    services: Services, caller: Principal, operation: Operation, body: bytes, *, key: str = ""
+) -> bytes:
     """Perform one request: check the permission, parse, check the idempotency key and call the handler."""
-    permission = permissions.decide(operation.name, caller.level, desk.policy)
-    if not permission.allowed:
-        raise NotAllowed(
-            f"you may not ask for {operation.name}",
-            because=permission.because,
-            try_this="ask the owner of this house",
-            code="permission.denied",
-        )
-    asked = parse(body, operation.parameters)
+    permission = permissions.decide_operation(operation.name, caller.level, services.permission_policy)
+    if not permission.is_allowed:
+        raise PermissionDenied(f"call {operation.name}", because=permission.because)
+    parsed = parse_request(body, operation.parameters)
     try:
-        if not key or not operation.effect:
-            answer = await _handle(desk, caller, operation, asked)
+        if not key or not operation.has_effect:
+            answer = await _call_handler(services, caller, operation, parsed)
         else:
-            answer = await once(desk, caller, operation, body, asked, key)
+            answer = await perform_with_key(services, caller, operation, body, parsed, key)
     except RetinueError as error:
-        raise masked_error(error, desk.mask) from error
+        raise redact_error(error, services.redact) from error
     return answer
 
 
-async def _handle(desk: Desk, caller: Principal, operation: Operation, asked: msgspec.Struct) -> bytes:
-    line = line_of(operation.name, asked, by=str(caller.address)) if operation.effect else None
+async def _call_handler(services: Services, caller: Principal, operation: Operation, request: msgspec.Struct) -> bytes:
+    line = build_audit_entry(operation.name, request, by=str(caller.address)) if operation.has_effect else None
     if line is None:
-        return _encode(await operation.handler(desk, caller, asked))
-    audited = AuditedStore(desk.store, line, desk.clock)
-    answer = _encode(await operation.handler(replace(desk, store=audited), caller, asked))
-    await audited.settle()
+        return _encode(await operation.handler(services, caller, request))
+    audited = AuditedStore(services.store, line, services.clock)
+    answer = _encode(await operation.handler(replace(services, store=audited), caller, request))
+    await audited.ensure_entry_written()
     return answer
 
 
-def parse(body: bytes, parameters: type[msgspec.Struct]) -> Any:
+def parse_request(body: bytes, parameters: type[msgspec.Struct]) -> Any:
     try:
-        asked = msgspec.json.decode(body or b"{}", type=parameters)
+        parsed = msgspec.json.decode(body or b"{}", type=parameters)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise Invalid(
-            "these parameters do not fit",
-            because=str(error),
-            try_this="look at the operation's reference page",
-            code="request.invalid",
-        ) from error
+        raise RequestInvalid(because=str(error)) from error
     for name in parameters.__struct_fields__:
-        value = getattr(asked, name)
+        value = getattr(parsed, name)
         if isinstance(value, int) and not -NUMBER_MAX <= value < NUMBER_MAX:
-            raise Invalid(
-                "these parameters do not fit",
-                because=f"a number has at most 63 bits - at `$.{name}`",
-                try_this="use a smaller number",
-                code="request.invalid",
-            )
-    return asked
+            raise RequestInvalid(because=f"a number has at most 63 bits - at `$.{name}`")
+    return parsed
 
 
-async def once(
-    desk: Desk, caller: Principal, operation: Operation, body: bytes, asked: msgspec.Struct, key: str
+async def perform_with_key(
+    services: Services, caller: Principal, operation: Operation, body: bytes, request: msgspec.Struct, key: str
 ) -> bytes:
     """Answer a request that has an idempotency key.
 
@@ -261,89 +240,76 @@ async def once(
     killed between the two, a repeated request is performed again. `envelope.send` stores the key in its
     own commit, which closes this gap.
     """
-    if len(key) > KEY_LENGTH_MAX or not is_storable(key):
-        raise Invalid(
-            "this key cannot be used",
-            because=f"a key has 1 to {KEY_LENGTH_MAX} characters, and no NUL or lone surrogate among them",
-            try_this="send a random one, and the same one when you send again",
-            code="key.invalid",
-        )
+    if len(key) > IDEMPOTENCY_KEY_LENGTH_MAX or not is_storable(key):
+        raise KeyInvalid(chars_max=IDEMPOTENCY_KEY_LENGTH_MAX)
     who = str(caller.address)
     request_hash = hashlib.sha256(operation.name.encode() + b"\0" + body).hexdigest()
-    if (who, key) in desk.in_progress:
-        raise Conflict(
-            "a request with this key is being answered",
-            because="it came in a moment ago and is not done yet",
-            try_this="wait a moment and ask again with the same key",
-            code="key.in-progress",
-        )
-    desk.in_progress.add((who, key))
+    if (who, key) in services.keys_in_progress:
+        raise KeyInProgress()
+    services.keys_in_progress.add((who, key))
     try:
-        earlier = await desk.store.read(partial(idempotency.get, principal=who, key=key))
+        earlier = await services.store.read(partial(idempotency.get, principal=who, key=key))
         if earlier is not None:
-            return _earlier_answer(desk, earlier, key, request_hash)
+            return _replay_answer(services, earlier, key, request_hash)
         if operation.claims_key:
-            claim = idempotency.Answer(operation.name, request_hash, idempotency.CLAIMED, to_ms(desk.clock.now()))
-            await desk.store.write(partial(idempotency.keep, principal=who, key=key, answer=claim), point="key-claim")
-            answer, keep = await _handle_claimed(desk, caller, operation, asked, key), idempotency.settle
+            claim = idempotency.StoredResponse(
+                operation.name, request_hash, idempotency.CLAIMED, to_ms(services.clock.now())
+            )
+            await services.store.write(
+                partial(idempotency.insert, principal=who, key=key, response=claim), point="key-claim"
+            )
+            answer, keep = (
+                await _call_handler_with_claim(services, caller, operation, request, key),
+                idempotency.replace_claim,
+            )
         else:
-            answer, keep = await _handle(desk, caller, operation, asked), idempotency.keep
-        kept = without_secrets(answer, operation).decode()
-        made = idempotency.Answer(operation.name, request_hash, kept, to_ms(desk.clock.now()))
-        await desk.store.write(partial(keep, principal=who, key=key, answer=made), point="answer")
+            answer, keep = await _call_handler(services, caller, operation, request), idempotency.insert
+        kept = remove_secret_fields(answer, operation).decode()
+        made = idempotency.StoredResponse(operation.name, request_hash, kept, to_ms(services.clock.now()))
+        await services.store.write(partial(keep, principal=who, key=key, response=made), point="answer")
         return answer
     finally:
-        desk.in_progress.discard((who, key))
+        services.keys_in_progress.discard((who, key))
 
 
-def _earlier_answer(desk: Desk, earlier: idempotency.Answer, key: str, request_hash: str) -> bytes:
+def _replay_answer(services: Services, earlier: idempotency.StoredResponse, key: str, request_hash: str) -> bytes:
     if earlier.request_hash != request_hash:
-        raise Conflict(
-            f"the key '{key[:64]}' was already used for something else",
-            because=f"it was used for {earlier.operation}, with other parameters or another operation",
-            try_this="use a new key for a new request",
-            code="key.reused",
-        )
+        raise KeyReused(key, because=f"it was used for {earlier.operation}, with other parameters or another operation")
     if earlier.is_claim:
-        raise Conflict(
-            "this request was interrupted: it may or may not have been done",
-            because="the server ended, or the request was cancelled, while it was being worked on; it began at "
-            f"{show(from_ms(earlier.at_ms), desk.zone)}",
-            try_this="check whether its effect is there; to do it again, use a new key",
-            code="key.interrupted",
-        )
+        raise KeyInterrupted(started_at=format_time(from_ms(earlier.at_ms), services.zone))
     return earlier.body.encode()
 
 
-async def _handle_claimed(
-    desk: Desk, caller: Principal, operation: Operation, asked: msgspec.Struct, key: str
+async def _call_handler_with_claim(
+    services: Services, caller: Principal, operation: Operation, request: msgspec.Struct, key: str
 ) -> bytes:
     """Call `_call_handler`. An error before the effect releases the key; in every other case the claim stays."""
-    effect = _Effect()
+    effect = _EffectTracker()
     try:
-        return await _handle(replace(desk, effect_begins=effect.begin), caller, operation, asked)
+        return await _call_handler(replace(services, mark_effect_started=effect.start), caller, operation, request)
     except RetinueError:
-        if not effect.begun:
+        if not effect.has_started:
             with suppress(StoreError):  # the claim stays; the caller needs the first error
-                release = partial(idempotency.release, principal=str(caller.address), key=key)
-                await desk.store.write(release, point="key-release")
+                release = partial(idempotency.release_claim, principal=str(caller.address), key=key)
+                await services.store.write(release, point="key-release")
         raise
 
 
-class _Effect:
+class _EffectTracker:
     """Tracks whether a request may have had an effect."""
 
     def __init__(self) -> None:
-        self.begun = False
+        self.has_started = False
 
-    def begin(self) -> None:
-        self.begun = True
+    def start(self) -> None:
+        self.has_started = True
 
 
-def without_secrets(answer: bytes, operation: Operation) -> bytes:
+def remove_secret_fields(answer: bytes, operation: Operation) -> bytes:
     """Return the answer without its secret fields, for storage or for a model. `shown-once` lists their names."""
-    secrets = operation.shown_once
+    secrets = operation.secret_fields
     if not secrets:
         return answer
-    told: dict[str, Any] = msgspec.json.decode(answer)
-    return _encode({key: value for key, value in told.items() if key not in secrets} | {"shown-once": sorted(secrets)})
+    fields: dict[str, Any] = msgspec.json.decode(answer)
+    public = {key: value for key, value in fields.items() if key not in secrets}
+    return _encode(public | {"shown-once": sorted(secrets)})

@@ -93,5 +93,7 @@ OPERATIONS: dict[str, Operation] = {
     for operation in module.OPERATIONS
 }
 
-POLICY: dict[str, PermissionLevel] = {operation.name: operation.permission for operation in OPERATIONS.values()}
-"""What each operation needs, where the house's `permission_policy` does not say otherwise."""
+DEFAULT_PERMISSIONS: dict[str, PermissionLevel] = {
+    operation.name: operation.permission for operation in OPERATIONS.values()
+}
+"""Minimum permission level of each operation, unless the setting `permission_policy` overrides it."""

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from retinue.config import Change, Configuration, Settings, reload
+from retinue.config import Configuration, SettingChange, Settings, reload_configuration
 
 
-class Keeper:
+class ConfigHolder:
     def __init__(self, current: Configuration, environment: Mapping[str, str]) -> None:
         self.current = current
         self.environment = environment
-        self.waiting: tuple[Change, ...] = ()  # changes that take effect after a restart
-        self._told: list[Callable[[Settings], None]] = []
+        self.pending_changes: tuple[SettingChange, ...] = ()  # changes that take effect after a restart
+        self._listeners: list[Callable[[Settings], None]] = []
 
-    def on_change(self, call: Callable[[Settings], None]) -> None:
-        self._told.append(call)
+    def on_change(self, listener: Callable[[Settings], None]) -> None:
+        self._listeners.append(listener)
 
-    def reload(self) -> tuple[Change, ...]:
+    def reload(self) -> tuple[SettingChange, ...]:
         """Read the file again and notify listeners. Raises BadConfig, and changes nothing, if it is invalid."""
-        found = reload(self.current, self.environment)
-        self.current, self.waiting = found.configuration, found.waiting
-        for call in self._told:
+        found = reload_configuration(self.current, self.environment)
+        self.current, self.pending_changes = found.configuration, found.pending_restart
+        for call in self._listeners:
             call(found.settings)
         return found.changes

@@ -16,131 +16,127 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from msgspec import Struct, field
 
 from retinue.domain.errors import RetinueError
-from retinue.models.model_selection import Catalog
+from retinue.models.model_selection import ModelSelector
 from retinue.store.core.connection import Store
 
 if TYPE_CHECKING:
-    from retinue.connectors.supervisor.connector_supervisor import Switchboard
-    from retinue.operations.plugin.plugins import Guests
-    from retinue.tools.mcp.server_pool import Servers
+    from retinue.connectors.supervisor.connector_supervisor import ConnectorSupervisor
+    from retinue.operations.plugin.plugins import PluginManager
+    from retinue.tools.mcp.server_pool import McpServerPool
 
 F = TypeVar("F")
 
 
-class Health(StrEnum):
+class DoctorHealth(StrEnum):
     OK = "ok"
     WARNING = "warning"
     PROBLEM = "problem"
 
 
-class Found(Struct, frozen=True, kw_only=True):
+class DoctorFinding(Struct, frozen=True, kw_only=True):
     """One problem or warning found by a check."""
 
-    health: Health
+    health: DoctorHealth
     sentence: str
     because: str
     try_this: str
 
 
-def warning(sentence: str, *, because: str, try_this: str) -> Found:
-    return Found(health=Health.WARNING, sentence=sentence, because=because, try_this=try_this)
+def build_warning(sentence: str, *, because: str, try_this: str) -> DoctorFinding:
+    return DoctorFinding(health=DoctorHealth.WARNING, sentence=sentence, because=because, try_this=try_this)
 
 
-def problem(sentence: str, *, because: str, try_this: str) -> Found:
-    return Found(health=Health.PROBLEM, sentence=sentence, because=because, try_this=try_this)
+def build_problem(sentence: str, *, because: str, try_this: str) -> DoctorFinding:
+    return DoctorFinding(health=DoctorHealth.PROBLEM, sentence=sentence, because=because, try_this=try_this)
 
 
-class Scene(Struct, frozen=True, kw_only=True):
+class DoctorContext(Struct, frozen=True, kw_only=True):
     """What checks can examine.
 
     A stopped server has no runners, plugins or MCP servers; a damaged one may have no store.
     """
 
-    home: Path
+    data_dir: Path
     environment: Mapping[str, str]
     now: datetime
     store: Store | None = None
-    trouble: RetinueError | None = None  # why the store could not be opened
-    catalog: Catalog | None = None
+    store_error: RetinueError | None = None  # why the store could not be opened
+    catalog: ModelSelector | None = None
     runners: frozenset[str] | None = None
-    plugins: Guests | None = None
-    mcp: Servers | None = None
-    switchboard: Switchboard | None = None
-    quick: bool = False  # skip checks that read the whole store
-    gathered: dict[Any, Any] = field(default_factory=dict[Any, Any])
+    plugins: PluginManager | None = None
+    mcp: McpServerPool | None = None
+    connector_supervisor: ConnectorSupervisor | None = None
+    is_quick: bool = False  # skip checks that read the whole store
+    facts_cache: dict[Any, Any] = field(default_factory=dict[Any, Any])
 
 
-class Check(Struct, Generic[F], frozen=True, kw_only=True):
+class DoctorCheck(Struct, Generic[F], frozen=True, kw_only=True):
     """One check. `gather` returns None if there is nothing to check, and the check is skipped."""
 
     name: str
-    looks_at: str  # shown if all is well: "the store's tables are current"
-    gather: Callable[[Scene], Awaitable[F | None]]
-    judge: Callable[[F], Iterable[Found]]
+    ok_message: str  # shown if all is well: "the store's tables are current"
+    gather: Callable[[DoctorContext], Awaitable[F | None]]
+    evaluate: Callable[[F], Iterable[DoctorFinding]]
 
 
-class Checked(Struct, frozen=True, kw_only=True):
+class CheckResult(Struct, frozen=True, kw_only=True):
     name: str
-    looks_at: str
-    found: tuple[Found, ...] = ()
-    skipped: bool = False
+    ok_message: str
+    findings: tuple[DoctorFinding, ...] = ()
+    is_skipped: bool = False
 
     @property
-    def health(self) -> Health:
-        return worst(each.health for each in self.found)
+    def health(self) -> DoctorHealth:
+        return worst_health(each.health for each in self.findings)
 
-    def lines(self) -> list[str]:
-        if self.skipped:
-            return [f"skipped  {self.name}: not looked at"]
-        if not self.found:
-            return [f"ok       {self.name}: {self.looks_at}"]
+    def format_lines(self) -> list[str]:
+        if self.is_skipped:
+            return [f"skipped  {self.name}: not checked"]
+        if not self.findings:
+            return [f"ok       {self.name}: {self.ok_message}"]
         lines: list[str] = []
-        for each in self.found:
+        for each in self.findings:
             lines += [f"{each.health:<8} {self.name}: {each.sentence}", f"         because: {each.because}"]
             lines.append(f"         try: {each.try_this}")
         return lines
 
 
-def worst(healths: Iterable[Health]) -> Health:
-    order = list(Health)
-    return max(healths, key=order.index, default=Health.OK)
+def worst_health(healths: Iterable[DoctorHealth]) -> DoctorHealth:
+    order = list(DoctorHealth)
+    return max(healths, key=order.index, default=DoctorHealth.OK)
 
 
-CHECKS: dict[str, Check[Any]] = {}
+CHECKS: dict[str, DoctorCheck[Any]] = {}
 
 
-def register(check: Check[F]) -> Check[F]:
+def register_check(check: DoctorCheck[F]) -> DoctorCheck[F]:
     """Add a check to the registry. Names are unique."""
     if check.name in CHECKS:
-        raise ValueError(f"there is a check called {check.name} already")
+        raise ValueError(f"a check named {check.name} already exists")
     CHECKS[check.name] = check
     return check
 
 
-async def examine(scene: Scene, checks: Sequence[Check[Any]] | None = None) -> list[Checked]:
+async def run_checks(context: DoctorContext, checks: Sequence[DoctorCheck[Any]] | None = None) -> list[CheckResult]:
     """Run every check, even if others fail."""
-    return [await _made(scene, check) for check in (tuple(CHECKS.values()) if checks is None else checks)]
+    return [await _run_check(context, check) for check in (tuple(CHECKS.values()) if checks is None else checks)]
 
 
-async def _made(scene: Scene, check: Check[Any]) -> Checked:
+async def _run_check(context: DoctorContext, check: DoctorCheck[Any]) -> CheckResult:
     try:
-        if check.gather not in scene.gathered:
-            scene.gathered[check.gather] = await check.gather(scene)
-        facts = scene.gathered[check.gather]
+        if check.gather not in context.facts_cache:
+            context.facts_cache[check.gather] = await check.gather(context)
+        facts = context.facts_cache[check.gather]
         if facts is None:
-            return Checked(name=check.name, looks_at=check.looks_at, skipped=True)
-        found = tuple(check.judge(facts))
+            return CheckResult(name=check.name, ok_message=check.ok_message, is_skipped=True)
+        found = tuple(check.evaluate(facts))
     except Exception as error:  # noqa: BLE001 - one failing check must not stop the others
-        because = f"{error.sentence}: {error.because}" if isinstance(error, RetinueError) else _said(error)
+        because = f"{error.sentence}: {error.because}" if isinstance(error, RetinueError) else _describe_error(error)
         try_this = error.try_this if isinstance(error, RetinueError) else ""
-        found = (
-            problem(
-                "this could not be looked at", because=because, try_this=try_this or "this is a bug worth reporting"
-            ),
-        )
-    return Checked(name=check.name, looks_at=check.looks_at, found=found)
+        found = (build_problem("this could not be checked", because=because, try_this=try_this or "report this error"),)
+    return CheckResult(name=check.name, ok_message=check.ok_message, findings=found)
 
 
-def _said(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     first = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {first}" if first else type(error).__name__

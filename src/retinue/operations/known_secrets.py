@@ -15,46 +15,51 @@ from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
 from retinue.config import Settings
-from retinue.config.connectors import Unread
-from retinue.config.secret import Secret
-from retinue.config.skills import Variable
+from retinue.config.connectors import UnparsedConnectorSettings
+from retinue.config.secret import SecretReference
+from retinue.config.skills import VariableValue
 from retinue.domain.agent import Agent
 from retinue.domain.credential import Credential
 from retinue.domain.errors import RetinueError
-from retinue.domain.structs import names
-from retinue.models.credential_order import secret_of
-from retinue.operations.model.credential_keys import KEYS
+from retinue.domain.structs import field_names
+from retinue.models.credential_order import get_secret
+from retinue.operations.model.credential_keys import KEYS_DIRECTORY
 from retinue.store.agents import agents, credentials
 from retinue.store.core.connection import Store
-from retinue.text.redaction import Masks
+from retinue.text.redaction import Redactor
 
 KEY_FILES_MAX = 1_000
 OWNER_TOKEN = "owner-token"
-_PLAIN = (str, int, float, NoneType)  # most settings; cheaper to test than Mapping
+_SCALARS = (str, int, float, NoneType)  # most settings; cheaper to test than Mapping
 
 # Names whose values are secret.
-TELLING = re.compile(
+SECRET_NAME = re.compile(
     r"(?:.*[_-])?(?:token|secret|password|passwd|passphrase|pwd|apikey|api[_-]?key|access[_-]?key|private[_-]?key"
     r"|credentials?|authorization|cookie)(?:[_-](?:id|key|value|[0-9]{1,3}))?|pgpassword",
     re.I,
 )
 
 
-async def refresh(masks: Masks, store: Store, settings: Settings, environment: Mapping[str, str]) -> None:
+async def refresh_redactor(
+    redactor: Redactor, store: Store, settings: Settings, environment: Mapping[str, str]
+) -> None:
     """Update the redactor with all known secrets. Call it at start and after each settings or credentials change."""
-    secrets = await known_secrets(store, settings, environment)
-    await asyncio.to_thread(masks.replace, secrets)
+    secrets = await collect_secrets(store, settings, environment)
+    await asyncio.to_thread(redactor.set_secrets, secrets)
 
 
-async def known_secrets(store: Store, settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
+async def collect_secrets(store: Store, settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the current secrets by name."""
-    stored = await store.read(credentials.everyone)
-    staff = await store.read(agents.everyone)
-    return await asyncio.to_thread(gather, settings, stored, environment, staff)
+    stored = await store.read(credentials.list_all)
+    registered = await store.read(agents.list_all)
+    return await asyncio.to_thread(collect_secret_values, settings, stored, environment, registered)
 
 
-def gather(
-    settings: Settings, stored: list[Credential], environment: Mapping[str, str], staff: Sequence[Agent] = ()
+def collect_secret_values(
+    settings: Settings,
+    stored: list[Credential],
+    environment: Mapping[str, str],
+    registered_agents: Sequence[Agent] = (),
 ) -> dict[str, str]:
     found: dict[str, str] = {}
     values: set[str] = set()
@@ -65,33 +70,39 @@ def gather(
             values.add(value)
             found[name] = value
 
-    for name, secret in _in_settings(settings, ""):
-        add(name, _read(secret, environment))
-    for name, each in _in_variables(settings):
-        value = _read(each, environment)
-        if value is not None and not _is_place(value):
+    for name, secret in _settings_secrets(settings, ""):
+        add(name, _read_secret(secret, environment))
+    for name, each in _variable_secrets(settings):
+        value = _read_secret(each, environment)
+        if value is not None and not _is_secret_path(value):
             add(name, value)
-    for name, value in _in_headers(settings):
+    for name, value in _provider_header_secrets(settings):
         add(name, value)
-    for name, secret in _of_connectors(settings):
-        add(name, _read(secret, environment))
+    for name, secret in _connector_secrets(settings):
+        add(name, _read_secret(secret, environment))
     for credential in stored:
-        add(f"{credential.agent}:{credential.id}" if credential.agent else credential.id, _of(credential, environment))
-    for agent in staff:
+        add(
+            f"{credential.agent}:{credential.id}" if credential.agent else credential.id,
+            _read_credential(credential, environment),
+        )
+    for agent in registered_agents:
         if agent.external.secret:
-            add(f"agents.{agent.name}.external", _read(Secret.referred(agent.external.secret), environment))
+            add(
+                f"agents.{agent.name}.external",
+                _read_secret(SecretReference.from_text(agent.external.secret), environment),
+            )
     if isinstance(settings.store, str):
-        add("house.store", _password(settings.store))
-    add(OWNER_TOKEN, _read(Secret(file=settings.home / OWNER_TOKEN), environment))
-    for path in _key_files(settings.home / KEYS):
-        add(f"{KEYS}:{path.name.partition('.')[0]}", _read(Secret(file=path), environment))
+        add("house.store", _url_password(settings.store))
+    add(OWNER_TOKEN, _read_secret(SecretReference(file=settings.home / OWNER_TOKEN), environment))
+    for path in _key_files(settings.home / KEYS_DIRECTORY):
+        add(f"{KEYS_DIRECTORY}:{path.name.partition('.')[0]}", _read_secret(SecretReference(file=path), environment))
     for name in sorted(environment):
-        if TELLING.fullmatch(name) and not _is_place(environment[name]):
+        if SECRET_NAME.fullmatch(name) and not _is_secret_path(environment[name]):
             add(f"env:{name}", environment[name])
     return found
 
 
-def _is_place(value: str) -> bool:
+def _is_secret_path(value: str) -> bool:
     """Return whether a variable holds the path of a secret instead of the secret itself."""
     try:
         return value.startswith("/") and Path(value).exists()
@@ -99,32 +110,32 @@ def _is_place(value: str) -> bool:
         return False
 
 
-def _in_settings(value: Any, path: str) -> Iterator[tuple[str, Secret]]:
+def _settings_secrets(value: Any, path: str) -> Iterator[tuple[str, SecretReference]]:
     """Yield every secret in the settings, including those in unknown sections."""
-    if isinstance(value, Secret):
+    if isinstance(value, SecretReference):
         yield path.removesuffix(".secret"), value
-    elif isinstance(value, _PLAIN):
+    elif isinstance(value, _SCALARS):
         return
-    elif parts := names(value):
+    elif parts := field_names(value):
         for name in parts:
-            yield from _in_settings(getattr(value, name), f"{path}.{name}" if path else name)
+            yield from _settings_secrets(getattr(value, name), f"{path}.{name}" if path else name)
     elif isinstance(value, Mapping):
         for name, each in cast("Mapping[Any, Any]", value).items():
-            yield from _in_settings(each, f"{path}.{name}")
+            yield from _settings_secrets(each, f"{path}.{name}")
     elif isinstance(value, tuple | list):
         for number, each in enumerate(cast("tuple[Any, ...]", value)):
-            yield from _in_settings(each, f"{path}.{number}")
+            yield from _settings_secrets(each, f"{path}.{number}")
 
 
-def _in_headers(settings: Settings) -> Iterator[tuple[str, str]]:
+def _provider_header_secrets(settings: Settings) -> Iterator[tuple[str, str]]:
     """Yield provider headers written in plain text although their name marks them as secret."""
     for provider, each in settings.providers.items():
         for name, value in each.headers.items():
-            if isinstance(value, str) and TELLING.fullmatch(name):
+            if isinstance(value, str) and SECRET_NAME.fullmatch(name):
                 yield f"providers.{provider}.headers.{name}", value.rpartition(" ")[2]
 
 
-def _of_connectors(settings: Settings) -> Iterator[tuple[str, Secret]]:
+def _connector_secrets(settings: Settings) -> Iterator[tuple[str, SecretReference]]:
     """Yield the secrets that a connector's settings reference as `*_env` and `*_file`.
 
     For a platform whose settings are not parsed yet, every key with such an ending counts: redacting
@@ -132,17 +143,21 @@ def _of_connectors(settings: Settings) -> Iterator[tuple[str, Secret]]:
     """
     for name, connector in settings.connectors.items():
         own = connector.own
-        table = own.table if isinstance(own, Unread) else {each: getattr(own, each) for each in names(own)}
+        table = (
+            own.table
+            if isinstance(own, UnparsedConnectorSettings)
+            else {each: getattr(own, each) for each in field_names(own)}
+        )
         for key, value in table.items():
-            if not isinstance(value, str) or not value or not TELLING.fullmatch(key.rpartition("_")[0]):
+            if not isinstance(value, str) or not value or not SECRET_NAME.fullmatch(key.rpartition("_")[0]):
                 continue
             if key.endswith("_env"):
-                yield f"connectors.{name}.{key[:-4]}", Secret(env=value)
+                yield f"connectors.{name}.{key[:-4]}", SecretReference(env=value)
             elif key.endswith("_file"):
-                yield f"connectors.{name}.{key[:-5]}", Secret(file=settings.home / Path(value).expanduser())
+                yield f"connectors.{name}.{key[:-5]}", SecretReference(file=settings.home / Path(value).expanduser())
 
 
-def _in_variables(settings: Settings) -> Iterator[tuple[str, Variable]]:
+def _variable_secrets(settings: Settings) -> Iterator[tuple[str, VariableValue]]:
     """Yield the secret variables and headers given to MCP servers and skill commands.
 
     These are all values from outside the settings file, and values written there under a name that
@@ -155,22 +170,22 @@ def _in_variables(settings: Settings) -> Iterator[tuple[str, Variable]]:
     }
     for place, variables in handed.items():
         for name, each in variables.items():
-            if isinstance(each, Variable) and (each.value is None or TELLING.fullmatch(name)):
+            if isinstance(each, VariableValue) and (each.value is None or SECRET_NAME.fullmatch(name)):
                 yield f"{place}.{name}", each
 
 
-def _read(secret: Secret | Variable, environment: Mapping[str, str]) -> str | None:
+def _read_secret(secret: SecretReference | VariableValue, environment: Mapping[str, str]) -> str | None:
     try:
         return secret.read(environment)
     except RetinueError:
         return None
 
 
-def _of(credential: Credential, environment: Mapping[str, str]) -> str | None:
-    return _read(secret_of(credential), environment)
+def _read_credential(credential: Credential, environment: Mapping[str, str]) -> str | None:
+    return _read_secret(get_secret(credential), environment)
 
 
-def _password(url: str) -> str | None:
+def _url_password(url: str) -> str | None:
     try:
         return unquote(urlsplit(url).password or "")
     except ValueError:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from retinue.domain.errors import Invalid
+from retinue.domain.shared_errors import CursorInvalid
+from retinue.operations.errors import ListLimitInvalid
 
-NEXT_BY_CURSOR = "ask for one page after the other with `cursor`"
+USE_CURSOR = "request one page after another with `cursor`"
 
 
-def check_limit(limit: int, *, least: int, most: int, try_this: str = NEXT_BY_CURSOR) -> None:
+def check_limit(limit: int, *, least: int, most: int, field: str = "limit", try_this: str = USE_CURSOR) -> None:
     if not least <= limit <= most:
-        raise Invalid(
-            f"a list of {limit} is not to be had",
-            because=f"limit is {least} to {most}",
-            try_this=try_this,
-            code="list.limit",
-        )
+        raise ListLimitInvalid(field, limit, least=least, most=most, try_this=try_this)
 
 
-def no_cursor(text: str) -> Invalid:
-    return Invalid(
-        f"'{text[:80]}' is no cursor",
-        because="a cursor is what an earlier page gave as `next`",
-        try_this="leave it out to begin with the first page",
-        code="cursor.invalid",
+def invalid_cursor(text: str) -> CursorInvalid:
+    return CursorInvalid(
+        text,
+        because="it must be the `next` of an earlier page",
+        try_this="leave it out to get the first page",
     )

@@ -11,31 +11,31 @@ from msgspec import Struct, inspect
 
 from retinue.operations.base import Operation
 
-Plain = str | int | float | bool | None
+ScalarDefault = str | int | float | bool | None
 
-MARKS = ("required", "repeated", "nullable", "place")
+PARAMETER_FLAGS = ("required", "repeated", "nullable", "place")
 
 
-class Kind(StrEnum):
+class ParameterKind(StrEnum):
     """Type of value that the CLI accepts for a parameter."""
 
     TEXT = "text"
-    WORDS = "words"  # text that may be read from stdin
+    LONG_TEXT = "words"  # text that may be read from stdin
     NUMBER = "number"
     DECIMAL = "decimal"
-    FLAG = "flag"
+    BOOLEAN = "flag"
     CHOICE = "choice"
     FILE = "file"  # a path; the file is sent as name and bytes
     JSON = "json"
 
 
-class Parameter(Struct, frozen=True, kw_only=True):
+class OperationParameter(Struct, frozen=True, kw_only=True):
     """One parameter of an operation, and how the CLI takes it: positional or as an option."""
 
     name: str
     option: str
-    kind: Kind
-    default: Plain
+    kind: ParameterKind
+    default: ScalarDefault
     help: str
     choices: tuple[str, ...]
     required: bool
@@ -47,178 +47,178 @@ class Parameter(Struct, frozen=True, kw_only=True):
 # Help for parameters whose declaration has no `msgspec.Meta(description=...)`. An entry for one operation
 # (`noun.verb.parameter`) wins over one for all operations (`parameter`).
 _HELP: Mapping[str, str] = {
-    "agent.diff.new": "the other version; left out, the newest",
-    "agent.diff.old": "the version to compare with",
-    "agent.set.clear": "a setting to bring back to its default",
-    "agent.versions.before": "the last version shown, for the page after it",
-    "approval.answer.allow": "let it be done, or not",
-    "config.apply.take": "file, where it may overwrite what was changed elsewhere",
-    "config.check.text": "the text of a settings file; left out, the one in use",
-    "config.patch.changes": "dotted paths, each with its new value, or null to take it out",
-    "config.patch.expected_hash": "the hash of the file as you read it, from config check or show",
-    "envelope.dead.before": "the last id shown, for the page after it",
-    "envelope.list.ack": "mark what is shown as read",
-    "envelope.list.before": "the last id shown, for the page after it",
-    "envelope.list.from": "who sent it",
-    "envelope.list.to": "whose mail",
-    "envelope.send.key": "of two envelopes with the same key one is accepted",
-    "envelope.send.session": "the id of a session, or latest for the one last used",
-    "envelope.send.to": "agent:NAME, agent:NAME/SESSION, person:NAME or channel:INSTANCE:ROOM; or nobody",
-    "house.backup.to": "the folder to make; left out, one in the home",
-    "house.backup.verify": "open the copy once more and look at every part of it",
-    "house.doctor.quick": "leave out what reads the whole store",
-    "house.purge.dry_run": "only count what would go",
-    "house.purge.unread": "also mail that its reader has not marked as read",
-    "inbox.list.ack": "mark what is shown as read",
-    "model.show.agent": "an agent by name; left out, everyone",
-    "model.show.session": "a session, for what was chosen in it",
-    "person.forget.confirm": "the name once more: what is forgotten cannot be brought back",
-    "person.invite.role": "what they may do here",
-    "person.role.role": "what they may do from now on",
-    "session.attributes.patch": "what to merge into its attributes; null takes a value away",
-    "session.import.files": "the files, as session export gave them",
-    "session.queue.cap": "how much may wait",
-    "session.queue.debounce_s": "what waited is taken up once nothing more has come for so many seconds",
-    "session.queue.mode": "what mail does while a run is active",
-    "session.queue.overflow": "what happens beyond that",
-    "session.refresh.why": "kept with the mark at which the fresh context begins",
-    "session.reset.message": "words to carry into the fresh context",
-    "session.sending.send": "on and off before all rules; inherit as the rules have it",
-    "session.stop.clear": "also clear the mail that waits there",
-    "session.stop.why": "kept with what was stopped",
-    "token.create.expires_in_days": "how long it is good; left out, until it is revoked",
-    "token.create.label": "what it is for, in your words",
-    "usage.days.by": "what to tell apart in each day",
-    "usage.days.from": "the first day: 2026-11-15, or -7D; left out, 30 days are shown",
-    "usage.days.to": "the last day; left out, today",
-    "usage.show.agent": "only what this agent spent",
-    "usage.show.by": "what to sum up by",
-    "usage.show.from": "the first day: 2026-11-15, or -7D; left out, 30 days are shown",
-    "usage.show.person": "only what was spent for this person",
-    "usage.show.to": "the last day; left out, today",
-    "after": "only what comes after this",
-    "agent": "an agent by name",
-    "agents": "agents by name",
-    "allow": "whether it may be done",
-    "approval_wait_s": "how long a run waits for a decision",
-    "attachments": "a file to send along",
-    "attempts_max": "how often a run is tried",
-    "attributes": "values to keep with it",
-    "before": "where the last page ended",
-    "colour": "the colour in which pages show it",
-    "concurrency": "how many of its sessions run at once",
-    "confirm": "once more, so that it is not done by accident",
-    "context_files": "files of its workspace that it is told with its instructions",
-    "conversation": "a conversation of its own, by any name you like",
-    "cost_microusd_max": "what a run may cost, in millionths of a dollar",
-    "created_after": "only what was accepted after this time",
-    "created_before": "only what was accepted before this time",
-    "cursor": "where the last page ended",
-    "day_microusd_max": "what its runs may cost in a day, in millionths of a dollar",
-    "delegation_allow": "agents it sees and may write to",
-    "delegation_deny": "agents it does not see, and may not write to",
-    "delegation_depth_max": "how often work may be handed on below it",
-    "delegation_exchanges_max": "how often two sessions may answer each other",
-    "delegation_circles": "whether work may come back to an agent that it came from",
+    "agent.diff.new": "version to compare; default: the newest",
+    "agent.diff.old": "version to compare with",
+    "agent.set.clear": "field to reset to its default",
+    "agent.versions.before": "last version of the previous page",
+    "approval.answer.allow": "whether to allow the calls",
+    "config.apply.take": "file: overwrite changes that were made elsewhere",
+    "config.check.text": "text of a settings file; default: the file in use",
+    "config.patch.changes": "dotted paths with their new values; null removes a setting",
+    "config.patch.expected_hash": "hash of the file as you read it, from config check or config show",
+    "envelope.dead.before": "last id of the previous page",
+    "envelope.list.ack": "mark the listed envelopes as read",
+    "envelope.list.before": "last id of the previous page",
+    "envelope.list.from": "only envelopes from this sender",
+    "envelope.list.to": "only envelopes to this recipient",
+    "envelope.send.key": "idempotency key: two envelopes with the same key are accepted as one",
+    "envelope.send.session": "id of a session, or latest for the one used last",
+    "envelope.send.to": "agent:NAME[/SESSION], person:NAME or channel:CONNECTOR:CHANNEL; default: the default agent",
+    "house.backup.to": "absolute path of the folder to create; default: a new folder in RETINUE_HOME/backups",
+    "house.backup.verify": "read the copy back and check every part of it",
+    "house.doctor.quick": "skip checks that read the whole store",
+    "house.purge.dry_run": "only count what would be deleted",
+    "house.purge.unread": "also delete envelopes that their reader has not marked as read",
+    "inbox.list.ack": "mark the listed envelopes as read",
+    "model.show.agent": "name of an agent; default: all agents",
+    "model.show.session": "id of a session, to include the model chosen for it",
+    "person.forget.confirm": "the name again: forgetting a person cannot be undone",
+    "person.invite.role": "role of the new person",
+    "person.role.role": "new role",
+    "session.attributes.patch": "object to merge into the attributes; null removes a value",
+    "session.import.files": "files, as session export returns them",
+    "session.queue.cap": "maximum number of waiting envelopes",
+    "session.queue.debounce_s": "seconds without a new message before waiting envelopes are read",
+    "session.queue.mode": "what a message does while a run is active",
+    "session.queue.overflow": "what happens when the maximum is reached",
+    "session.refresh.why": "reason, stored with the start of the new context",
+    "session.reset.message": "text to keep in the new context",
+    "session.sending.send": "on and off override all rules; inherit follows them",
+    "session.stop.clear": "also clear the waiting envelopes",
+    "session.stop.why": "reason, stored with the stopped run",
+    "token.create.expires_in_days": "days until the token expires; default: valid until it is revoked",
+    "token.create.label": "label, to recognize the token later",
+    "usage.days.by": "how to group each day",
+    "usage.days.from": "first day: 2026-11-15, or -7D; default: 30 days ago",
+    "usage.days.to": "last day; default: today",
+    "usage.show.agent": "only the usage of this agent",
+    "usage.show.by": "how to group the sums",
+    "usage.show.from": "first day: 2026-11-15, or -7D; default: 30 days ago",
+    "usage.show.person": "only the usage on behalf of this person",
+    "usage.show.to": "last day; default: today",
+    "after": "only entries after this one",
+    "agent": "name of an agent",
+    "agents": "names of agents",
+    "allow": "whether to allow it",
+    "approval_wait_s": "maximum time to wait for an approval, in seconds",
+    "attachments": "file to attach",
+    "attempts_max": "maximum number of attempts of a run",
+    "attributes": "attributes to store with it",
+    "before": "end of the previous page",
+    "colour": "color in the web app",
+    "concurrency": "maximum number of its sessions that run at once",
+    "confirm": "the name again, so that it does not happen by accident",
+    "context_files": "workspace files that are added to its system prompt",
+    "conversation": "separate conversation, by any name",
+    "cost_microusd_max": "maximum cost of a run, in millionths of a dollar",
+    "created_after": "only envelopes accepted after this time",
+    "created_before": "only envelopes accepted before this time",
+    "cursor": "`next` of the previous page",
+    "day_microusd_max": "maximum cost of its runs in a day, in millionths of a dollar",
+    "delegation_allow": "agents that it sees and may delegate to",
+    "delegation_deny": "agents that it does not see and may not delegate to",
+    "delegation_depth_max": "maximum delegation depth; 1: the agents it delegates to cannot delegate further",
+    "delegation_exchanges_max": "maximum number of replies between two sessions",
+    "delegation_circles": "whether work may be delegated back to an agent that it came from",
     "delegation_histories": "whether it may read and write to sessions of other agents",
-    "delegation_open_max": "how much that it has handed out may be open at once",
-    "deliver_at": "not before: +2h30m, or 2026-01-28T20:30",
-    "delivery": "what a crash does to a run",
-    "description": "what it is for, in a sentence",
-    "display_name": "what people call it",
-    "done_days": "envelopes that have been done for so many days",
-    "dry_run": "only say what would be done",
-    "effort": "how hard the model is to think",
+    "delegation_open_max": "maximum number of its open delegations",
+    "deliver_at": "earliest time: +2h30m, or 2026-01-28T20:30",
+    "delivery": "what happens to a run that a crash interrupted",
+    "description": "purpose, in one sentence",
+    "display_name": "name that people see",
+    "done_days": "delete envelopes this many days after their outcome",
+    "dry_run": "only show what would be done",
+    "effort": "reasoning effort of the model",
     "elevated": "whether its commands ask to leave the sandbox",
-    "expires_at": "not after: +2h30m, or 2026-01-28T20:30",
-    "external_url": "where an agent that runs elsewhere is reached",
-    "external_secret": "where the key is that signs letters to it: env:NAME or file:PATH",
-    "external_timeout_s": "how long its answer is waited for",
-    "external_retries": "how often a letter that did not arrive is sent again",
-    "fallbacks": "a model to ask when the one before it fails",
-    "heartbeat_ack_chars_max": "how much may stand beside HEARTBEAT_OK in an answer that is not told",
-    "heartbeat_active_end": "until when it looks by itself: HH:MM, up to 24:00",
-    "heartbeat_active_start": "from when on it looks by itself: HH:MM",
-    "heartbeat_active_zone": "by which zone; left out, the owner's",
-    "heartbeat_every_s": "how often it looks by itself whether something needs attention; 0 is never",
-    "heartbeat_model": "which model it does so with",
-    "heartbeat_place": "in which conversation it does so",
-    "heartbeat_prompt": "what it is told each time, before its checklist",
-    "heartbeat_target": "where it says what needs attention: last, none, or an address",
-    "icon": "an emoji or a few letters, by which pages show it",
-    "id": "8 or more digits of an id",
-    "instructions": "what it is told",
-    "instructions_mode": "how much it is told: full, minimal, or none but who it is",
-    "keep_home": "leave its home on disk",
-    "key": "asked again with the same key, nothing is done twice",
-    "label": "what it is for, in your words",
-    "limit": "how many",
-    "message": "the words",
-    "model": "which model replies: PROVIDER/MODEL, an alias, or default",
-    "month_microusd_max": "what its runs may cost in a month, in millionths of a dollar",
-    "name": "its name",
-    "news_days": "news that is so many days old",
-    "permission_level": "what it may ask of the house",
-    "person": "a person by name",
-    "principal": "whose, as an address; left out, your own",
-    "provider": "who sells the model",
-    "queue_cap": "how much mail may wait while it is busy",
-    "queue_debounce_s": "how quiet it must be before waiting mail is taken up",
-    "queue_mode": "what mail does while a run is active",
-    "queue_overflow": "what happens beyond the cap",
-    "reset_context_tokens_max": "beyond how many tokens the next run begins afresh; 0 is never",
-    "reset_daily_at": "when its contexts begin anew each day, as 04:00, or never",
-    "reset_idle_minutes": "after how many minutes without activity a context begins anew; 0 is never",
-    "replay_age_s": "mail older than this is not worked on after a downtime",
-    "reply_to": "the envelope this answers",
+    "expires_at": "latest time: +2h30m, or 2026-01-28T20:30",
+    "external_url": "URL of an external agent",
+    "external_secret": "source of the key that signs requests to it: env:NAME or file:PATH",
+    "external_timeout_s": "maximum time to wait for its answer, in seconds",
+    "external_retries": "maximum number of retries of a request that failed",
+    "fallbacks": "model to use when the one before it fails",
+    "heartbeat_ack_chars_max": "a reply of HEARTBEAT_OK plus at most this many characters notifies no one",
+    "heartbeat_active_end": "end of the time in which heartbeats run: HH:MM, up to 24:00",
+    "heartbeat_active_start": "start of the time in which heartbeats run: HH:MM",
+    "heartbeat_active_zone": "time zone of these times; default: the owner's",
+    "heartbeat_every_s": "time between heartbeats, in seconds; 0: never",
+    "heartbeat_model": "model of its heartbeats",
+    "heartbeat_place": "conversation in which its heartbeats run",
+    "heartbeat_prompt": "text of each heartbeat, before the checklist",
+    "heartbeat_target": "where it reports what needs attention: last, none, or an address",
+    "icon": "emoji or a few letters for the web app",
+    "id": "id, at least its first 8 digits",
+    "instructions": "instructions for the agent",
+    "instructions_mode": "size of the system prompt: full, minimal, or none (only its name)",
+    "keep_home": "keep its agent directory on disk",
+    "key": "idempotency key: a repeated request with the same key has no second effect",
+    "label": "label, to recognize it later",
+    "limit": "maximum number of results",
+    "message": "text of the message",
+    "model": "model: PROVIDER/MODEL, an alias, or default",
+    "month_microusd_max": "maximum cost of its runs in a month, in millionths of a dollar",
+    "name": "name",
+    "news_days": "delete events that are this many days old",
+    "permission_level": "permission level: which operations it may use",
+    "person": "name of a person",
+    "principal": "address of the principal; default: you",
+    "provider": "provider of the model",
+    "queue_cap": "maximum number of envelopes that wait while it is busy",
+    "queue_debounce_s": "seconds without a new message before waiting envelopes are read",
+    "queue_mode": "what a message does while a run is active",
+    "queue_overflow": "what happens when the maximum is reached",
+    "reset_context_tokens_max": "context size in tokens from which the next run starts a new context; 0: never",
+    "reset_daily_at": "time of the daily context reset, such as 04:00, or never",
+    "reset_idle_minutes": "minutes without activity after which the context is reset; 0: never",
+    "replay_age_s": "maximum age of envelopes that are still processed after a downtime, in seconds",
+    "reply_to": "id of the envelope that this one answers",
     "role": "owner, member or guest",
-    "run_seconds_max": "how long a run may take",
-    "runner": "how it takes its turns",
-    "runs_days": "steps of runs that ended so many days ago",
-    "sandbox_mode": "whose commands are confined, where that is stricter than the house",
-    "sandbox_scope": "who shares a container, where that is stricter than the house",
-    "sandbox_workspace": "what a command has of the workspace, where that is stricter than the house",
-    "sandbox_sessions": "which sessions a sandboxed one sees, where that is stricter than the house",
+    "run_seconds_max": "maximum duration of a run, in seconds",
+    "runner": "runner: the code that takes its turns",
+    "runs_days": "delete steps of runs that ended this many days ago",
+    "sandbox_mode": "which sessions run commands in the sandbox, if stricter than on the server",
+    "sandbox_scope": "who shares a container, if stricter than on the server",
+    "sandbox_workspace": "access of commands to the workspace, if stricter than on the server",
+    "sandbox_sessions": "sessions that a sandboxed session sees, if stricter than on the server",
     "sandbox_browser": "whether sandboxed sessions may use the browser",
-    "sandbox_image": "the image of its containers",
-    "sandbox_cpus": "how many processors a container of its may use",
-    "sandbox_idle_hours": "after so many hours without use a container is removed",
-    "sandbox_age_days": "after so many days a container is removed",
-    "session": "8 or more digits of a session's id",
-    "status": "how they stand",
-    "subagents_allow": "agents it may send out beside itself",
-    "subagents_archive_after_s": "after so many seconds the sessions of those are put away; 0 is never",
-    "subagents_effort": "how hard the model of those is to think",
-    "subagents_model": "which model those have",
-    "subagents_run_seconds_max": "how long a run of those may take",
-    "text": "the words",
-    "to": "an address",
-    "token": "also make a token; it is shown this once",
-    "tokens_max": "how many tokens a run may use",
-    "tools_profile": "what tools it begins with: minimal, coding, messaging, full",
-    "tools_allow": "tools it may use",
-    "tools_also_allow": "tools it may use beside those",
-    "tools_ask": "tools it asks a person for",
-    "tools_deny": "tools it may not use",
-    "tools_capabilities_allow": "capabilities its tools may have",
-    "tools_capabilities_deny": "capabilities its tools may not have",
-    "tools_policy": "which of the house's tool policies it is under",
-    "tree_microusd_max": "what a run and all that comes of it may cost, in millionths of a dollar",
-    "turns_max": "how many turns a run may take",
-    "verbose": "what people are told of its calls as they are made",
-    "verify": "look at the result once more, byte by byte",
-    "version": "the number of a version",
-    "visible": "whether pages show it, and other agents see it",
-    "why": "a reason, kept with it",
-    "workspace": "where it works: a folder, or one below its home",
+    "sandbox_image": "image of its containers",
+    "sandbox_cpus": "maximum number of processors of a container",
+    "sandbox_idle_hours": "hours without use after which a container is removed",
+    "sandbox_age_days": "days after which a container is removed",
+    "session": "id of a session, at least its first 8 digits",
+    "status": "only entries with this status",
+    "subagents_allow": "agents that it may start as subagents, besides itself",
+    "subagents_archive_after_s": "seconds after which the sessions of its subagents are archived; 0: never",
+    "subagents_effort": "reasoning effort of its subagents",
+    "subagents_model": "model of its subagents",
+    "subagents_run_seconds_max": "maximum duration of a subagent's run, in seconds",
+    "text": "text",
+    "to": "address of the recipient",
+    "token": "also create a token, which is shown once",
+    "tokens_max": "maximum number of tokens of a run",
+    "tools_profile": "set of tools to start from: minimal, coding, messaging or full",
+    "tools_allow": "tools that it may use",
+    "tools_also_allow": "tools that it may use in addition",
+    "tools_ask": "tools that need an approval",
+    "tools_deny": "tools that it may not use",
+    "tools_capabilities_allow": "capabilities that its tools may have",
+    "tools_capabilities_deny": "capabilities that its tools may not have",
+    "tools_policy": "tool policy of the server that applies to it",
+    "tree_microusd_max": "maximum cost of a run and everything it delegates, in millionths of a dollar",
+    "turns_max": "maximum number of turns of a run",
+    "verbose": "which tool calls people see while a run works",
+    "verify": "read the result back and check it byte by byte",
+    "version": "number of a version",
+    "visible": "whether the web app and other agents show it",
+    "why": "reason, stored with it",
+    "workspace": "workspace: an absolute path, or a folder in its agent directory",
 }
-_OPTIONS = {"attachments": "attach"}
-_WORDS = frozenset({"text", "message"})
-_FIRST = frozenset({"id", "session", "name", "agent", "envelope.send.to"})
-_PLACES_MAX = 2
+_OPTION_NAMES = {"attachments": "attach"}
+_LONG_TEXT_NAMES = frozenset({"text", "message"})
+_POSITIONAL_IF_FIRST = frozenset({"id", "session", "name", "agent", "envelope.send.to"})
+_POSITIONALS_MAX = 2
 
 
-def command(operation: Operation) -> tuple[object, ...]:
+def command_row(operation: Operation) -> tuple[object, ...]:
     """Return an operation's row of the CLI table: plain values that can be written as source or sent."""
     noun, _, verb = operation.name.partition(".")
     found = tuple(
@@ -226,39 +226,41 @@ def command(operation: Operation) -> tuple[object, ...]:
             each.name,
             each.option,
             str(each.kind),
-            " ".join(mark for mark in MARKS if getattr(each, mark)),
+            " ".join(mark for mark in PARAMETER_FLAGS if getattr(each, mark)),
             each.default,
             each.choices,
             each.help,
         )
-        for each in parameters(operation)
+        for each in describe_parameters(operation)
     )
-    return (noun, verb, operation.summary, operation.effect, str(operation.permission), found)
+    return (noun, verb, operation.summary, operation.has_effect, str(operation.permission), found)
 
 
-def parameters(operation: Operation) -> tuple[Parameter, ...]:
+def describe_parameters(operation: Operation) -> tuple[OperationParameter, ...]:
     """Return the parameters of an operation, in the order of their declaration."""
     places = 0
-    found: list[Parameter] = []
+    found: list[OperationParameter] = []
     info = inspect.type_info(operation.parameters)
     assert isinstance(info, inspect.StructType)
     for number, field in enumerate(info.fields):
-        kind, choices, repeated, nullable = _shape(field.type)
-        if kind is Kind.TEXT and field.encode_name in _WORDS and not repeated:
-            kind = Kind.WORDS
-        is_text = kind in (Kind.TEXT, Kind.WORDS) and not repeated
-        first = field.encode_name in _FIRST or f"{operation.name}.{field.encode_name}" in _FIRST
+        kind, choices, repeated, nullable = _value_shape(field.type)
+        if kind is ParameterKind.TEXT and field.encode_name in _LONG_TEXT_NAMES and not repeated:
+            kind = ParameterKind.LONG_TEXT
+        is_text = kind in (ParameterKind.TEXT, ParameterKind.LONG_TEXT) and not repeated
+        first = (
+            field.encode_name in _POSITIONAL_IF_FIRST or f"{operation.name}.{field.encode_name}" in _POSITIONAL_IF_FIRST
+        )
         obvious = field.required or (number == 0 and first)
-        place = is_text and obvious and not nullable and places < _PLACES_MAX
+        place = is_text and obvious and not nullable and places < _POSITIONALS_MAX
         places += place
-        default = None if field.required else _default(field)
+        default = None if field.required else _default_value(field)
         found.append(
-            Parameter(
+            OperationParameter(
                 name=field.encode_name,
-                option="--" + _OPTIONS.get(field.encode_name, field.encode_name).replace("_", "-"),
+                option="--" + _OPTION_NAMES.get(field.encode_name, field.encode_name).replace("_", "-"),
                 kind=kind,
                 default=default,
-                help=_help(operation.name, field),
+                help=_help_text(operation.name, field),
                 choices=choices,
                 required=field.required,
                 repeated=repeated,
@@ -269,68 +271,76 @@ def parameters(operation: Operation) -> tuple[Parameter, ...]:
     return tuple(found)
 
 
-def _shape(type_: inspect.Type) -> tuple[Kind, tuple[str, ...], bool, bool]:
+def _value_shape(type_: inspect.Type) -> tuple[ParameterKind, tuple[str, ...], bool, bool]:
     """Return (kind, choices, repeated, nullable)."""
     match type_:
         case inspect.Metadata(type=inner):
-            return _shape(inner)
+            return _value_shape(inner)
         case inspect.UnionType(types=types):
             others = [each for each in types if not isinstance(each, inspect.NoneType)]
-            return (*_of_several(others), len(others) < len(types))
+            return (*_union_shape(others), len(others) < len(types))
         case inspect.ListType(item_type=item) | inspect.VarTupleType(item_type=item) | inspect.SetType(item_type=item):
             if isinstance(item, inspect.StructType) and _is_upload(item):
-                return Kind.FILE, (), True, False
-            kind, choices, repeated, _ = _shape(item)
-            return (Kind.JSON, (), False, False) if repeated or kind is Kind.JSON else (kind, choices, True, False)
+                return ParameterKind.FILE, (), True, False
+            kind, choices, repeated, _ = _value_shape(item)
+            return (
+                (ParameterKind.JSON, (), False, False)
+                if repeated or kind is ParameterKind.JSON
+                else (kind, choices, True, False)
+            )
         case inspect.StrType() | inspect.DateTimeType() | inspect.BytesType():
-            return Kind.TEXT, (), False, False
+            return ParameterKind.TEXT, (), False, False
         case inspect.BoolType():
-            return Kind.FLAG, (), False, False
+            return ParameterKind.BOOLEAN, (), False, False
         case inspect.IntType():
-            return Kind.NUMBER, (), False, False
+            return ParameterKind.NUMBER, (), False, False
         case inspect.FloatType():
-            return Kind.DECIMAL, (), False, False
+            return ParameterKind.DECIMAL, (), False, False
         case inspect.EnumType(cls=cls):
-            return Kind.CHOICE, tuple(str(member.value) for member in cls), False, False
+            return ParameterKind.CHOICE, tuple(str(member.value) for member in cls), False, False
         case inspect.LiteralType(values=values) if all(isinstance(value, str) for value in values):
-            return Kind.CHOICE, tuple(map(str, values)), False, False
+            return ParameterKind.CHOICE, tuple(map(str, values)), False, False
         case _:
-            return Kind.JSON, (), False, False
+            return ParameterKind.JSON, (), False, False
 
 
-def _of_several(types: Sequence[inspect.Type]) -> tuple[Kind, tuple[str, ...], bool]:
-    shapes = [_shape(each)[:3] for each in types]
+def _union_shape(types: Sequence[inspect.Type]) -> tuple[ParameterKind, tuple[str, ...], bool]:
+    shapes = [_value_shape(each)[:3] for each in types]
     if len(shapes) == 1:
         return shapes[0]
     kinds = {kind for kind, _, _ in shapes}
     if len(types) == 2 and {type(each) for each in types} == {inspect.StrType, inspect.StructType}:
-        return Kind.TEXT, (), False  # the text is a short form of the object
-    return (Kind.DECIMAL, (), False) if kinds == {Kind.NUMBER, Kind.DECIMAL} else (Kind.JSON, (), False)
+        return ParameterKind.TEXT, (), False  # the text is a short form of the object
+    return (
+        (ParameterKind.DECIMAL, (), False)
+        if kinds == {ParameterKind.NUMBER, ParameterKind.DECIMAL}
+        else (ParameterKind.JSON, (), False)
+    )
 
 
 def _is_upload(item: inspect.StructType) -> bool:
     return {"name", "data"} <= {field.encode_name for field in item.fields}
 
 
-def _default(field: inspect.Field) -> Plain:
+def _default_value(field: inspect.Field) -> ScalarDefault:
     value: Any = field.default
     if value is msgspec.NODEFAULT or value is msgspec.UNSET:
         return None
     return str(value) if isinstance(value, str) else value if isinstance(value, int | float) else None
 
 
-def _help(operation: str, field: inspect.Field) -> str:
+def _help_text(operation: str, field: inspect.Field) -> str:
     name = field.encode_name
-    said = _description(field.type)
-    return said or _HELP.get(f"{operation}.{name}") or _HELP.get(name) or name.replace("_", " ")
+    description = _meta_description(field.type)
+    return description or _HELP.get(f"{operation}.{name}") or _HELP.get(name) or name.replace("_", " ")
 
 
-def _description(type_: inspect.Type) -> str:
+def _meta_description(type_: inspect.Type) -> str:
     match type_:
         case inspect.Metadata():
             extra: dict[str, object] = cast(Any, type_).extra_json_schema or {}
-            return str(extra.get("description", "")) or _description(type_.type)
+            return str(extra.get("description", "")) or _meta_description(type_.type)
         case inspect.UnionType(types=types):
-            return next((said for each in types if (said := _description(each))), "")
+            return next((description for each in types if (description := _meta_description(each))), "")
         case _:
             return ""

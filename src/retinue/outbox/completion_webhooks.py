@@ -12,16 +12,16 @@ import sqlalchemy as sa
 from msgspec import Struct
 
 from retinue.config import Settings
-from retinue.connectors.base import Accept, Delivery, DeliveryFailed, FailureKind, Parcel
+from retinue.connectors.base import Accept, Delivery, DeliveryFailed, DeliveryPart, FailureKind
 from retinue.domain.delegation import Delegation, DelegationState
 from retinue.domain.envelope import Envelope, Outcome
 from retinue.domain.errors import Invalid
 from retinue.domain.ports import Clock
 from retinue.domain.webhook import Webhook
-from retinue.intake.accept import COMPLETION, is_completion
-from retinue.net.signatures import LETTER, SIGNATURE, TIMESTAMP, Purpose, signed
-from retinue.outbox.external_agent_delivery import USER_AGENT, way_out
-from retinue.outbox.signed_request import bring
+from retinue.intake.accept import COMPLETION_CONNECTOR, is_completion
+from retinue.net.signatures import MESSAGE_ID_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, SignaturePurpose, sign_message
+from retinue.outbox.external_agent_delivery import USER_AGENT, make_http
+from retinue.outbox.signed_request import post_signed
 from retinue.store.core.connection import Store
 from retinue.store.envelopes import envelopes, webhooks
 from retinue.store.runs import delegations, runs
@@ -44,7 +44,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
     error: str = ""
 
 
-class Completions(Struct, frozen=True):
+class CompletionConnector(Struct, frozen=True):
     """The connector for completion webhooks. Receivers deduplicate by id, so a notification may be
     sent twice."""
 
@@ -52,8 +52,8 @@ class Completions(Struct, frozen=True):
     clock: Clock
     settings: Callable[[], Settings]
     environment: Mapping[str, str]
-    mask: Callable[[str], str]
-    instance: str = COMPLETION
+    redact: Callable[[str], str]
+    name: str = COMPLETION_CONNECTOR
     repeats_safely: bool = True
     attempts_max: int = ATTEMPTS_MAX
 
@@ -62,76 +62,82 @@ class Completions(Struct, frozen=True):
         del accept
         await asyncio.Event().wait()
 
-    async def deliver(self, parcel: Parcel) -> Delivery:
-        envelope = parcel.envelope
-        found = await self.store.read(partial(_found, envelope=envelope))
+    async def deliver(self, part: DeliveryPart) -> Delivery:
+        envelope = part.envelope
+        found = await self.store.read(partial(_find_completion, envelope=envelope))
         if found is None:
-            raise _refused("only what came of a letter goes out here, to the webhook that was given with it")
-        webhook, told = found
-        body = _encode(msgspec.structs.replace(told, response=self.mask(told.response), error=self.mask(told.error)))
+            raise _build_refused("only the outcome of an envelope is sent here, to the webhook of that envelope")
+        webhook, completion = found
+        body = _encode(
+            msgspec.structs.replace(
+                completion, response=self.redact(completion.response), error=self.redact(completion.error)
+            )
+        )
         settings = self.settings()
         at = str(int(self.clock.now().timestamp()))
-        signature = signed(
-            self._key(settings),
-            Purpose.COMPLETION,
-            at=at,
-            session=told.session_id or "",
-            letter=told.id,
+        signature = sign_message(
+            self._read_key(settings),
+            SignaturePurpose.COMPLETION,
+            timestamp=at,
+            session=completion.session_id or "",
+            message_id=completion.id,
             body=body,
         )
         headers = {
             **webhook.headers,
             "User-Agent": USER_AGENT,
             "Content-Type": "application/json",
-            LETTER: told.id,
-            TIMESTAMP: at,
-            SIGNATURE: signature,
+            MESSAGE_ID_HEADER: completion.id,
+            TIMESTAMP_HEADER: at,
+            SIGNATURE_HEADER: signature,
         }
         last = envelope.attempts >= self.attempts_max
-        return await bring(way_out(settings), webhook.url, body, headers=headers, timeout_s=ATTEMPT_S, last=last)
+        return await post_signed(
+            make_http(settings), webhook.url, body, headers=headers, timeout_s=ATTEMPT_S, is_last=last
+        )
 
-    def _key(self, settings: Settings) -> str:
+    def _read_key(self, settings: Settings) -> str:
         secret = settings.external.webhook_secret
         if secret is None:
-            raise _refused("nothing signs what is sent to webhooks: set `webhook_secret` of [external]")
+            raise _build_refused("webhook requests cannot be signed: set `webhook_secret` in [external]")
         try:
             return secret.read(self.environment)
         except Invalid as error:
-            raise _refused(f"{error.sentence}: {error.because}") from None
+            raise _build_refused(f"{error.sentence}: {error.because}") from None
 
 
-def _found(conn: sa.Connection, *, envelope: Envelope) -> tuple[Webhook, Completion] | None:
+def _find_completion(conn: sa.Connection, *, envelope: Envelope) -> tuple[Webhook, Completion] | None:
     if not is_completion(envelope) or envelope.reply_to is None:
         return None
-    webhook, letter = webhooks.get(conn, envelope.reply_to), envelopes.get(conn, envelope.reply_to)
-    if webhook is None or letter is None:
+    webhook, subject = webhooks.get(conn, envelope.reply_to), envelopes.get(conn, envelope.reply_to)
+    if webhook is None or subject is None:
         return None
-    return webhook, completion(conn, letter)
+    return webhook, build_completion(conn, subject)
 
 
-def completion(conn: sa.Connection, letter: Envelope) -> Completion:
+def build_completion(conn: sa.Connection, envelope: Envelope) -> Completion:
     """The stored result of an envelope."""
-    form: dict[str, Any] = {"id": letter.id, "agent_id": letter.recipient.name, "session_id": letter.session}
-    delegation = delegations.get(conn, letter.id)
-    settled = envelopes.settled(conn, letter.id)
+    form: dict[str, Any] = {"id": envelope.id, "agent_id": envelope.recipient.name, "session_id": envelope.session}
+    delegation = delegations.get(conn, envelope.id)
+    settled = envelopes.get_outcome(conn, envelope.id)
     if settled is None:
-        return Completion(**form, status="failed", error="nothing came of it yet")
+        return Completion(**form, status="failed", error="it has no outcome yet")
     if settled.outcome is not Outcome.ANSWERED:
         cancelled = settled.outcome is Outcome.CANCELLED
         error = delegation.because if delegation is not None and delegation.because else settled.because
         return Completion(**form, status="cancelled" if cancelled else "failed", error=error)
-    return Completion(**form, status="complete", response=_response(conn, letter, settled.answer, delegation))
+    return Completion(**form, status="complete", response=_get_response(conn, envelope, settled.answer, delegation))
 
 
-def _response(conn: sa.Connection, letter: Envelope, answer: str | None, delegation: Delegation | None) -> str:
+def _get_response(conn: sa.Connection, envelope: Envelope, answer: str | None, delegation: Delegation | None) -> str:
     """The answer text, or the final text of the run if there was no answer."""
-    if (said := envelopes.get(conn, answer) if answer is not None else None) is not None:
-        return said.text
-    if delegation is None or delegation.state is not DelegationState.DONE or letter.run is None:
+    if (reply := envelopes.get(conn, answer) if answer is not None else None) is not None:
+        return reply.text
+    if delegation is None or delegation.state is not DelegationState.DONE or envelope.run is None:
         return ""
-    run = runs.get(conn, letter.run)
+    run = runs.get(conn, envelope.run)
     return (run.final_text or "") if run is not None else ""
 
 
-def _refused(sentence: str) -> DeliveryFailed:
+def _build_refused(sentence: str) -> DeliveryFailed:
     return DeliveryFailed(sentence, kind=FailureKind.INVALID_SENDER, permanent=True)

@@ -6,82 +6,76 @@ from __future__ import annotations
 import sqlalchemy as sa
 from msgspec.structs import replace
 
-from retinue.domain.envelope import Draft, Envelope, Kind
-from retinue.domain.errors import Conflict
-from retinue.domain.ids import EnvelopeId, short
-from retinue.intake.accept import HANDED_ON, Entered, enter
-from retinue.store.core.transaction import Page
+from retinue.domain.envelope import Envelope, EnvelopeDraft, EnvelopeKind
+from retinue.domain.ids import EnvelopeId, short_id
+from retinue.intake.accept import DELEGATION_KINDS, AcceptResult, accept_in_transaction
+from retinue.outbox.errors import (
+    AlreadyRetried,
+    DecisionNotRetryable,
+    DelegationNotRetryable,
+    NotDeadLetter,
+    TooManyRetries,
+)
+from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelopes
-from retinue.store.envelopes.dead_letters import DEAD, RETRIES_MAX, RETRY_SOURCE, first_letter, retries, retry_key
+from retinue.store.envelopes.dead_letters import (
+    DEAD_OUTCOMES,
+    RETRIES_MAX,
+    RETRY_SOURCE,
+    list_retries,
+    original_envelope_id,
+    retry_key,
+)
 
 
-def retry(conn: sa.Connection, *, id_text: str, new_id: EnvelopeId, now_ms: int) -> Entered:
+def requeue_dead_letter(conn: sa.Connection, *, id_text: str, new_id: EnvelopeId, now_ms: int) -> AcceptResult:
     """The retry commit. Refused unless the envelope and all its earlier retries are dead letters."""
-    page = Page(conn, now_ms)
-    letter = envelopes.get(conn, envelopes.resolve(conn, id_text))
-    assert letter is not None  # resolved in the same transaction
-    earlier = retries(conn, letter)
-    _refuse_unless_dead(conn, letter, earlier)
-    entered = enter(page, _draft(letter, new_id, number=len(earlier) + 1), strict=True)
+    page = Transaction(conn, now_ms)
+    envelope = envelopes.get(conn, envelopes.resolve_id(conn, id_text))
+    assert envelope is not None  # resolved in the same transaction
+    earlier = list_retries(conn, envelope)
+    _refuse_unless_dead(conn, envelope, earlier)
+    entered = accept_in_transaction(page, _build_retry(envelope, new_id, number=len(earlier) + 1), strict=True)
     page.close()
-    return replace(entered, receipt=replace(entered.receipt, news_seq=page.news_seq))
+    return replace(entered, receipt=replace(entered.receipt, event_seq=page.event_seq))
 
 
-def _draft(letter: Envelope, new_id: EnvelopeId, *, number: int) -> Draft:
+def _build_retry(envelope: Envelope, new_id: EnvelopeId, *, number: int) -> EnvelopeDraft:
     """The same content and addresses. Its times are not repeated: a retry means now."""
-    return Draft(
+    return EnvelopeDraft(
         id=new_id,
-        sender=letter.sender,
-        recipient=letter.recipient,
-        text=letter.text,
+        sender=envelope.sender,
+        recipient=envelope.recipient,
+        text=envelope.text,
         source=RETRY_SOURCE,
-        key=retry_key(first_letter(letter), number),
-        kind=letter.kind,
-        attachments=letter.attachments,
-        context=letter.context,
-        reply_to=letter.reply_to,
-        trust=letter.trust,
-        silent=letter.silent,
-        retry_of=letter.id,
+        idempotency_key=retry_key(original_envelope_id(envelope), number),
+        kind=envelope.kind,
+        attachments=envelope.attachments,
+        context=envelope.context,
+        reply_to=envelope.reply_to,
+        trust=envelope.trust,
+        silent=envelope.silent,
+        retry_of=envelope.id,
     )
 
 
-def _refuse_unless_dead(conn: sa.Connection, letter: Envelope, earlier: list[Envelope]) -> None:
-    ended = envelopes.settled(conn, letter.id)
-    if ended is None or ended.outcome not in DEAD:
-        raise Conflict(
-            f"envelope {short(letter.id)} is no dead letter",
-            because=f"it ended {ended.outcome}: {ended.because}" if ended else f"it is still {letter.status}",
-            try_this="send a new envelope" if ended else f"look at `retinue why {short(letter.id)}`",
-            code="dead.not-dead",
+def _refuse_unless_dead(conn: sa.Connection, envelope: Envelope, earlier: list[Envelope]) -> None:
+    name, ended = short_id(envelope.id), envelopes.get_outcome(conn, envelope.id)
+    if ended is None or ended.outcome not in DEAD_OUTCOMES:
+        raise NotDeadLetter(
+            name,
+            because=f"it ended {ended.outcome}: {ended.because}" if ended else f"it is still {envelope.status}",
+            is_done=ended is not None,
         )
-    if letter.kind is Kind.DECISION:
-        raise Conflict(
-            f"envelope {short(letter.id)} is a decision, and a decision is not repeated",
-            because="it allowed its calls once; some of them may have been made",
-            try_this="ask the agent again",
-            code="dead.decision",
-        )
-    if letter.kind in HANDED_ON:
-        raise Conflict(
-            f"envelope {short(letter.id)} is work that an agent handed on, and that is not repeated",
-            because="whoever asked was told that it failed, and may have gone on",
-            try_this="ask the agent again",
-            code="dead.handed-on",
-        )
+    if envelope.kind is EnvelopeKind.DECISION:
+        raise DecisionNotRetryable(name)
+    if envelope.kind in DELEGATION_KINDS:
+        raise DelegationNotRetryable(name)
     for retried in earlier:
-        became = envelopes.settled(conn, retried.id)
-        if became is None or became.outcome not in DEAD:
-            raise Conflict(
-                f"envelope {short(letter.id)} was already retried",
-                because=f"its retry {short(retried.id)} is {became.outcome if became else retried.status}",
-                try_this=f"look at `retinue why {short(retried.id)}`",
-                code="dead.already-retried",
+        became = envelopes.get_outcome(conn, retried.id)
+        if became is None or became.outcome not in DEAD_OUTCOMES:
+            raise AlreadyRetried(
+                name, retry=short_id(retried.id), status=str(became.outcome if became else retried.status)
             )
     if len(earlier) >= RETRIES_MAX:
-        raise Conflict(
-            f"envelope {short(letter.id)} was retried {len(earlier)} times",
-            because=f"a letter is retried at most {RETRIES_MAX} times",
-            try_this="send it as a new envelope",
-            code="dead.retried-too-often",
-        )
+        raise TooManyRetries(name, retries=len(earlier), retries_max=RETRIES_MAX)

@@ -13,84 +13,94 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from retinue.config.sessions import SessionSettings, plain
-from retinue.connectors.base import Connector, DeliveryFailed, FailureKind, Parcel, abilities_of, attempts_of, whole
-from retinue.connectors.redacted_connector import Masked
+from retinue.config.sessions import SessionSettings, built_in_session_settings
+from retinue.connectors.base import (
+    Connector,
+    DeliveryFailed,
+    DeliveryPart,
+    FailureKind,
+    get_attempts_max,
+    get_capabilities,
+    make_single_part,
+)
+from retinue.connectors.redacted_connector import RedactedConnector
 from retinue.domain.envelope import Envelope
 from retinue.domain.errors import StoreError
 from retinue.domain.ids import EnvelopeId
-from retinue.domain.ports import Clock, Faults
-from retinue.domain.reply_delivery import Words, plain_words
-from retinue.domain.storable_text import storable
+from retinue.domain.ports import Clock, CrashPoints
+from retinue.domain.reply_delivery import ReplyDelivery, default_reply_delivery
+from retinue.domain.storable_text import make_storable
 from retinue.domain.times import to_ms
-from retinue.intake.accept import ClockWake, Wake
+from retinue.intake.accept import TimerWake, Wake
 from retinue.outbox.delivery_attempts import (
     ATTEMPTS_MAX,
     BACKOFF_MAX_S,
-    UNKNOWN,
-    Closed,
-    Failed,
-    Nothing,
-    Resting,
-    Sent,
-    Taken,
-    Terms,
-    claim,
-    close,
-    keep_part,
-    polite_s,
+    UNKNOWN_RESULT,
+    AttemptFailed,
+    ClosedAttempt,
+    DeliveryRules,
+    NothingDue,
+    OpenAttempt,
+    PartSent,
+    WaitingAttempt,
+    close_attempt,
+    get_requested_delay_s,
+    open_attempt,
+    store_part,
 )
-from retinue.outbox.outbound_access import WhyNot, everywhere
-from retinue.policy.delivery_split import shape
+from retinue.outbox.outbound_access import GetRefusal, allow_all
+from retinue.policy.delivery_split import split_envelope
 from retinue.store.channels import deliveries
-from retinue.store.core.connection import HOPELESS, NO_FAULTS, Store
+from retinue.store.core.connection import NO_FAULTS, PERMANENT_ERROR_CODES, Store
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SEND_S_MAX = 300.0
-ROOMS_AT_ONCE_MAX = 32
-ROOMS_AT_ONCE_EACH_MAX = 8
-ROOMS_READY_MAX = 10_000
-ROOMS_RESTING_MAX = 1_000
-SENT_IN_TURN_MAX = 20
+CHANNELS_ACTIVE_MAX = 32
+CHANNELS_PER_CONNECTOR_MAX = 8
+CHANNELS_QUEUED_MAX = 10_000
+CHANNELS_WAITING_MAX = 1_000
+ENVELOPES_PER_TURN_MAX = 20
 RECEIPT_CHARS_MAX = 1_000
 ERROR_CHARS_MAX = 500
 DRAIN_S = 30.0
 STORE_RETRY_S = 1.0
-LOOK_AGAIN_S = 1.0
+RESCAN_S = 1.0
 
 
-_LEFT_OFF = Failed(kind="stopped", message="the house stopped between two parts", ours=True)
+_STOPPED_BETWEEN_PARTS = AttemptFailed(kind="stopped", message="the server stopped between two parts", is_own_stop=True)
 
 
-class Bounds(Struct, frozen=True, kw_only=True):
+class OutboxLimits(Struct, frozen=True, kw_only=True):
     attempts_max: int = ATTEMPTS_MAX
     send_s_max: float = SEND_S_MAX
-    rooms_at_once: int = ROOMS_AT_ONCE_MAX
-    rooms_at_once_each: int = ROOMS_AT_ONCE_EACH_MAX  # for each connector: a slow one leaves slots to the others
-    rooms_ready_max: int = ROOMS_READY_MAX
-    rooms_resting_max: int = ROOMS_RESTING_MAX
+    channels_active_max: int = CHANNELS_ACTIVE_MAX
+    channels_per_connector_max: int = (
+        CHANNELS_PER_CONNECTOR_MAX  # for each connector: a slow one leaves slots to the others
+    )
+    channels_queued_max: int = CHANNELS_QUEUED_MAX
+    channels_waiting_max: int = CHANNELS_WAITING_MAX
 
 
-class _Room(Struct, eq=False):
+class _ChannelState(Struct, eq=False):
     """A channel with work: queued, being served, or waiting for a retry."""
 
     channel: str
-    instance: str
-    again: bool = False  # woken while it was served: check once more before it is dropped
-    look: bool = True  # an attempt may have been left open, or may wait for a retry
-    rested: EnvelopeId | None = None
-    breaks: int = 0
+    connector_name: str
+    was_woken: bool = False  # woken while it was served: check once more before it is dropped
+    may_have_attempt: bool = True  # an attempt may have been left open, or may wait for a retry
+    waited: EnvelopeId | None = None
+    failures: int = 0
 
 
-class _Line:
+class _ChannelQueue:
     """Channels that wait for a slot: first come, first served within a connector, round-robin
     between connectors."""
 
-    def __init__(self, bounds: Bounds) -> None:
-        self._bounds = bounds
-        self._waiting: dict[str, deque[_Room]] = {}
+    def __init__(self, limits: OutboxLimits) -> None:
+        self._limits = limits
+        self._waiting: dict[str, deque[_ChannelState]] = {}
         self._count = 0
         self._used: Counter[str] = Counter()
         self._paused: Counter[str] = Counter()
@@ -99,51 +109,51 @@ class _Line:
         return self._count
 
     @property
-    def full(self) -> bool:
-        return self._count >= self._bounds.rooms_ready_max
+    def is_full(self) -> bool:
+        return self._count >= self._limits.channels_queued_max
 
-    def push(self, room: _Room) -> None:
-        self._waiting.setdefault(room.instance, deque()).append(room)
+    def push(self, channel: _ChannelState) -> None:
+        self._waiting.setdefault(channel.connector_name, deque()).append(channel)
         self._count += 1
 
-    def take(self) -> _Room | None:
+    def take(self) -> _ChannelState | None:
         """The next channel for which there is a slot; takes the slot."""
-        if self._used.total() >= self._bounds.rooms_at_once:
+        if self._used.total() >= self._limits.channels_active_max:
             return None
         for instance in self._waiting:
-            if self._used[instance] < self._bounds.rooms_at_once_each and not self.is_paused(instance):
+            if self._used[instance] < self._limits.channels_per_connector_max and not self.is_paused(instance):
                 return self._take_from(instance)
         return None
 
-    def _take_from(self, instance: str) -> _Room:
-        rooms = self._waiting.pop(instance)
+    def _take_from(self, connector_name: str) -> _ChannelState:
+        rooms = self._waiting.pop(connector_name)
         room = rooms.popleft()
         if rooms:
-            self._waiting[instance] = rooms  # at the end: the other connectors come first now
+            self._waiting[connector_name] = rooms  # at the end: the other connectors come first now
         self._count -= 1
-        self._used[instance] += 1
+        self._used[connector_name] += 1
         return room
 
-    def release(self, room: _Room) -> None:
-        self._used[room.instance] -= 1
-        if not self._used[room.instance]:
-            del self._used[room.instance]
+    def release(self, channel: _ChannelState) -> None:
+        self._used[channel.connector_name] -= 1
+        if not self._used[channel.connector_name]:
+            del self._used[channel.connector_name]
 
-    def pause(self, instance: str) -> None:
+    def pause(self, connector_name: str) -> None:
         """Take none of its channels until it was resumed as often as it was paused."""
-        self._paused[instance] += 1
+        self._paused[connector_name] += 1
 
-    def resume(self, instance: str) -> None:
-        self._paused[instance] -= 1
+    def resume(self, connector_name: str) -> None:
+        self._paused[connector_name] -= 1
 
-    def is_paused(self, instance: str) -> bool:
-        return self._paused[instance] > 0
+    def is_paused(self, connector_name: str) -> bool:
+        return self._paused[connector_name] > 0
 
-    def contended(self, room: _Room) -> bool:
+    def is_contended(self, channel: _ChannelState) -> bool:
         """Whether another channel waits for the slot that this one holds."""
-        if room.instance in self._waiting:
+        if channel.connector_name in self._waiting:
             return True
-        return bool(self._waiting) and self._used.total() >= self._bounds.rooms_at_once
+        return bool(self._waiting) and self._used.total() >= self._limits.channels_active_max
 
 
 class Outbox:
@@ -161,369 +171,375 @@ class Outbox:
         clock: Clock,
         connectors: Mapping[str, Connector],
         *,
-        bounds: Bounds | None = None,
-        sessions: Callable[[], SessionSettings] = plain,
-        words: Callable[[str], Words] = plain_words,
-        why_not: WhyNot = everywhere,
-        chance: Random | None = None,
-        faults: Faults = NO_FAULTS,
+        limits: OutboxLimits | None = None,
+        sessions: Callable[[], SessionSettings] = built_in_session_settings,
+        get_reply_delivery: Callable[[str], ReplyDelivery] = default_reply_delivery,
+        get_refusal: GetRefusal = allow_all,
+        random: Random | None = None,
+        faults: CrashPoints = NO_FAULTS,
     ) -> None:
         self._store = store
         self._clock = clock
         self._connectors = connectors
-        self._bounds = bounds or Bounds()
+        self._limits = limits or OutboxLimits()
         self._sessions = sessions
-        self._words = words
-        self._why_not = why_not
-        self._chance = chance or Random(0)
+        self._get_reply_delivery = get_reply_delivery
+        self._get_refusal = get_refusal
+        self._random = random or Random(0)
         self._faults = faults
-        self._wake_house: Callable[[Wake], None] = lambda _wake: None
-        self._rooms: dict[str, _Room] = {}
-        self._line = _Line(self._bounds)
-        self._serving: set[asyncio.Task[None]] = set()
-        self._resting: dict[str, asyncio.Task[None]] = {}
+        self._on_wake: Callable[[Wake], None] = lambda _wake: None
+        self._channels: dict[str, _ChannelState] = {}
+        self._queue = _ChannelQueue(self._limits)
+        self._serve_tasks: set[asyncio.Task[None]] = set()
+        self._wait_tasks: dict[str, asyncio.Task[None]] = {}
         self._pauses: dict[asyncio.Task[None], str] = {}
-        self._closing = asyncio.Event()
-        self._looking: asyncio.Task[None] | None = None
-        self._looked_to = ""
+        self._stopping = asyncio.Event()
+        self._scan_task: asyncio.Task[None] | None = None
+        self._scan_position = ""
         self._overflowed = False
-        self._open = False
+        self._is_running = False
 
-    def on_wake(self, wake: Callable[[Wake], None]) -> None:
+    def set_wake_callback(self, wake: Callable[[Wake], None]) -> None:
         """Set the callback for a notice that gave a session something to do."""
-        self._wake_house = wake
+        self._on_wake = wake
 
     async def start(self) -> None:
         """Resume interrupted deliveries, then send whatever is due."""
-        await self._look()
-        self._open = True
-        self._closing.clear()
+        await self._scan_store()
+        self._is_running = True
+        self._stopping.clear()
         self._dispatch()
 
     async def stop(self, *, drain_s: float = DRAIN_S) -> None:
         """Claim nothing more, let sends in progress finish within the given time, and leave the
         rest to the store."""
-        self._open = False
-        self._closing.set()
-        if self._serving and drain_s > 0:
-            await asyncio.wait(self._serving, timeout=drain_s)
+        self._is_running = False
+        self._stopping.set()
+        if self._serve_tasks and drain_s > 0:
+            await asyncio.wait(self._serve_tasks, timeout=drain_s)
         tasks = self._tasks()
         self.abandon()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def abandon(self) -> None:
         """Cancel everything at once, as a crash would. The store knows how to continue."""
-        self._open = False
+        self._is_running = False
         for task in self._tasks():
             task.cancel()
 
     def wake(self, channel: str) -> None:
         """Signal that an envelope may be due in a channel. Only a hint: the store is authoritative,
         and the timer finds a lost hint."""
-        room = self._rooms.get(channel)
+        room = self._channels.get(channel)
         if room is not None:
-            room.again = True
-        elif self._line.full:
+            room.was_woken = True
+        elif self._queue.is_full:
             self._overflowed = True
         else:
-            room = _Room(channel, instance=channel.split(":", 2)[1])
-            self._rooms[channel] = room
-            self._line.push(room)
+            room = _ChannelState(channel, connector_name=channel.split(":", 2)[1])
+            self._channels[channel] = room
+            self._queue.push(room)
             self._dispatch()
 
     @property
-    def active(self) -> int:
+    def active_count(self) -> int:
         """The number of channels that are served or queued."""
-        return len(self._rooms) - len(self._resting)
+        return len(self._channels) - len(self._wait_tasks)
 
     @property
-    def resting(self) -> int:
+    def waiting_count(self) -> int:
         """The number of channels that wait for a retry."""
-        return len(self._resting)
+        return len(self._wait_tasks)
 
     def _dispatch(self) -> None:
-        while self._open and (room := self._line.take()) is not None:
+        while self._is_running and (room := self._queue.take()) is not None:
             task = asyncio.create_task(self._serve(room), name=f"room {room.channel}")
-            self._serving.add(task)
-            task.add_done_callback(self._serving.discard)
-        if self._open and self._overflowed and self._looking is None and not len(self._line):
-            self._looking = asyncio.create_task(self._look_again(), name="outbox looks again")
+            self._serve_tasks.add(task)
+            task.add_done_callback(self._serve_tasks.discard)
+        if self._is_running and self._overflowed and self._scan_task is None and not len(self._queue):
+            self._scan_task = asyncio.create_task(self._rescan(), name="outbox checked again")
 
-    async def _serve(self, room: _Room) -> None:
+    async def _serve(self, channel: _ChannelState) -> None:
         """Serve a channel until nothing is due or another needs the slot. Catches every error in
         it."""
         try:
-            wait_s = await self._send_in_turn(room)
-            room.breaks = 0
+            wait_s = await self._send_due(channel)
+            channel.failures = 0
         except Exception as error:  # the store has the state of this channel: check it again
             log.error(
-                "room broke, tries again",
+                "channel delivery failed, retrying",
                 exc_info=None if isinstance(error, StoreError) else error,
-                extra={"channel": room.channel, "error": type(error).__name__},
+                extra={"channel": channel.channel, "error": type(error).__name__},
             )
-            wait_s = min(STORE_RETRY_S * 2 ** min(room.breaks, 10), BACKOFF_MAX_S)
-            room.look = True
-            room.breaks += 1
+            wait_s = min(STORE_RETRY_S * 2 ** min(channel.failures, 10), BACKOFF_MAX_S)
+            channel.may_have_attempt = True
+            channel.failures += 1
         finally:
-            self._line.release(room)
-        if not self._open:
+            self._queue.release(channel)
+        if not self._is_running:
             return
         if wait_s:
-            self._rest(room, wait_s)
-        elif wait_s == 0 or room.again:
-            self._line.push(room)
+            self._wait_for_retry(channel, wait_s)
+        elif wait_s == 0 or channel.was_woken:
+            self._queue.push(channel)
         else:
-            del self._rooms[room.channel]
+            del self._channels[channel.channel]
         self._dispatch()
 
-    async def _send_in_turn(self, room: _Room) -> float | None:
+    async def _send_due(self, channel: _ChannelState) -> float | None:
         """Send what is due. Returns the seconds until the channel is served again: 0 for its next
         turn, None until it is woken."""
         sent = 0
-        while self._open:
-            if self._line.is_paused(room.instance):
+        while self._is_running:
+            if self._queue.is_paused(channel.connector_name):
                 return 0.0
-            if sent >= SENT_IN_TURN_MAX and self._line.contended(room):
+            if sent >= ENVELOPES_PER_TURN_MAX and self._queue.is_contended(channel):
                 return 0.0
-            room.again = False
-            taken = await self._claim(room)
+            channel.was_woken = False
+            taken = await self._claim(channel)
             self._wake_all(taken.wakes)
             match taken:
-                case Nothing():
-                    return 0.0 if taken.again else None
-                case Resting():
-                    room.look, room.rested = True, taken.envelope
+                case NothingDue():
+                    return 0.0 if taken.has_more else None
+                case WaitingAttempt():
+                    channel.may_have_attempt, channel.waited = True, taken.envelope
                     return taken.wait_s
-                case Taken():
-                    closed = await self._send(room, taken)
+                case OpenAttempt():
+                    closed = await self._send(channel, taken)
                     self._wake_all(closed.wakes)
                     if closed.wait_s is not None:
-                        room.look, room.rested = True, taken.envelope.id
+                        channel.may_have_attempt, channel.waited = True, taken.envelope.id
                         return closed.wait_s
                     sent += 1
         return None
 
-    async def _claim(self, room: _Room) -> Taken | Resting | Nothing:
+    async def _claim(self, channel: _ChannelState) -> OpenAttempt | WaitingAttempt | NothingDue:
         body = partial(
-            claim,
-            channel=room.channel,
-            look=room.look,
-            rested=room.rested,
-            terms=self._terms(room),
+            open_attempt,
+            channel=channel.channel,
+            look=channel.may_have_attempt,
+            rested=channel.waited,
+            terms=self._build_rules(channel),
             now_ms=self._now_ms(),
         )
         taken = await self._store.write(body, point="deliver-claim")
-        room.look, room.rested = False, None
+        channel.may_have_attempt, channel.waited = False, None
         return taken
 
-    async def _send(self, room: _Room, taken: Taken) -> Closed:
-        envelope = taken.envelope
-        connector = self._connectors.get(room.instance)
+    async def _send(self, channel: _ChannelState, attempt: OpenAttempt) -> ClosedAttempt:
+        envelope = attempt.envelope
+        connector = self._connectors.get(channel.connector_name)
         if connector is None:
-            message = f"there is no connector '{room.instance}' in this house"
-            result = Failed(kind=FailureKind.ADAPTER_NOT_LOADED, message=message, permanent=True)
+            message = f"no connector named '{channel.connector_name}'"
+            result = AttemptFailed(kind=FailureKind.ADAPTER_NOT_LOADED, message=message, permanent=True)
         else:
-            result = await self._send_parts(room, connector, taken)
+            result = await self._send_parts(channel, connector, attempt)
         log.info(
             "delivery attempted",
             extra={
                 "envelope": envelope.id,
-                "connector": room.instance,
+                "connector": channel.connector_name,
                 "attempt": envelope.attempts,
-                "result": "sent" if isinstance(result, Sent) else result.kind,
+                "result": "sent" if isinstance(result, PartSent) else result.kind,
             },
         )
-        if isinstance(result, Failed):
-            room.look = True
-            if result.kind == FailureKind.THROTTLED and (wait_s := polite_s(result)):
-                self._pause(room.instance, wait_s)
-        return await self._write_down(envelope, result, self._terms(room))
+        if isinstance(result, AttemptFailed):
+            channel.may_have_attempt = True
+            if result.kind == FailureKind.THROTTLED and (wait_s := get_requested_delay_s(result)):
+                self._pause_connector(channel.connector_name, wait_s)
+        return await self._close_attempt(envelope, result, self._build_rules(channel))
 
-    async def _send_parts(self, room: _Room, connector: Connector, taken: Taken) -> Sent | Failed:
+    async def _send_parts(
+        self, channel: _ChannelState, connector: Connector, attempt: OpenAttempt
+    ) -> PartSent | AttemptFailed:
         """Send each part in turn, and store each receipt before the next part is sent, so that no
         part is sent twice.
 
         The last receipt is stored in the commit that ends the envelope.
         """
-        result: Sent | Failed | None = None
+        result: PartSent | AttemptFailed | None = None
         last = 0
-        for parcel in self._parcels(connector, taken):
-            last = parcel.index
-            if last in taken.arrived:
+        for part in self._build_parts(connector, attempt):
+            last = part.index
+            if last in attempt.receipts:
                 continue
             if result is not None:
-                await self._write_part(taken, result)
-                if not await self._between(room):
-                    return _LEFT_OFF
+                await self._store_part(attempt, result)
+                if not await self._wait_between_parts(channel):
+                    return _STOPPED_BETWEEN_PARTS
             self._faults.reach("deliver.before")
-            result = await self._hand_over(connector, parcel)
+            result = await self._deliver_part(connector, part)
             self._faults.reach("deliver.after")
-            if isinstance(result, Failed):
+            if isinstance(result, AttemptFailed):
                 return result
-        return result or Sent(taken.arrived[last], last)
+        return result or PartSent(attempt.receipts[last], last)
 
-    def _parcels(self, connector: Connector, taken: Taken) -> Iterable[Parcel]:
+    def _build_parts(self, connector: Connector, attempt: OpenAttempt) -> Iterable[DeliveryPart]:
         """The delivery parts. Secrets are redacted before the text is split, because half a secret
         would not be recognized."""
-        envelope, cut = taken.envelope, taken.cut
+        envelope, cut = attempt.envelope, attempt.split
         if cut is None:
-            return (whole(envelope),)
-        if isinstance(connector, Masked) and (text := connector.mask(envelope.text)) != envelope.text:
+            return (make_single_part(envelope),)
+        if isinstance(connector, RedactedConnector) and (text := connector.redact(envelope.text)) != envelope.text:
             envelope = replace(envelope, text=text)
-        return shape(envelope, cut.able, cut.words, cut.setting)
+        return split_envelope(envelope, cut.able, cut.words, cut.setting)
 
-    async def _between(self, room: _Room) -> bool:
+    async def _wait_between_parts(self, channel: _ChannelState) -> bool:
         """Wait before the next part: a human-like delay, and any delay that the platform requested.
         False if the outbox stops."""
-        if (delay := self._words(room.instance).delay_ms) is not None:
-            await self._unless_closing(self._clock.sleep(self._chance.uniform(*delay) / 1000))
-        while self._open and (pauses := [task for task, who in self._pauses.items() if who == room.instance]):
-            await self._unless_closing(asyncio.wait(pauses))
-        return self._open
+        if (delay := self._get_reply_delivery(channel.connector_name).delay_range_ms) is not None:
+            await self._wait_unless_stopping(self._clock.sleep(self._random.uniform(*delay) / 1000))
+        while self._is_running and (
+            pauses := [task for task, who in self._pauses.items() if who == channel.connector_name]
+        ):
+            await self._wait_unless_stopping(asyncio.wait(pauses))
+        return self._is_running
 
-    async def _unless_closing(self, waiting: Awaitable[object]) -> None:
-        closing, task = asyncio.ensure_future(self._closing.wait()), asyncio.ensure_future(waiting)
+    async def _wait_unless_stopping(self, awaitable: Awaitable[object]) -> None:
+        closing, task = asyncio.ensure_future(self._stopping.wait()), asyncio.ensure_future(awaitable)
         try:
             await asyncio.wait({closing, task}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             closing.cancel()
             task.cancel()
 
-    async def _hand_over(self, connector: Connector, parcel: Parcel) -> Sent | Failed:
+    async def _deliver_part(self, connector: Connector, part: DeliveryPart) -> PartSent | AttemptFailed:
         try:
-            async with asyncio.timeout(self._bounds.send_s_max):
-                delivery = await connector.deliver(parcel)
-            return Sent(_kept(delivery.receipt, RECEIPT_CHARS_MAX), parcel.index)
+            async with asyncio.timeout(self._limits.send_s_max):
+                delivery = await connector.deliver(part)
+            return PartSent(_limit_text(delivery.receipt, RECEIPT_CHARS_MAX), part.index)
         except DeliveryFailed as failed:
-            return Failed(
+            return AttemptFailed(
                 kind=failed.kind,
-                message=_kept(failed.sentence, ERROR_CHARS_MAX),
+                message=_limit_text(failed.sentence, ERROR_CHARS_MAX),
                 permanent=failed.permanent,
                 retry_after_s=failed.retry_after_s,
             )
         except TimeoutError:
-            return Failed(kind=UNKNOWN, message="no answer in time", arrived_maybe=True)
+            return AttemptFailed(kind=UNKNOWN_RESULT, message="the connector did not answer in time", is_unknown=True)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            return Failed(kind=UNKNOWN, message="the connector gave up", arrived_maybe=True)
+            return AttemptFailed(kind=UNKNOWN_RESULT, message="the connector cancelled the delivery", is_unknown=True)
         except Exception as error:  # whatever a connector raises, its channel continues
             log.warning(
-                "connector broke off",
+                "connector raised an error",
                 exc_info=None if isinstance(error, OSError) else error,
-                extra={"envelope": parcel.envelope.id, "connector": connector.instance, "error": type(error).__name__},
+                extra={"envelope": part.envelope.id, "connector": connector.name, "error": type(error).__name__},
             )
-            message = _kept(f"{type(error).__name__}: {error}", ERROR_CHARS_MAX)
-            return Failed(kind=UNKNOWN, message=message, arrived_maybe=True)
+            message = _limit_text(f"{type(error).__name__}: {error}", ERROR_CHARS_MAX)
+            return AttemptFailed(kind=UNKNOWN_RESULT, message=message, is_unknown=True)
 
-    async def _write_part(self, taken: Taken, sent: Sent) -> None:
+    async def _store_part(self, attempt: OpenAttempt, sent: PartSent) -> None:
         body = partial(
-            keep_part,
-            envelope=taken.envelope,
+            store_part,
+            envelope=attempt.envelope,
             part=sent.part,
             receipt=sent.receipt,
             now_ms=self._now_ms(),
-            cut=taken.cut,
+            cut=attempt.split,
         )
-        await self._surely(lambda: self._store.write(body, point="deliver-part"))
+        await self._write_with_retry(lambda: self._store.write(body, point="deliver-part"))
 
-    async def _write_down(self, envelope: Envelope, result: Sent | Failed, terms: Terms) -> Closed:
-        def write() -> Awaitable[Closed]:
-            body = partial(close, envelope=envelope, result=result, terms=terms, now_ms=self._now_ms())
+    async def _close_attempt(
+        self, envelope: Envelope, result: PartSent | AttemptFailed, rules: DeliveryRules
+    ) -> ClosedAttempt:
+        def write() -> Awaitable[ClosedAttempt]:
+            body = partial(close_attempt, envelope=envelope, result=result, terms=rules, now_ms=self._now_ms())
             return self._store.write(body, point="deliver-done")
 
-        return await self._surely(write)
+        return await self._write_with_retry(write)
 
-    async def _surely(self, write: Callable[[], Awaitable[T]]) -> T:
+    async def _write_with_retry(self, write: Callable[[], Awaitable[T]]) -> T:
         """Write with retries: a platform reports its result once, so it is kept in memory until the
         store accepts it."""
         while True:
             try:
                 return await write()
             except StoreError as error:
-                if error.code in HOPELESS or error.code == "store.closed":
+                if error.code in PERMANENT_ERROR_CODES or error.code == "store.closed":
                     raise
-                log.error("store failed, a delivery waits to be written down", extra={"code": error.code})
+                log.error("store failed, delivery result not stored yet", extra={"code": error.code})
                 await self._clock.sleep(STORE_RETRY_S)
 
     # --- waiting, and polling the store for what did not fit in memory ---
 
-    def _pause(self, instance: str, wait_s: float) -> None:
+    def _pause_connector(self, connector_name: str, wait_s: float) -> None:
         """Pause a connector: a platform that throttles means the whole account, not one channel."""
 
         async def pause() -> None:
             try:
                 await self._clock.sleep(wait_s)
             finally:
-                self._line.resume(instance)
+                self._queue.resume(connector_name)
             self._dispatch()
 
-        self._line.pause(instance)
-        task = asyncio.create_task(pause(), name=f"pause at {instance}")
-        self._pauses[task] = instance
+        self._queue.pause(connector_name)
+        task = asyncio.create_task(pause(), name=f"pause at {connector_name}")
+        self._pauses[task] = connector_name
         task.add_done_callback(lambda done: self._pauses.pop(done, None))
 
-    def _rest(self, room: _Room, wait_s: float) -> None:
-        if len(self._resting) < self._bounds.rooms_resting_max:
-            self._resting[room.channel] = asyncio.create_task(self._rest_for(room, wait_s))
+    def _wait_for_retry(self, channel: _ChannelState, wait_s: float) -> None:
+        if len(self._wait_tasks) < self._limits.channels_waiting_max:
+            self._wait_tasks[channel.channel] = asyncio.create_task(self._wait_then_queue(channel, wait_s))
             return
-        del self._rooms[room.channel]
+        del self._channels[channel.channel]
         self._overflowed = True
-        self._wake_house(ClockWake())
+        self._on_wake(TimerWake())
 
-    async def _rest_for(self, room: _Room, wait_s: float) -> None:
+    async def _wait_then_queue(self, channel: _ChannelState, wait_s: float) -> None:
         await self._clock.sleep(wait_s)
-        del self._resting[room.channel]
-        self._line.push(room)
+        del self._wait_tasks[channel.channel]
+        self._queue.push(channel)
         self._dispatch()
 
-    async def _look_again(self) -> None:
-        await self._clock.sleep(LOOK_AGAIN_S)
+    async def _rescan(self) -> None:
+        await self._clock.sleep(RESCAN_S)
         try:
-            await self._look()
+            await self._scan_store()
         except StoreError as error:
-            log.error("store failed, the outbox looks again", extra={"code": error.code})
-        self._looking = None
+            log.error("store failed, the outbox checked again", extra={"code": error.code})
+        self._scan_task = None
         self._dispatch()
 
-    async def _look(self) -> None:
+    async def _scan_store(self) -> None:
         """Wake channels that were interrupted or have something due. Scans in address order and
         continues there next time, so that each is found."""
-        limit = self._bounds.rooms_ready_max
-        due = partial(deliveries.due_rooms, now_ms=self._now_ms(), after=self._looked_to, limit=limit)
-        cut_off = await self._store.scan(deliveries.cut_off_rooms)
+        limit = self._limits.channels_queued_max
+        due = partial(deliveries.list_due_channels, now_ms=self._now_ms(), after=self._scan_position, limit=limit)
+        cut_off = await self._store.scan(deliveries.list_unclosed_channels)
         found = await self._store.scan(due)
-        self._overflowed = len(found) == limit or bool(self._looked_to)
-        self._looked_to = found[-1] if len(found) == limit else ""
+        self._overflowed = len(found) == limit or bool(self._scan_position)
+        self._scan_position = found[-1] if len(found) == limit else ""
         for channel in (*cut_off, *found):
             self.wake(channel)
 
     def _tasks(self) -> list[asyncio.Task[None]]:
-        looking = [self._looking] if self._looking else []
-        return [*self._serving, *self._resting.values(), *self._pauses, *looking]
+        looking = [self._scan_task] if self._scan_task else []
+        return [*self._serve_tasks, *self._wait_tasks.values(), *self._pauses, *looking]
 
     def _wake_all(self, wakes: Iterable[Wake]) -> None:
         for wake in wakes:
-            self._wake_house(wake)
+            self._on_wake(wake)
 
-    def _terms(self, room: _Room) -> Terms:
-        connector = self._connectors.get(room.instance)
+    def _build_rules(self, channel: _ChannelState) -> DeliveryRules:
+        connector = self._connectors.get(channel.connector_name)
         safe = connector is not None and connector.repeats_safely
-        return Terms(
-            attempts_max=attempts_of(connector) or self._bounds.attempts_max,
+        return DeliveryRules(
+            attempts_max=get_attempts_max(connector) or self._limits.attempts_max,
             repeats_safely=safe,
             sending=self._sessions().send,
-            able=abilities_of(connector) if connector is not None else None,
-            words=self._words(room.instance),
-            why_not=self._why_not,
+            capabilities=get_capabilities(connector) if connector is not None else None,
+            reply_delivery=self._get_reply_delivery(channel.connector_name),
+            get_refusal=self._get_refusal,
         )
 
     def _now_ms(self) -> int:
         return to_ms(self._clock.now())
 
 
-def _kept(text: str, chars_max: int) -> str:
+def _limit_text(text: str, chars_max: int) -> str:
     """Text from outside, made storable and limited."""
-    plain = storable(text)
+    plain = make_storable(text)
     return plain if len(plain) <= chars_max else plain[: chars_max - 1] + "…"

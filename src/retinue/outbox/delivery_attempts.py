@@ -21,21 +21,21 @@ from retinue.config.sessions import SendSettings
 from retinue.connectors.base import FailureKind
 from retinue.domain import address
 from retinue.domain.address import AddressKind
-from retinue.domain.delivery_part import Abilities
-from retinue.domain.envelope import Draft, Envelope, Kind, Outcome, Status
-from retinue.domain.event import NewsKind
-from retinue.domain.ids import EnvelopeId, derived, short
-from retinue.domain.reply_delivery import PLAIN_WORDS, Words
+from retinue.domain.delivery_part import ConnectorCapabilities
+from retinue.domain.envelope import Envelope, EnvelopeDraft, EnvelopeKind, EnvelopeStatus, Outcome
+from retinue.domain.event import EventKind
+from retinue.domain.ids import EnvelopeId, derive_id, short_id
+from retinue.domain.reply_delivery import DEFAULT_REPLY_DELIVERY, ReplyDelivery
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
-from retinue.intake.accept import Wake, enter, is_completion, notify
-from retinue.outbox.outbound_access import WhyNot, everywhere
-from retinue.outbox.reply_context import setting_of
+from retinue.intake.accept import Wake, accept_in_transaction, is_completion, notify_sender
+from retinue.outbox.outbound_access import GetRefusal, allow_all
+from retinue.outbox.reply_context import build_reply_setting
 from retinue.policy.access.send_policy import may_send
-from retinue.policy.delivery_split import Cut
+from retinue.policy.delivery_split import SplitInputs
 from retinue.store.channels import deliveries, delivery_parts
 from retinue.store.channels.deliveries import DeliveryState
-from retinue.store.core.transaction import Page
+from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelopes, outcomes, webhooks
 from retinue.store.runs import delegations
 from retinue.store.sessions import sessions
@@ -44,21 +44,21 @@ ATTEMPTS_MAX = 5
 BACKOFF_FIRST_S = 1.0
 BACKOFF_MAX_S = 60.0
 RETRY_AFTER_S_MAX = 3600.0
-CLOSED_AT_ONCE_MAX = 100
-UNKNOWN = "unknown"
-_AGENTS_WORDS = frozenset({Kind.MESSAGE, Kind.ANSWER, Kind.SYSTEM})
+CLOSED_PER_COMMIT_MAX = 100
+UNKNOWN_RESULT = "unknown"
+_AGENT_KINDS = frozenset({EnvelopeKind.MESSAGE, EnvelopeKind.ANSWER, EnvelopeKind.SYSTEM})
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Cut).decode
+_decode = msgspec.json.Decoder(SplitInputs).decode
 
 
-class Sent(Struct, frozen=True):
+class PartSent(Struct, frozen=True):
     """An attempt succeeded."""
 
     receipt: str  # of its last part
     part: int = 0
 
 
-class Failed(Struct, frozen=True, kw_only=True):
+class AttemptFailed(Struct, frozen=True, kw_only=True):
     """An attempt failed. `is_unknown` means that it may have arrived.
 
     `is_own_stop` means that the server itself stopped between two parts: the next attempt
@@ -69,34 +69,36 @@ class Failed(Struct, frozen=True, kw_only=True):
     message: str
     permanent: bool = False
     retry_after_s: float | None = None
-    arrived_maybe: bool = False
-    ours: bool = False
+    is_unknown: bool = False
+    is_own_stop: bool = False
 
 
-_CUT_OFF = Failed(kind=UNKNOWN, message="the house stopped while this was being sent", arrived_maybe=True)
+_INTERRUPTED = AttemptFailed(
+    kind=UNKNOWN_RESULT, message="the server stopped while this was being sent", is_unknown=True
+)
 
 
-class Terms(Struct, frozen=True, kw_only=True):
+class DeliveryRules(Struct, frozen=True, kw_only=True):
     """The settings and capabilities for the attempts in a channel."""
 
     attempts_max: int = ATTEMPTS_MAX
     repeats_safely: bool = False
     sending: SendSettings = SendSettings()
-    able: Abilities | None = None  # None: the platform accepts every envelope unsplit
-    words: Words = PLAIN_WORDS
-    why_not: WhyNot = everywhere
+    capabilities: ConnectorCapabilities | None = None  # None: the platform accepts every envelope unsplit
+    reply_delivery: ReplyDelivery = DEFAULT_REPLY_DELIVERY
+    get_refusal: GetRefusal = allow_all
 
 
-class Taken(Struct, frozen=True):
+class OpenAttempt(Struct, frozen=True):
     """An attempt is open: send this envelope now, except for the parts that have arrived."""
 
     envelope: Envelope
     wakes: tuple[Wake, ...] = ()
-    arrived: Mapping[int, str] = {}  # receipts by part
-    cut: Cut | None = None  # None: it is sent unsplit
+    receipts: Mapping[int, str] = {}  # receipts by part
+    split: SplitInputs | None = None  # None: it is sent unsplit
 
 
-class Resting(Struct, frozen=True):
+class WaitingAttempt(Struct, frozen=True):
     """The first envelope waits for its next attempt, and those behind it wait with it."""
 
     envelope: EnvelopeId
@@ -104,49 +106,49 @@ class Resting(Struct, frozen=True):
     wakes: tuple[Wake, ...] = ()
 
 
-class Nothing(Struct, frozen=True):
+class NothingDue(Struct, frozen=True):
     """Nothing is due. `has_more` means that the limit per commit was reached, and there may be
     more."""
 
     wakes: tuple[Wake, ...] = ()
-    again: bool = False
+    has_more: bool = False
 
 
-class Closed(Struct, frozen=True):
+class ClosedAttempt(Struct, frozen=True):
     """How an attempt was closed. `wait_s` is set if there will be another."""
 
     wakes: tuple[Wake, ...] = ()
     wait_s: float | None = None
 
 
-def claim(
-    conn: sa.Connection, *, channel: str, look: bool, rested: EnvelopeId | None, terms: Terms, now_ms: int
-) -> Taken | Resting | Nothing:
+def open_attempt(
+    conn: sa.Connection, *, channel: str, look: bool, rested: EnvelopeId | None, terms: DeliveryRules, now_ms: int
+) -> OpenAttempt | WaitingAttempt | NothingDue:
     """Open the next attempt in a channel in which no other attempt is in progress.
 
     `look` says that an earlier attempt may have been left open, or may wait for a retry. `rested`
     is an envelope that has waited long enough by a monotonic clock, whatever the wall clock says.
     """
-    page = Page(conn, now_ms)
+    page = Transaction(conn, now_ms)
     wakes: list[Wake] = []
     changed = False
-    for envelope in deliveries.cut_off(conn, channel) if look else ():
-        wakes += _close_failed(page, envelope, _CUT_OFF, terms, wait_s=0.0).wakes
+    for envelope in deliveries.list_unclosed(conn, channel) if look else ():
+        wakes += _close_failed(page, envelope, _INTERRUPTED, terms, wait_s=0.0).wakes
         changed = True
-    for _ in range(CLOSED_AT_ONCE_MAX):
-        envelope = deliveries.begun(conn, channel) if look else None
-        envelope = envelope or envelopes.outbox_next(conn, channel, page.at_ms)
+    for _ in range(CLOSED_PER_COMMIT_MAX):
+        envelope = deliveries.get_waiting_retry(conn, channel) if look else None
+        envelope = envelope or envelopes.get_next_outbound(conn, channel, page.at_ms)
         if envelope is None:
-            return _leave(page, Nothing(tuple(wakes)), changed=changed)
-        if envelope.kind is Kind.DELEGATION and not _is_wanted(page, envelope):
-            _settle(page, envelope, Outcome.CANCELLED, because="nobody waits for what would come of it")
+            return _end_claim(page, NothingDue(tuple(wakes)), is_changed=changed)
+        if envelope.kind is EnvelopeKind.DELEGATION and not _is_wanted(page, envelope):
+            _settle(page, envelope, Outcome.CANCELLED, because="its result is no longer needed")
             changed = True
             continue
-        if because := _out_of_reach(page, envelope, terms):
+        if because := _get_access_refusal(page, envelope, terms):
             wakes += _end(page, envelope, Outcome.DEAD, because=because, kind=FailureKind.NO_BINDING)
             changed = True
             continue
-        if because := _held_back(page, envelope, terms.sending):
+        if because := _get_send_refusal(page, envelope, terms.sending):
             wakes += _end(page, envelope, Outcome.REFUSED, because=because)
             changed = True
             continue
@@ -156,155 +158,163 @@ def claim(
             continue
         wait_ms = to_ms(envelope.due_at) - page.at_ms
         if wait_ms > 0 and envelope.id != rested:
-            return _leave(page, Resting(envelope.id, wait_ms / 1000, tuple(wakes)), changed=changed)
+            return _end_claim(page, WaitingAttempt(envelope.id, wait_ms / 1000, tuple(wakes)), is_changed=changed)
         envelopes.claim(conn, [envelope.id], run=None, now_ms=page.at_ms)
         deliveries.open_attempt(conn, envelope.id, envelope.attempts + 1, at_ms=page.at_ms)
         page.close()
-        return _taken(page, envelope, terms, tuple(wakes))
-    return _leave(page, Nothing(tuple(wakes), again=True), changed=True)
+        return _build_attempt(page, envelope, terms, tuple(wakes))
+    return _end_claim(page, NothingDue(tuple(wakes), has_more=True), is_changed=True)
 
 
-def _taken(page: Page, envelope: Envelope, terms: Terms, wakes: tuple[Wake, ...]) -> Taken:
-    opened = replace(envelope, status=Status.CLAIMED, attempts=envelope.attempts + 1)
-    if terms.able is None:
-        return Taken(opened, wakes)
-    arrived = delivery_parts.of(page.conn, envelope.id) if envelope.attempts else {}
-    cut = _cut_before(page, envelope) if arrived else None
+def _build_attempt(page: Transaction, envelope: Envelope, rules: DeliveryRules, wakes: tuple[Wake, ...]) -> OpenAttempt:
+    opened = replace(envelope, status=EnvelopeStatus.CLAIMED, attempts=envelope.attempts + 1)
+    if rules.capabilities is None:
+        return OpenAttempt(opened, wakes)
+    arrived = delivery_parts.get_receipts(page.conn, envelope.id) if envelope.attempts else {}
+    cut = _get_stored_split(page, envelope) if arrived else None
     if cut is None:
-        setting = setting_of(page.conn, envelope, terms.able, terms.words)
-        cut = Cut(able=terms.able, words=terms.words, setting=setting)
-    return Taken(opened, wakes, arrived, cut)
+        setting = build_reply_setting(page.conn, envelope, rules.capabilities, rules.reply_delivery)
+        cut = SplitInputs(able=rules.capabilities, words=rules.reply_delivery, setting=setting)
+    return OpenAttempt(opened, wakes, arrived, cut)
 
 
-def _cut_before(page: Page, envelope: Envelope) -> Cut | None:
+def _get_stored_split(page: Transaction, envelope: Envelope) -> SplitInputs | None:
     """The split of the parts that have arrived, whatever the settings and the platform say now."""
-    kept = delivery_parts.cut_by(page.conn, envelope.id)
+    kept = delivery_parts.get_split(page.conn, envelope.id)
     try:
         return _decode(kept) if kept else None
     except msgspec.MsgspecError:  # written by another version of the server
         return None
 
 
-def keep_part(
-    conn: sa.Connection, *, envelope: Envelope, part: int, receipt: str, now_ms: int, cut: Cut | None = None
+def store_part(
+    conn: sa.Connection, *, envelope: Envelope, part: int, receipt: str, now_ms: int, cut: SplitInputs | None = None
 ) -> None:
     """Store the receipt of one part, if there are more. It is not sent again, and the others keep
     the same split."""
     channel, cut_by = str(envelope.recipient), _encode(cut).decode() if cut is not None else None
-    delivery_parts.add(conn, envelope.id, part, channel=channel, receipt=receipt, at_ms=now_ms, cut_by=cut_by)
+    delivery_parts.add(conn, envelope.id, part, channel=channel, receipt=receipt, at_ms=now_ms, split_by=cut_by)
 
 
-def _out_of_reach(page: Page, envelope: Envelope, terms: Terms) -> str:
+def _get_access_refusal(page: Transaction, envelope: Envelope, rules: DeliveryRules) -> str:
     """Why an agent may not write there; empty if it may. Checked once, before any part is sent."""
-    if envelope.kind not in _AGENTS_WORDS or envelope.source == "house" or envelope.attempts:
+    if envelope.kind not in _AGENT_KINDS or envelope.source == "house" or envelope.attempts:
         return ""
-    because = terms.why_not(page.conn, envelope)
+    because = rules.get_refusal(page.conn, envelope)
     return f"{FailureKind.NO_BINDING}: {because}" if because else ""
 
 
-def _held_back(page: Page, envelope: Envelope, sending: SendSettings) -> str:
+def _get_send_refusal(page: Transaction, envelope: Envelope, sending: SendSettings) -> str:
     """Why a message of an agent is not sent; empty if it is. The server's own messages always are:
     command answers, questions and notices."""
-    if envelope.kind not in _AGENTS_WORDS or envelope.source == "house" or envelope.sender.session is None:
+    if envelope.kind not in _AGENT_KINDS or envelope.source == "house" or envelope.sender.session is None:
         return ""
     session = sessions.get(page.conn, envelope.sender.session)
     if session is None:
         return ""
     decision = may_send(session, envelope.recipient.name, sending.rules, sending.default)
-    return f"not sent: {decision.because} (`{decision.key}`)" if decision.denied else ""
+    return f"not sent: {decision.because} (`{decision.setting_key}`)" if decision.is_denied else ""
 
 
-def _leave(page: Page, found: Resting | Nothing, *, changed: bool) -> Resting | Nothing:
-    if changed:  # an unchanged transaction needs no commit
+def _end_claim(
+    page: Transaction, found: WaitingAttempt | NothingDue, *, is_changed: bool
+) -> WaitingAttempt | NothingDue:
+    if is_changed:  # an unchanged transaction needs no commit
         page.close()
     return found
 
 
-def close(conn: sa.Connection, *, envelope: Envelope, result: Sent | Failed, terms: Terms, now_ms: int) -> Closed:
+def close_attempt(
+    conn: sa.Connection, *, envelope: Envelope, result: PartSent | AttemptFailed, terms: DeliveryRules, now_ms: int
+) -> ClosedAttempt:
     """Store the result of an attempt, and end the envelope or schedule the next attempt."""
-    page = Page(conn, now_ms)
+    page = Transaction(conn, now_ms)
     match result:
-        case Sent():
+        case PartSent():
             closed = _close_sent(page, envelope, result, terms)
-        case Failed():
-            closed = _close_failed(page, envelope, result, terms, wait_s=_wait_s(result, envelope.attempts))
+        case AttemptFailed():
+            closed = _close_failed(page, envelope, result, terms, wait_s=_get_delay_s(result, envelope.attempts))
     page.close()
     return closed
 
 
-def _close_sent(page: Page, envelope: Envelope, sent: Sent, terms: Terms) -> Closed:
+def _close_sent(page: Transaction, envelope: Envelope, sent: PartSent, rules: DeliveryRules) -> ClosedAttempt:
     receipt = sent.receipt
     ours = deliveries.close_attempt(
         page.conn, envelope.id, envelope.attempts, DeliveryState.SENT, at_ms=page.at_ms, receipt=receipt
     )
     if not ours:  # this commit already succeeded, and only its result was lost
-        return Closed()
-    if terms.able is not None:
-        keep_part(page.conn, envelope=envelope, part=sent.part, receipt=receipt, now_ms=page.at_ms)
+        return ClosedAttempt()
+    if rules.capabilities is not None:
+        store_part(page.conn, envelope=envelope, part=sent.part, receipt=receipt, now_ms=page.at_ms)
     if envelope.reply_to is not None and is_completion(envelope):
-        webhooks.blank(page.conn, envelope.reply_to)
-    return Closed(_end(page, envelope, Outcome.DELIVERED, because=f"{envelope.recipient.name} took it: {receipt}"))
+        webhooks.clear_headers(page.conn, envelope.reply_to)
+    return ClosedAttempt(
+        _end(page, envelope, Outcome.DELIVERED, because=f"{envelope.recipient.name} accepted it: {receipt}")
+    )
 
 
-def _close_failed(page: Page, envelope: Envelope, failed: Failed, terms: Terms, *, wait_s: float) -> Closed:
+def _close_failed(
+    page: Transaction, envelope: Envelope, failed: AttemptFailed, rules: DeliveryRules, *, wait_s: float
+) -> ClosedAttempt:
     ours = deliveries.close_attempt(
         page.conn,
         envelope.id,
         envelope.attempts,
-        DeliveryState.UNKNOWN if failed.arrived_maybe else DeliveryState.FAILED,
+        DeliveryState.UNKNOWN if failed.is_unknown else DeliveryState.FAILED,
         at_ms=page.at_ms,
         error_kind=failed.kind,
         error=failed.message,
     )
     if not ours:
-        return Closed()
-    if failed.arrived_maybe and not terms.repeats_safely:
-        because = f"nobody knows whether it arrived: {failed.message}"
-        return Closed(_end(page, envelope, Outcome.INTERRUPTED, because=because, kind=failed.kind))
-    if failed.ours:
-        envelopes.back_to_pending(page.conn, envelope.id, due_ms=page.at_ms)
-        return Closed(wait_s=0.0)
+        return ClosedAttempt()
+    if failed.is_unknown and not rules.repeats_safely:
+        because = f"it is unknown whether it arrived: {failed.message}"
+        return ClosedAttempt(_end(page, envelope, Outcome.INTERRUPTED, because=because, kind=failed.kind))
+    if failed.is_own_stop:
+        envelopes.return_to_pending(page.conn, envelope.id, due_ms=page.at_ms)
+        return ClosedAttempt(wait_s=0.0)
     because = f"{failed.kind}: {failed.message}"
     if failed.permanent:
-        return Closed(_end(page, envelope, Outcome.DEAD, because=because, kind=failed.kind))
-    if envelope.attempts >= terms.attempts_max and _in_vain(page, envelope) >= terms.attempts_max:
+        return ClosedAttempt(_end(page, envelope, Outcome.DEAD, because=because, kind=failed.kind))
+    if envelope.attempts >= rules.attempts_max and _count_failed_attempts(page, envelope) >= rules.attempts_max:
         because += f" (given up after {envelope.attempts} attempts)"
-        return Closed(_end(page, envelope, Outcome.DEAD, because=because, kind=failed.kind))
-    envelopes.back_to_pending(page.conn, envelope.id, due_ms=page.at_ms + round(wait_s * 1000))
-    return Closed(wait_s=wait_s)
+        return ClosedAttempt(_end(page, envelope, Outcome.DEAD, because=because, kind=failed.kind))
+    envelopes.return_to_pending(page.conn, envelope.id, due_ms=page.at_ms + round(wait_s * 1000))
+    return ClosedAttempt(wait_s=wait_s)
 
 
-def _in_vain(page: Page, envelope: Envelope) -> int:
+def _count_failed_attempts(page: Transaction, envelope: Envelope) -> int:
     """Attempts since a part last arrived: a long message that arrives part by part is not failing."""
-    arrived_ms = delivery_parts.last_ms(page.conn, envelope.id)
+    arrived_ms = delivery_parts.get_last_ms(page.conn, envelope.id)
     if arrived_ms is None:
         return envelope.attempts
-    return sum(attempt.opened_ms >= arrived_ms for attempt in deliveries.of(page.conn, envelope.id))
+    return sum(attempt.opened_ms >= arrived_ms for attempt in deliveries.list_attempts(page.conn, envelope.id))
 
 
-def _wait_s(failed: Failed, attempt: int) -> float:
+def _get_delay_s(failed: AttemptFailed, attempt: int) -> float:
     """Exponential back-off, plus the delay that the platform requested. Without jitter: the store
     alone determines what comes next."""
-    return min(BACKOFF_FIRST_S * 2 ** (attempt - 1), BACKOFF_MAX_S) + polite_s(failed)
+    return min(BACKOFF_FIRST_S * 2 ** (attempt - 1), BACKOFF_MAX_S) + get_requested_delay_s(failed)
 
 
-def polite_s(failed: Failed) -> float:
+def get_requested_delay_s(failed: AttemptFailed) -> float:
     """The delay that the platform requested, limited."""
     asked_s = failed.retry_after_s
     return min(asked_s, RETRY_AFTER_S_MAX) if asked_s is not None and asked_s > 0 else 0.0
 
 
-def _is_wanted(page: Page, envelope: Envelope) -> bool:
+def _is_wanted(page: Transaction, envelope: Envelope) -> bool:
     """Whether outbound work is still waited for. It may be answered before its delivery is
     confirmed, or its requester stopped."""
     delegation = delegations.get(page.conn, envelope.id)
-    return delegation is not None and delegation.state.open
+    return delegation is not None and delegation.state.is_open
 
 
-def _settle(page: Page, envelope: Envelope, outcome: Outcome, *, because: str) -> None:
+def _settle(page: Transaction, envelope: Envelope, outcome: Outcome, *, because: str) -> None:
     outcomes.settle(page, [envelope.id], outcome, because=because)
-    page.tell(
-        NewsKind.ENVELOPE_SETTLED,
+    page.emit(
+        EventKind.ENVELOPE_SETTLED,
         session=envelope.sender.session,
         envelope=envelope.id,
         outcome=outcome.value,
@@ -312,41 +322,43 @@ def _settle(page: Page, envelope: Envelope, outcome: Outcome, *, because: str) -
     )
 
 
-def _end(page: Page, envelope: Envelope, outcome: Outcome, *, because: str, kind: str = "") -> tuple[Wake, ...]:
+def _end(page: Transaction, envelope: Envelope, outcome: Outcome, *, because: str, kind: str = "") -> tuple[Wake, ...]:
     _settle(page, envelope, outcome, because=because)
     if outcome is Outcome.DELIVERED:
         return ()
-    text = f"Envelope {short(envelope.id)} to {envelope.recipient} "
-    if envelope.kind is Kind.DELEGATION:  # the delegating run waits for the result, and this is it
+    text = f"Envelope {short_id(envelope.id)} to {envelope.recipient} "
+    if envelope.kind is EnvelopeKind.DELEGATION:  # the delegating run waits for the result, and this is it
         if not _is_wanted(page, envelope):
             return ()
-        text = f"It {_in_our_words(outcome, kind)}"
-        return notify(page, envelope.sender, envelope.id, envelope.kind, outcome.value, text)
+        text = f"It {_describe_outcome(outcome, kind)}"
+        return notify_sender(page, envelope.sender, envelope.id, envelope.kind, outcome.value, text)
     if envelope.sender.kind is AddressKind.AGENT:
-        return _note_for_agent(page, envelope, outcome, text=text + _in_our_words(outcome, kind))
-    return notify(page, envelope.sender, envelope.id, envelope.kind, outcome.value, f"{text}ended {outcome}: {because}")
+        return _note_for_agent(page, envelope, outcome, text=text + _describe_outcome(outcome, kind))
+    return notify_sender(
+        page, envelope.sender, envelope.id, envelope.kind, outcome.value, f"{text}ended {outcome}: {because}"
+    )
 
 
-def _note_for_agent(page: Page, envelope: Envelope, outcome: Outcome, *, text: str) -> tuple[Wake, ...]:
+def _note_for_agent(page: Transaction, envelope: Envelope, outcome: Outcome, *, text: str) -> tuple[Wake, ...]:
     """A note that the agent reads with its next turn. It starts no run, so it cannot cause a loop."""
-    if envelope.kind is Kind.NOTICE or envelope.sender.session is None:
+    if envelope.kind is EnvelopeKind.NOTICE or envelope.sender.session is None:
         return ()
-    draft = Draft(
-        id=EnvelopeId(derived(envelope.id, outcome.value)),
-        sender=address.HOUSE,
+    draft = EnvelopeDraft(
+        id=EnvelopeId(derive_id(envelope.id, outcome.value)),
+        sender=address.SERVER_ADDRESS,
         recipient=envelope.sender,
         text=text,
         source="house",
-        key=f"{envelope.id}/{outcome}",
-        kind=Kind.NOTICE,
+        idempotency_key=f"{envelope.id}/{outcome}",
+        kind=EnvelopeKind.NOTICE,
         reply_to=envelope.id,
         silent=True,
         trust=Trust.PRIVATE,
     )
-    return enter(page, draft).wakes
+    return accept_in_transaction(page, draft).wakes
 
 
-def _in_our_words(outcome: Outcome, kind: str) -> str:
+def _describe_outcome(outcome: Outcome, kind: str) -> str:
     """A fixed text. The platform's own text is not shown to a model as the server's: anyone may
     have written it."""
     match outcome:
@@ -355,6 +367,6 @@ def _in_our_words(outcome: Outcome, kind: str) -> str:
         case Outcome.EXPIRED:
             return "was not sent: it expired first."
         case Outcome.REFUSED:
-            return "was not sent: the rules of the house hold it back. Your words are kept."
+            return "was not sent: a rule of this server blocks it. The text is kept."
         case _:
             return f"was not delivered ({kind})."

@@ -8,33 +8,33 @@ from functools import partial
 
 import sqlalchemy as sa
 
-from retinue.config.access import DoorSettings
-from retinue.config.connectors import OWN_CONNECTORS
+from retinue.config.access import AccessSettings
+from retinue.config.connectors import INTERNAL_CONNECTORS
 from retinue.connectors.base import FailureKind
-from retinue.domain.access import DmPolicy, GroupPolicy, id_space
+from retinue.domain.access import DmPolicy, GroupPolicy, id_namespace
 from retinue.domain.address import Address, AddressKind
-from retinue.domain.envelope import Draft, Envelope, Receipt
-from retinue.domain.errors import NotAllowed
+from retinue.domain.envelope import Envelope, EnvelopeDraft, Receipt
 from retinue.domain.ids import EnvelopeId
-from retinue.domain.ports import Post
+from retinue.domain.ports import EnvelopeAcceptor
 from retinue.domain.session import Origin, OriginKind
-from retinue.policy.access.access import group_of
-from retinue.policy.access.bindings import reaches
+from retinue.outbox.errors import ChannelNotWritable
+from retinue.policy.access.access import find_group_settings
+from retinue.policy.access.bindings import allows_writing
 from retinue.store.channels import bindings, identities, pairings
 from retinue.store.core.connection import Store
 from retinue.store.envelopes import envelopes
 from retinue.store.sessions import sessions
 
-WhyNot = Callable[[sa.Connection, Envelope], str]
-"""Why an envelope does not leave the house; empty where it does."""
+GetRefusal = Callable[[sa.Connection, Envelope], str]
+"""Returns why an envelope is not sent, or an empty string if it is."""
 
 
-def everywhere(_conn: sa.Connection, _envelope: Envelope) -> str:
+def allow_all(_conn: sa.Connection, _envelope: Envelope) -> str:
     """For a server without bindings."""
     return ""
 
 
-class Reach:
+class OutboundAccess:
     """Outbound access rules.
 
     `settings` and `get_platform_name` take the name of a connector. `get_default_agent` returns the
@@ -43,36 +43,36 @@ class Reach:
 
     def __init__(
         self,
-        settings: Callable[[str], DoorSettings],
-        kind_of: Callable[[str], str],
-        default: Callable[[], str | None] = lambda: None,
+        settings: Callable[[str], AccessSettings],
+        get_platform_name: Callable[[str], str],
+        get_default_agent: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._settings = settings
-        self._kind_of = kind_of
-        self._default = default
+        self._get_platform_name = get_platform_name
+        self._get_default_agent = get_default_agent
 
-    def of_envelope(self, conn: sa.Connection, envelope: Envelope) -> str:
-        return self.why_not(conn, envelope.sender, envelope.recipient, envelope.reply_to)
+    def get_envelope_refusal(self, conn: sa.Connection, envelope: Envelope) -> str:
+        return self.get_refusal(conn, envelope.sender, envelope.recipient, envelope.reply_to)
 
-    def why_not(
+    def get_refusal(
         self, conn: sa.Connection, sender: Address, recipient: Address, reply_to: EnvelopeId | None = None
     ) -> str:
         if sender.kind is not AddressKind.AGENT or recipient.kind is not AddressKind.CHANNEL:
             return ""
-        if recipient.name in OWN_CONNECTORS or _answers(conn, reply_to, recipient):
+        if recipient.name in INTERNAL_CONNECTORS or _is_answer(conn, reply_to, recipient):
             return ""
         agent, instance, room = sender.name, recipient.name, recipient.rest
-        service = self._kind_of(instance)
+        service = self._get_platform_name(instance)
         mine = [
             each
-            for each in bindings.everything(conn)
-            if reaches(each, agent=agent, service=service, instance=instance, room=room)
+            for each in bindings.list_all(conn)
+            if allows_writing(each, agent=agent, platform=service, connector=instance, channel=room)
         ]
-        if not mine and (self._default() or "").casefold() != agent.casefold():
-            return f"{agent} is not bound to {instance}, or not to this room of it"
+        if not mine and (self._get_default_agent() or "").casefold() != agent.casefold():
+            return f"{agent} is not bound to {instance}, or not to this channel of it"
         if any(each.match.peer == room for each in mine) or self._is_known(conn, agent, service, recipient):
             return ""
-        return f"nobody in this room may talk to the house at {instance}"
+        return f"no one in this channel may write to {instance}"
 
     def _is_known(self, conn: sa.Connection, agent: str, service: str, recipient: Address) -> bool:
         """Whether someone in the channel may write to us. A direct channel is known by the person's
@@ -80,37 +80,36 @@ class Reach:
         settings, room = self._settings(recipient.name), recipient.rest
         if settings.dm is DmPolicy.OPEN or room in settings.allow_from:
             return True
-        if settings.group_policy is not GroupPolicy.CLOSED and group_of(settings, room) is not None:
+        if settings.group_policy is not GroupPolicy.CLOSED and find_group_settings(settings, room) is not None:
             return True
-        if identities.who(conn, id_space(service, recipient.name), room) is not None or pairings.is_admitted(
-            conn, recipient.name, room
-        ):
+        if identities.find_person(
+            conn, id_namespace(service, recipient.name), room
+        ) is not None or pairings.is_admitted(conn, recipient.name, room):
             return True
-        return sessions.by_origin(conn, agent, Origin(OriginKind.CHAT, str(recipient))) is not None
+        return sessions.get_by_origin(conn, agent, Origin(OriginKind.CHAT, str(recipient))) is not None
 
 
-def _answers(conn: sa.Connection, reply_to: EnvelopeId | None, recipient: Address) -> bool:
+def _is_answer(conn: sa.Connection, reply_to: EnvelopeId | None, recipient: Address) -> bool:
     question = envelopes.get(conn, reply_to) if reply_to is not None else None
     return question is not None and question.sender == recipient
 
 
-class WithinReach:
+class AccessCheckedPost:
     """Posts an agent's envelopes only where it may write. The agent gets the error at once, not
     only at delivery."""
 
-    def __init__(self, post: Post, store: Store, reach: Reach) -> None:
+    def __init__(self, post: EnvelopeAcceptor, store: Store, access: OutboundAccess) -> None:
         self._post = post
         self._store = store
-        self._reach = reach
+        self._access = access
 
-    async def post(self, draft: Draft) -> Receipt:
+    async def accept(self, draft: EnvelopeDraft) -> Receipt:
         if draft.sender.kind is AddressKind.AGENT and draft.recipient.kind is AddressKind.CHANNEL:
-            look = partial(self._reach.why_not, sender=draft.sender, recipient=draft.recipient, reply_to=draft.reply_to)
+            look = partial(
+                self._access.get_refusal, sender=draft.sender, recipient=draft.recipient, reply_to=draft.reply_to
+            )
             if because := await self._store.read(look):
-                raise NotAllowed(
-                    f"{draft.sender.name} may not write to {draft.recipient}",
-                    because=f"{FailureKind.NO_BINDING}: {because}",
-                    try_this="retinue binding list shows who is bound where",
-                    code="delivery.no-binding",
+                raise ChannelNotWritable(
+                    draft.sender.name, str(draft.recipient), because=f"{FailureKind.NO_BINDING}: {because}"
                 )
-        return await self._post.post(draft)
+        return await self._post.accept(draft)

@@ -14,35 +14,41 @@ from typing import Any
 
 from msgspec import Struct
 
-from retinue.connectors.base import Connector, abilities_of, edits_of, reacts_of, types_of
+from retinue.connectors.base import (
+    Connector,
+    get_capabilities,
+    get_preview_support,
+    get_reaction_support,
+    get_typing_support,
+)
 from retinue.domain.address import Address
 from retinue.domain.errors import RetinueError
 from retinue.domain.event import Delta, DeltaKind
 from retinue.domain.ids import RunId
-from retinue.domain.ports import Clock, Tell
-from retinue.domain.reply_delivery import AckScope, Stream, Typing, Words
+from retinue.domain.ports import Clock, RunObserver
+from retinue.domain.reply_delivery import AckScope, ReplyDelivery, StreamMode, TypingMode
 from retinue.domain.session_keys import ChatType
-from retinue.text.chunking import clipped
+from retinue.text.chunking import truncate_text
 
 log = logging.getLogger(__name__)
 
 TYPING_EVERY_S = 4.0  # platforms show it for about five seconds
-TYPING_S_MAX = 120.0  # without any activity of the run
+TYPING_IDLE_S_MAX = 120.0  # without any activity of the run
 PREVIEW_EVERY_S = 1.5
-SIDE_S_MAX = 10.0  # for one call
-ATTENDED_MAX = 200  # concurrent tasks
-SILENT = ("NO_REPLY", "[[SILENT_REPLY]]")
+CALL_TIMEOUT_S = 10.0  # for one call
+TASKS_MAX = 200  # concurrent tasks
+NO_REPLY_MARKERS = ("NO_REPLY", "[[SILENT_REPLY]]")
 
 
-class Asked(Struct, frozen=True, kw_only=True):
+class AnsweredMessage(Struct, frozen=True, kw_only=True):
     """The message that a run answers, as far as a channel can show it."""
 
-    room: Address
+    channel: Address
     message_id: str = ""
     chat_type: ChatType | None = None
 
 
-class Presence:
+class ProgressDisplays:
     """Starts progress displays. Knows the connectors and the running tasks."""
 
     def __init__(self, clock: Clock, connectors: Mapping[str, Connector]) -> None:
@@ -50,15 +56,15 @@ class Presence:
         self._connectors = connectors
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def attend(self, run: RunId, asked: Asked, words: Words) -> Attendance | None:
+    def create(self, run: RunId, message: AnsweredMessage, reply_delivery: ReplyDelivery) -> RunProgress | None:
         """None if there is nothing to show, or the limit is reached."""
-        connector = self._connectors.get(asked.room.name)
-        if connector is None or abilities_of(connector) is None or len(self._tasks) >= ATTENDED_MAX:
+        connector = self._connectors.get(message.channel.name)
+        if connector is None or get_capabilities(connector) is None or len(self._tasks) >= TASKS_MAX:
             return None
-        return Attendance(self, self._clock, connector, run, asked, words)
+        return RunProgress(self, self._clock, connector, run, message, reply_delivery)
 
-    def on_the_side(self, work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=what)
+    def start_task(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(coroutine, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -68,70 +74,76 @@ class Presence:
             task.cancel()
 
 
-class Attendance:
+class RunProgress:
     """The progress display of one run."""
 
     def __init__(
-        self, presence: Presence, clock: Clock, connector: Connector, run: RunId, asked: Asked, words: Words
+        self,
+        displays: ProgressDisplays,
+        clock: Clock,
+        connector: Connector,
+        run: RunId,
+        message: AnsweredMessage,
+        reply_delivery: ReplyDelivery,
     ) -> None:
-        self._presence = presence
+        self._displays = displays
         self._clock = clock
         self._connector = connector
         self._run = run
-        self._asked = asked
-        self._words = words
-        self._alive = 0  # activity counter
-        self._thinks = asyncio.Event()
-        self._speaks = asyncio.Event()
+        self._message = message
+        self._reply_delivery = reply_delivery
+        self._activity = 0  # activity counter
+        self._has_started = asyncio.Event()
+        self._has_text = asyncio.Event()
         self._changed = asyncio.Event()
         self._turn = 0
         self._text = ""
-        self._shown = ""
-        self._acked: asyncio.Task[None] | None = None
+        self._preview_id = ""
+        self._ack_task: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
-    def begin(self) -> None:
-        room = self._asked.room.rest
-        if self._is_acked:
+    def start(self) -> None:
+        room = self._message.channel.rest
+        if self._should_ack:
             # It continues if the run ends at once: the message was received all the same.
-            self._acked = self._presence.on_the_side(self._react(self._words.ack), f"ack for {self._run}")
-        if self._words.typing is not Typing.NEVER and types_of(self._connector) is not None:
-            self._side(self._type(room), "typing")
-        if self._words.stream is Stream.PREVIEW and edits_of(self._connector) is not None:
-            self._side(self._preview(room), "preview")
+            self._ack_task = self._displays.start_task(self._react(self._reply_delivery.ack), f"ack for {self._run}")
+        if self._reply_delivery.typing is not TypingMode.NEVER and get_typing_support(self._connector) is not None:
+            self._start(self._show_typing(room), "typing")
+        if self._reply_delivery.stream is StreamMode.PREVIEW and get_preview_support(self._connector) is not None:
+            self._start(self._show_preview(room), "preview")
 
     def delta(self, delta: Delta) -> None:
-        self._alive += 1
-        self._thinks.set()
+        self._activity += 1
+        self._has_started.set()
         if delta.kind is not DeltaKind.TEXT:
             return
         if delta.turn != self._turn or not delta.offset:
             self._turn, self._text = delta.turn, ""
         self._text += delta.text
-        if not _may_be_silent(self._text):
-            self._speaks.set()
+        if not _may_be_no_reply(self._text):
+            self._has_text.set()
             self._changed.set()
 
     def called(self) -> None:
-        self._alive += 1
-        self._thinks.set()
+        self._activity += 1
+        self._has_started.set()
 
     def end(self) -> None:
         """The run ended or was suspended: remove what was shown."""
         for task in self._tasks:
             task.cancel()
-        if self._shown or (self._acked is not None and self._words.ack_removed):
-            self._presence.on_the_side(self._clear(), "after a run")
+        if self._preview_id or (self._ack_task is not None and self._reply_delivery.ack_removed):
+            self._displays.start_task(self._remove(), "after a run")
 
-    def _side(self, work: Coroutine[Any, Any, None], what: str) -> None:
-        self._tasks.append(self._presence.on_the_side(work, f"{what} for {self._run}"))
+    def _start(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
+        self._tasks.append(self._displays.start_task(coroutine, f"{name} for {self._run}"))
 
     # --- acknowledgement ---
 
     @property
-    def _is_acked(self) -> bool:
-        words, asked = self._words, self._asked
-        if not words.ack or not asked.message_id or reacts_of(self._connector) is None:
+    def _should_ack(self) -> bool:
+        words, asked = self._reply_delivery, self._message
+        if not words.ack or not asked.message_id or get_reaction_support(self._connector) is None:
             return False
         in_group = asked.chat_type in (ChatType.GROUP, ChatType.THREAD)
         match words.ack_scope:
@@ -145,33 +157,33 @@ class Attendance:
                 return True
 
     async def _react(self, emoji: str) -> None:
-        connector = reacts_of(self._connector)
+        connector = get_reaction_support(self._connector)
         if connector is not None:
-            await self._try(connector.react(self._asked.room.rest, self._asked.message_id, emoji), "reaction")
+            await self._try(connector.react(self._message.channel.rest, self._message.message_id, emoji), "reaction")
 
     # --- typing indicator ---
 
-    async def _type(self, room: str) -> None:
-        match self._words.typing:
-            case Typing.THINKING:
-                await self._thinks.wait()
-            case Typing.MESSAGE:
-                await self._speaks.wait()
+    async def _show_typing(self, channel: str) -> None:
+        match self._reply_delivery.typing:
+            case TypingMode.THINKING:
+                await self._has_started.wait()
+            case TypingMode.MESSAGE:
+                await self._has_text.wait()
             case _:
                 pass
-        quiet_s, seen = 0.0, self._alive
-        connector = types_of(self._connector)
-        while connector is not None and quiet_s < TYPING_S_MAX:
-            if not await self._try(connector.type_in(room), "typing"):
+        quiet_s, seen = 0.0, self._activity
+        connector = get_typing_support(self._connector)
+        while connector is not None and quiet_s < TYPING_IDLE_S_MAX:
+            if not await self._try(connector.show_typing(channel), "typing"):
                 return
             await self._clock.sleep(TYPING_EVERY_S)
-            quiet_s = quiet_s + TYPING_EVERY_S if self._alive == seen else 0.0
-            seen = self._alive
+            quiet_s = quiet_s + TYPING_EVERY_S if self._activity == seen else 0.0
+            seen = self._activity
 
     # --- preview ---
 
-    async def _preview(self, room: str) -> None:
-        connector, able = edits_of(self._connector), abilities_of(self._connector)
+    async def _show_preview(self, channel: str) -> None:
+        connector, able = get_preview_support(self._connector), get_capabilities(self._connector)
         shown_text = ""
         while connector is not None and able is not None:
             await self._changed.wait()
@@ -179,54 +191,56 @@ class Attendance:
             # Without the last token: it may be half of a secret, which is redacted only when it is
             # complete.
             whole_words = self._text.rpartition(" ")[0]
-            text = clipped(whole_words, able.text_max, unit=able.unit)
+            text = truncate_text(whole_words, able.text_max, unit=able.unit)
             if text.strip() and text != shown_text:
-                quote = self._asked.message_id if able.quotes else ""
-                shown = await self._try(connector.preview(room, text, shown=self._shown, quote=quote), "preview")
+                quote = self._message.message_id if able.can_quote else ""
+                shown = await self._try(
+                    connector.preview(channel, text, preview_id=self._preview_id, quoted_message_id=quote), "preview"
+                )
                 if shown is None:
                     return
-                self._shown, shown_text = str(shown), text
+                self._preview_id, shown_text = str(shown), text
             await self._clock.sleep(PREVIEW_EVERY_S)
 
-    async def _clear(self) -> None:
-        connector = edits_of(self._connector)
-        if self._shown and connector is not None:
-            await self._try(connector.take_back(self._asked.room.rest, self._shown), "preview")
-        if self._acked is not None and self._words.ack_removed:
-            await asyncio.wait({self._acked})
+    async def _remove(self) -> None:
+        connector = get_preview_support(self._connector)
+        if self._preview_id and connector is not None:
+            await self._try(connector.delete_preview(self._message.channel.rest, self._preview_id), "preview")
+        if self._ack_task is not None and self._reply_delivery.ack_removed:
+            await asyncio.wait({self._ack_task})
             await self._react("")
 
-    async def _try(self, courtesy: Awaitable[Any], what: str) -> Any:
+    async def _try(self, call: Awaitable[Any], what: str) -> Any:
         """The result of the call, or True if it has none; None if it failed."""
         try:
-            async with asyncio.timeout(SIDE_S_MAX):
-                return await courtesy or True
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                return await call or True
         except Exception as error:  # whatever a connector raises, the run continues
             log.info(
-                "a courtesy failed",
+                "typing or preview failed",
                 exc_info=None if isinstance(error, RetinueError | OSError) else error,
-                extra={"what": what, "connector": self._connector.instance, "error": type(error).__name__},
+                extra={"what": what, "connector": self._connector.name, "error": type(error).__name__},
             )
             return None
 
 
-class Attended:
+class ProgressTell:
     """Passes live events to the subscribers and to the progress display."""
 
-    def __init__(self, tell: Tell, attendance: Attendance) -> None:
+    def __init__(self, tell: RunObserver, attendance: RunProgress) -> None:
         self._tell = tell
-        self._attendance = attendance
+        self._progress = attendance
 
-    def delta(self, delta: Delta) -> None:
-        self._tell.delta(delta)
-        self._attendance.delta(delta)
+    def on_delta(self, delta: Delta) -> None:
+        self._tell.on_delta(delta)
+        self._progress.delta(delta)
 
-    def called(self, run: RunId, tool: str) -> None:
-        self._tell.called(run, tool)
-        self._attendance.called()
+    def on_tool_call(self, run: RunId, tool: str) -> None:
+        self._tell.on_tool_call(run, tool)
+        self._progress.called()
 
 
-def _may_be_silent(text: str) -> bool:
+def _may_be_no_reply(text: str) -> bool:
     """Whether the text so far may still become one of the markers for no reply."""
     words = text.strip()
-    return any(token.startswith(words) for token in SILENT)
+    return any(token.startswith(words) for token in NO_REPLY_MARKERS)

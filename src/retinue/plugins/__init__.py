@@ -7,6 +7,24 @@ the server's side.
 
 from __future__ import annotations
 
-from retinue.plugins.base import GROUP, Host, Manifest, NoSettings, Plugin, PluginFailed, Scene, Section
+from retinue.plugins.base import (
+    ENTRY_POINT_GROUP,
+    NoPluginSettings,
+    Plugin,
+    PluginHost,
+    PluginManifest,
+    PluginSection,
+    SectionContext,
+)
+from retinue.plugins.errors import PluginFailed
 
-__all__ = ["GROUP", "Host", "Manifest", "NoSettings", "Plugin", "PluginFailed", "Scene", "Section"]
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "NoPluginSettings",
+    "Plugin",
+    "PluginFailed",
+    "PluginHost",
+    "PluginManifest",
+    "PluginSection",
+    "SectionContext",
+]

@@ -11,27 +11,21 @@ import msgspec
 from msgspec import Struct, field
 
 from retinue.domain.agent import Agent
-from retinue.domain.errors import RetinueError
 from retinue.domain.ports import Clock
 from retinue.domain.session import OriginKind
+from retinue.plugins.errors import TooManyBackgroundTasks
 
-GROUP = "retinue.plugins"
-BACKGROUND_MAX = 16  # background tasks per instance
+ENTRY_POINT_GROUP = "retinue.plugins"
+BACKGROUND_TASKS_MAX = 16  # background tasks per instance
 
-PREFIX = "plugin:"
-
-
-class PluginFailed(RetinueError):
-    """A plugin could not be loaded. The server continues without it."""
-
-    code = "plugin.failed"
+SOURCE_PREFIX = "plugin:"
 
 
-class NoSettings(msgspec.Struct, forbid_unknown_fields=True):
+class NoPluginSettings(msgspec.Struct, forbid_unknown_fields=True):
     """The settings of a plugin that has none."""
 
 
-class Manifest(Struct, frozen=True, kw_only=True):
+class PluginManifest(Struct, frozen=True, kw_only=True):
     """What a plugin declares about itself.
 
     `settings` is a msgspec Struct or a dataclass: the table in the settings file is converted to
@@ -43,19 +37,19 @@ class Manifest(Struct, frozen=True, kw_only=True):
     version: str
     description: str
     exclusive: bool = False
-    settings: type[Any] = NoSettings
+    settings: type[Any] = NoPluginSettings
 
 
-class Scene(Struct, frozen=True, kw_only=True):
+class SectionContext(Struct, frozen=True, kw_only=True):
     """The run that a prompt section is rendered for."""
 
     agent: Agent
     session: str
-    home: Path
+    agent_directory: Path
     origin: OriginKind
 
 
-class Section(Struct, frozen=True, kw_only=True):
+class PluginSection(Struct, frozen=True, kw_only=True):
     """A text for the system prompt of every run.
 
     It is left out in the minimal mode unless `in_minimal_mode` is set. `render` is called in a
@@ -63,26 +57,26 @@ class Section(Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    text: Callable[[Scene], str]
-    minimal: bool = False
+    render: Callable[[SectionContext], str]
+    in_minimal_mode: bool = False
 
 
-class Register(Protocol):
+class PluginRegistrar(Protocol):
     """Where a plugin registers its parts while it is loaded. A name that is taken is refused."""
 
     def tool(self, tool: Any) -> None: ...
     def operation(self, operation: Any) -> None: ...
     def connector(self, connector: Any) -> None: ...
-    def connector_kind(self, kind: Any) -> None: ...
+    def platform(self, platform: Any) -> None: ...
     def model(self, model: Any) -> None: ...
     def provider(self, name: str, provider: Any) -> None: ...
     def runner(self, name: str, runner: Any) -> None: ...
-    def section(self, section: Section) -> None: ...
+    def section(self, section: PluginSection) -> None: ...
     def policy(self, name: str, rules: Any) -> None: ...
     def skills(self, folder: Path) -> None: ...
 
 
-class Host(Struct, frozen=True, kw_only=True):
+class PluginHost(Struct, frozen=True, kw_only=True):
     """What one instance of a plugin gets from the server. `folder` is its data folder, which is kept on unload."""
 
     plugin: str
@@ -90,27 +84,23 @@ class Host(Struct, frozen=True, kw_only=True):
     folder: Path
     clock: Clock
     log: logging.Logger
-    register: Register
-    work: list[Callable[[], Awaitable[None]]] = field(default_factory=list[Callable[[], Awaitable[None]]])
-    farewells: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
+    register: PluginRegistrar
+    background_work: list[Callable[[], Awaitable[None]]] = field(default_factory=list[Callable[[], Awaitable[None]]])
+    unload_callbacks: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
 
-    def named(self, name: str) -> str:
+    def qualify_name(self, name: str) -> str:
         """Return a name that is unique to this instance: prefixed unless the instance has the plugin's name."""
         return name if self.instance == self.plugin else f"{self.instance.replace('-', '_')}_{name}"
 
-    def background(self, work: Callable[[], Awaitable[None]]) -> None:
+    def add_background_task(self, work: Callable[[], Awaitable[None]]) -> None:
         """Run this while the instance is loaded. It is cancelled on unload."""
-        if len(self.work) >= BACKGROUND_MAX:
-            raise PluginFailed(
-                "too much work in the background",
-                because=f"an instance may have {BACKGROUND_MAX} pieces of it",
-                try_this="put several into one",
-            )
-        self.work.append(work)
+        if len(self.background_work) >= BACKGROUND_TASKS_MAX:
+            raise TooManyBackgroundTasks(tasks_max=BACKGROUND_TASKS_MAX)
+        self.background_work.append(work)
 
-    def on_unload(self, call: Callable[[], None]) -> None:
+    def on_unload(self, callback: Callable[[], None]) -> None:
         """Call this in a thread after everything else of the instance has stopped; the last one first."""
-        self.farewells.append(call)
+        self.unload_callbacks.append(callback)
 
 
 class Plugin(Struct, frozen=True, kw_only=True):
@@ -119,5 +109,5 @@ class Plugin(Struct, frozen=True, kw_only=True):
     `load` is called in a thread, so that a slow one blocks nothing.
     """
 
-    manifest: Manifest
-    load: Callable[[Host, Any], None]
+    manifest: PluginManifest
+    load: Callable[[PluginHost, Any], None]

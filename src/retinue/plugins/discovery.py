@@ -18,55 +18,67 @@ from typing import Any, TypeVar, cast
 import msgspec
 from msgspec import Struct
 
-from retinue.config.secret import Secret
-from retinue.config.skills import plugin_name
-from retinue.domain.errors import Invalid, RetinueError
-from retinue.plugins.base import GROUP, Manifest, Plugin, PluginFailed
+from retinue.config.secret import SecretReference
+from retinue.config.skills import check_plugin_name
+from retinue.domain.errors import RetinueError
+from retinue.plugins.base import ENTRY_POINT_GROUP, Plugin, PluginManifest
+from retinue.plugins.errors import (
+    PluginAmbiguous,
+    PluginCallFailed,
+    PluginEntryPointInvalid,
+    PluginFailed,
+    PluginFolderUnsafe,
+    PluginManifestInvalid,
+    PluginSettingsRejected,
+    PluginTimeout,
+)
 
-LOAD_S = 10.0  # for the import of a plugin, and again for its `load`
-UNLOAD_S = 5.0
+LOAD_TIMEOUT_S = 10.0  # for the import of a plugin, and again for its `load`
+UNLOAD_TIMEOUT_S = 5.0
 REASON_CHARS_MAX = 500
 DESCRIPTION_LENGTH_MAX = 1024
 VERSION_LENGTH_MAX = 64
 
 T = TypeVar("T")
 
-Find = Callable[[], Iterable[EntryPoint]]
+FindEntryPoints = Callable[[], Iterable[EntryPoint]]
 
 
-class Package(Struct, frozen=True):
+class PluginPackage(Struct, frozen=True):
     """An installed plugin, before any of its code has run."""
 
     id: str
-    entries: tuple[EntryPoint, ...]
+    entry_points: tuple[EntryPoint, ...]
 
     @property
     def version(self) -> str:
-        dist = self.entries[0].dist
+        dist = self.entry_points[0].dist
         return dist.version if dist is not None else ""
 
     @property
     def description(self) -> str:
-        dist = self.entries[0].dist
+        dist = self.entry_points[0].dist
         summary: object = dist.metadata.json.get("summary", "") if dist is not None else ""
         return str(summary)[:DESCRIPTION_LENGTH_MAX]
 
 
-def installed_entries() -> Iterable[EntryPoint]:
-    return entry_points(group=GROUP)
+def installed_entry_points() -> Iterable[EntryPoint]:
+    return entry_points(group=ENTRY_POINT_GROUP)
 
 
-def packages(find: Find) -> dict[str, Package]:
+def list_packages(find_entry_points: FindEntryPoints) -> dict[str, PluginPackage]:
     """Return the installed plugins by id. None is imported: only the settings enable a plugin."""
     found: dict[str, list[EntryPoint]] = {}
-    for entry in find():
+    for entry in find_entry_points():
         same = found.setdefault(entry.name, [])
         if all(entry.value != other.value for other in same):
             same.append(entry)
-    return {id_: Package(id_, tuple(entries)) for id_, entries in sorted(found.items()) if not plugin_name(id_)}
+    return {
+        id_: PluginPackage(id_, tuple(entries)) for id_, entries in sorted(found.items()) if not check_plugin_name(id_)
+    }
 
 
-async def aside(call: Callable[[], T], *, seconds: float, what: str) -> T:
+async def run_in_thread(call: Callable[[], T], *, timeout_s: float, what: str) -> T:
     """Call a function in a thread, and wait at most this long. Raises `PluginFailed` if it raises or hangs.
 
     The thread of a call that hangs stays behind. It can register nothing any more, and does not
@@ -91,114 +103,95 @@ async def aside(call: Callable[[], T], *, seconds: float, what: str) -> T:
         except RuntimeError:
             pass  # the server has stopped meanwhile
 
-    threading.Thread(target=work, name=f"plug-in {what}", daemon=True).start()
+    threading.Thread(target=work, name=f"plugin {what}", daemon=True).start()
     try:
-        result, trouble = await asyncio.wait_for(done, seconds)
+        result, trouble = await asyncio.wait_for(done, timeout_s)
     except TimeoutError:
-        raise PluginFailed(
-            f"{what} hangs",
-            because=f"it did not come back within {seconds:g} s",
-            try_this="look for what it waits for, then `retinue plugin reload`",
-            code="plugin.hangs",
-        ) from None
+        raise PluginTimeout(what, timeout_s=timeout_s) from None
     if trouble is not None:
-        raise _failure(what, trouble) from trouble
+        raise _to_plugin_failed(what, trouble) from trouble
     return cast(T, result)
 
 
-def _failure(what: str, error: BaseException) -> PluginFailed:
+def _to_plugin_failed(what: str, error: BaseException) -> PluginFailed:
     if isinstance(error, RetinueError):
         because = f"{error.sentence}: {error.because}" if error.because else error.sentence
-        return PluginFailed(
-            f"{what} failed", because=because[:REASON_CHARS_MAX], try_this=error.try_this, code=error.code
-        )
+        return PluginCallFailed(what, because=because[:REASON_CHARS_MAX], try_this=error.try_this, code=error.code)
     first = str(error).strip().partition("\n")[0]
     because = f"{type(error).__name__}: {first}" if first else type(error).__name__
-    return PluginFailed(
-        f"{what} failed", because=because[:REASON_CHARS_MAX], try_this="see the log of the house, or its author"
-    )
+    return PluginCallFailed(what, because=because[:REASON_CHARS_MAX])
 
 
-def bring(package: Package) -> Plugin:
+def import_plugin(package: PluginPackage) -> Plugin:
     """Import a plugin and check that it is one. May take long: call it with `run_in_thread`."""
-    first, *others = package.entries
+    first, *others = package.entry_points
     if others:
-        raise PluginFailed(
-            f"there are {len(package.entries)} plug-ins '{package.id}'",
-            because=", ".join(entry.value for entry in package.entries),
-            try_this="uninstall one of the packages that bring them",
-        )
+        raise PluginAmbiguous(package.id, entry_points=[entry.value for entry in package.entry_points])
     found: object = first.load()
     if not isinstance(found, Plugin):
-        raise PluginFailed(
-            f"'{package.id}' is no plug-in",
-            because="its entry point names something else than a Plugin",
-            try_this="its author can mend that",
-        )
-    _check(found.manifest, package.id)
+        raise PluginEntryPointInvalid(package.id)
+    _check_manifest(found.manifest, package.id)
     return found
 
 
-def _check(manifest: Manifest, id_: str) -> None:
+def _check_manifest(manifest: PluginManifest, id_: str) -> None:
     wrong = ""
     if manifest.id != id_:
-        wrong = f"it calls itself '{manifest.id}', and its entry point '{id_}'"
+        wrong = f"its id is '{manifest.id}', but its entry point is named '{id_}'"
     elif not (0 < len(manifest.version) <= VERSION_LENGTH_MAX and len(manifest.description) <= DESCRIPTION_LENGTH_MAX):
-        wrong = "it has no version, or one or a description that is too long"
-    elif not _is_settings(manifest.settings):
+        wrong = (
+            f"its version must have 1 to {VERSION_LENGTH_MAX} characters, "
+            f"its description at most {DESCRIPTION_LENGTH_MAX:,}"
+        )
+    elif not _is_settings_type(manifest.settings):
         wrong = "its settings are neither a msgspec Struct nor a dataclass"
     if wrong:
-        raise PluginFailed(f"the manifest of '{id_}' does not fit", because=wrong, try_this="its author can mend that")
+        raise PluginManifestInvalid(id_, because=wrong)
 
 
-def _is_settings(kind: Any) -> bool:
+def _is_settings_type(kind: Any) -> bool:
     return isinstance(kind, type) and (issubclass(kind, msgspec.Struct) or is_dataclass(cast(Any, kind)))
 
 
-def settings_from(manifest: Manifest, told: Mapping[str, Any]) -> Any:
+def convert_settings(manifest: PluginManifest, values: Mapping[str, Any]) -> Any:
     """Convert the settings of a plugin to the type that it declares. An unknown key is refused."""
     try:
-        known = set(_fields(manifest.settings))
-        unknown = sorted(told.keys() - known)
+        known = set(_field_names(manifest.settings))
+        unknown = sorted(values.keys() - known)
         if unknown:
-            raise msgspec.ValidationError(f"`{unknown[0]}` is not among {', '.join(sorted(known)) or 'its settings'}")
-        return msgspec.convert(_plain(told), manifest.settings, dec_hook=_path)
+            raise msgspec.ValidationError(f"`{unknown[0]}` is not one of {', '.join(sorted(known)) or 'its settings'}")
+        return msgspec.convert(_with_raw_secrets(values), manifest.settings, dec_hook=_decode_path)
     except (msgspec.ValidationError, ValueError, TypeError, NotImplementedError) as error:
-        raise Invalid(
-            f"the settings of '{manifest.id}' do not fit",
-            because=str(error)[:REASON_CHARS_MAX],
-            try_this=f"see `retinue plugin settings`, or [plugins.{manifest.id}.settings] of the settings file",
-            code="plugin.settings-invalid",
-        ) from None
+        raise PluginSettingsRejected(manifest.id, because=str(error)[:REASON_CHARS_MAX]) from None
 
 
-def _path(kind: type[Any], value: Any) -> Any:
+def _decode_path(kind: type[Any], value: Any) -> Any:
     """Convert a text to a `Path`, the only type that we add to those of msgspec."""
     if kind is Path and isinstance(value, str):
         return Path(value).expanduser()
-    raise NotImplementedError(f"a setting of the type {kind.__name__} cannot be read")
+    raise NotImplementedError(f"settings of the type {kind.__name__} are not supported")
 
 
-def _fields(kind: type[Any]) -> Sequence[str]:
+def _field_names(kind: type[Any]) -> Sequence[str]:
     if issubclass(kind, msgspec.Struct):
         return kind.__struct_encode_fields__
     return list(kind.__dataclass_fields__)
 
 
-def _plain(value: Any) -> Any:
+def _with_raw_secrets(value: Any) -> Any:
     """Return values with each secret as it is written in the file, for fields of the type `Secret`."""
     match value:
-        case Secret():
+        case SecretReference():
             return {"env": value.env} if value.env else {"file": str(value.file)}
         case dict():
-            return {key: _plain(inner) for key, inner in cast("dict[str, Any]", value).items()}
+            return {key: _with_raw_secrets(inner) for key, inner in cast("dict[str, Any]", value).items()}
         case list() | tuple():
-            return [_plain(inner) for inner in cast("Sequence[Any]", value)]
+            return [_with_raw_secrets(inner) for inner in cast("Sequence[Any]", value)]
         case _:
             return value
 
 
-def schema_of(manifest: Manifest) -> dict[str, Any]:
+def settings_schema_of(manifest: PluginManifest) -> dict[str, Any]:
     """Return the JSON schema of a plugin's settings; empty if its types have none."""
     try:
         schema = msgspec.json.schema(manifest.settings, schema_hook=lambda _kind: {"type": "string"})
@@ -208,20 +201,16 @@ def schema_of(manifest: Manifest) -> dict[str, Any]:
         return {}
 
 
-def data_folder(home: Path, plugin: str, instance: str) -> Path:
+def data_folder(data_dir: Path, plugin: str, instance: str) -> Path:
     """Return `data_dir`/plugins/PLUGIN/INSTANCE, readable for our user only.
 
     Both names are validated, so the path never leaves the data directory.
     """
-    folder = home
+    folder = data_dir
     for name in ("plugins", plugin, instance):
         folder /= name
         folder.mkdir(exist_ok=True, mode=0o700)
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-            raise PluginFailed(
-                f"{folder} is no folder of ours",
-                because="what a plug-in keeps must not lead elsewhere",
-                try_this="move it away",
-            )
+            raise PluginFolderUnsafe(folder)
     return folder

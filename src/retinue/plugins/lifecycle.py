@@ -15,107 +15,109 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
-from retinue.config.skills import PluginSettings, plugin_name
-from retinue.domain.errors import NotFound, RetinueError
+from retinue.config.skills import PluginSettings, check_plugin_name
+from retinue.domain.errors import RetinueError
 from retinue.domain.ports import Clock
 from retinue.operations.base import Operation
-from retinue.operations.plugin.plugins import Guest, GuestState
-from retinue.plugins.base import Host, Plugin, PluginFailed, Scene, Section
+from retinue.operations.plugin.errors import PluginInstanceNameInvalid
+from retinue.operations.plugin.plugins import PluginDetails, PluginStatus
+from retinue.plugins.base import Plugin, PluginHost, PluginSection, SectionContext
 from retinue.plugins.discovery import (
-    LOAD_S,
-    UNLOAD_S,
-    Find,
-    Package,
-    aside,
-    bring,
+    LOAD_TIMEOUT_S,
+    UNLOAD_TIMEOUT_S,
+    FindEntryPoints,
+    PluginPackage,
+    convert_settings,
     data_folder,
-    installed_entries,
-    packages,
-    schema_of,
-    settings_from,
+    import_plugin,
+    installed_entry_points,
+    list_packages,
+    run_in_thread,
+    settings_schema_of,
 )
-from retinue.plugins.registry import Entry, Registrar, Registry, source_of
+from retinue.plugins.errors import PluginFailed, PluginNotInstalled, PluginTimeout
+from retinue.plugins.registry import PendingEntries, PluginRegistry, RegistryEntry, plugin_source_of
 
 log = logging.getLogger(__name__)
 
-SECTION_S = 2.0
+SECTION_TIMEOUT_S = 2.0
 SECTION_CHARS_MAX = 20_000
 
 
-Told = Callable[[str, str, str], None]
-"""Hears of an instance, of what became of it, and of why."""
+OnPluginChange = Callable[[str, str, str], None]
+"""Called with an instance, its change and the reason."""
 
 
-def tell_nobody(_instance: str, _change: str, _because: str) -> None: ...
+def ignore_change(_instance: str, _change: str, _because: str) -> None: ...
 
 
-class _Loaded(Struct):
+class _LoadedInstance(Struct):
     """One loaded instance."""
 
     plugin: Plugin
     settings: PluginSettings
-    host: Host
-    registrar: Registrar
+    host: PluginHost
+    registrar: PendingEntries
     tasks: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
-    trouble: str = ""
+    error: str = ""
 
 
-class _Absent(Struct, frozen=True):
+class _UnloadedInstance(Struct, frozen=True):
     """One instance that is not loaded, and why."""
 
-    state: GuestState
+    state: PluginStatus
     because: str
     try_this: str = ""
 
 
-class Plugins:
+class PluginLoader:
     """Keeps the loaded plugins in line with the settings."""
 
     def __init__(
         self,
-        home: Path,
-        registry: Registry,
+        data_dir: Path,
+        registry: PluginRegistry,
         clock: Clock,
         *,
-        find: Find = installed_entries,
-        load_s: float = LOAD_S,
-        unload_s: float = UNLOAD_S,
-        section_s: float = SECTION_S,
-        told: Told = tell_nobody,
+        find_entry_points: FindEntryPoints = installed_entry_points,
+        load_timeout_s: float = LOAD_TIMEOUT_S,
+        unload_timeout_s: float = UNLOAD_TIMEOUT_S,
+        section_timeout_s: float = SECTION_TIMEOUT_S,
+        on_change: OnPluginChange = ignore_change,
     ) -> None:
         """`on_change` is called while the server runs: with `loaded`, `unloaded`, or `failed` and why."""
         self.registry = registry
-        self._home = home
+        self._data_dir = data_dir
         self._clock = clock
-        self._find = find
-        self._load_s = load_s
-        self._unload_s = unload_s
-        self._section_s = section_s
-        self._told = told
-        self._unbringable: dict[str, RetinueError] = {}  # not imported again before a reload is requested
-        self._brought: dict[str, Plugin] = {}
+        self._find_entry_points = find_entry_points
+        self._load_timeout_s = load_timeout_s
+        self._unload_timeout_s = unload_timeout_s
+        self._section_timeout_s = section_timeout_s
+        self._on_change = on_change
+        self._failed_imports: dict[str, RetinueError] = {}  # not imported again before a reload is requested
+        self._imported: dict[str, Plugin] = {}
         self._wanted: Mapping[str, PluginSettings] = {}
-        self._loaded: dict[str, _Loaded] = {}
-        self._absent: dict[str, _Absent] = {}
-        self._silenced: set[tuple[str, str]] = set()  # disabled sections that hung, by owner and name
-        self._fitting = asyncio.Lock()
-        self._soon: set[asyncio.Task[None]] = set()
+        self._loaded: dict[str, _LoadedInstance] = {}
+        self._unloaded: dict[str, _UnloadedInstance] = {}
+        self._disabled_sections: set[tuple[str, str]] = set()  # disabled sections that hung, by owner and name
+        self._sync_lock = asyncio.Lock()
+        self._pending_syncs: set[asyncio.Task[None]] = set()
 
     # --- for operations ---
 
-    async def everyone(self) -> Sequence[Guest]:
+    async def list_plugins(self) -> Sequence[PluginDetails]:
         """Return every instance that the settings name, then the other installed plugins."""
-        known = await asyncio.to_thread(packages, self._find)
-        named = [self._guest(instance, settings, known) for instance, settings in self._wanted.items()]
-        used = {guest.plugin for guest in named}
+        known = await asyncio.to_thread(list_packages, self._find_entry_points)
+        named = [self._details_of(instance, settings, known) for instance, settings in self._wanted.items()]
+        used = {each.plugin for each in named}
         rest = [
-            Guest(
+            PluginDetails(
                 instance=id_,
                 plugin=id_,
-                state=GuestState.INSTALLED,
+                state=PluginStatus.INSTALLED,
                 version=package.version,
                 description=package.description,
-                because="no setting names it",
+                because="the settings do not name it",
                 try_this=f"retinue plugin enable {id_}",
             )
             for id_, package in known.items()
@@ -132,183 +134,184 @@ class Plugins:
     def skill_folders(self) -> Sequence[tuple[str, Path]]:
         return self.registry.skill_folders()
 
-    async def valid(self, instance: str, settings: PluginSettings) -> None:
-        self._unbringable.pop(settings.plugin or instance, None)  # requested by a person: it may have been fixed
-        plugin = await self._bring(settings.plugin or instance)
-        await aside(
-            partial(settings_from, plugin.manifest, settings.settings),
-            seconds=self._load_s,
+    async def check_settings(self, instance: str, settings: PluginSettings) -> None:
+        self._failed_imports.pop(settings.plugin or instance, None)  # requested by a person: it may have been fixed
+        plugin = await self._import(settings.plugin or instance)
+        await run_in_thread(
+            partial(convert_settings, plugin.manifest, settings.settings),
+            timeout_s=self._load_timeout_s,
             what=f"checking the settings of '{instance}'",
         )
 
     # --- loading and unloading ---
 
-    async def fit(self, wanted: Mapping[str, PluginSettings], *, again: str = "") -> None:
-        async with self._fitting:
+    async def sync(self, wanted: Mapping[str, PluginSettings], *, reload: str = "") -> None:
+        async with self._sync_lock:
             self._wanted = dict(wanted)
-            self._absent.clear()
-            if again in wanted:
-                self._unbringable.pop(wanted[again].plugin or again, None)  # it may have been fixed
-            alone = await self._exclusive(wanted)
+            self._unloaded.clear()
+            if reload in wanted:
+                self._failed_imports.pop(wanted[reload].plugin or reload, None)  # it may have been fixed
+            alone = await self._find_exclusive(wanted)
             for instance, loaded in list(self._loaded.items()):
-                stays = wanted.get(instance) == loaded.settings and instance != again
+                stays = wanted.get(instance) == loaded.settings and instance != reload
                 if not stays or alone not in ("", instance):
                     await self._unload(instance)
-                    self._told(instance, "unloaded", "")
+                    self._on_change(instance, "unloaded", "")
             for instance, settings in wanted.items():
                 if instance in self._loaded:
                     continue
                 if not settings.enabled:
-                    self._absent[instance] = _Absent(GuestState.OFF, "the settings turn it off")
+                    self._unloaded[instance] = _UnloadedInstance(PluginStatus.OFF, "it is disabled in the settings")
                 elif alone not in ("", instance):
-                    self._absent[instance] = _Absent(
-                        GuestState.OFF, f"'{alone}' is exclusive", f"retinue plugin disable {alone}"
+                    self._unloaded[instance] = _UnloadedInstance(
+                        PluginStatus.OFF, f"'{alone}' is exclusive", f"retinue plugin disable {alone}"
                     )
                 else:
-                    await self._try(instance, settings)
+                    await self._try_load(instance, settings)
 
-    def take_up(self, wanted: Mapping[str, PluginSettings]) -> None:
+    def sync_soon(self, wanted: Mapping[str, PluginSettings]) -> None:
         """Schedule a `sync`, for callers that cannot wait."""
-        task = asyncio.create_task(self.fit(wanted))
-        self._soon.add(task)
-        task.add_done_callback(self._soon.discard)
+        task = asyncio.create_task(self.sync(wanted))
+        self._pending_syncs.add(task)
+        task.add_done_callback(self._pending_syncs.discard)
 
     async def close(self) -> None:
         """Unload all plugins, the last one first."""
-        for task in self._soon:
+        for task in self._pending_syncs:
             task.cancel()
-        await asyncio.gather(*self._soon, return_exceptions=True)
-        async with self._fitting:
+        await asyncio.gather(*self._pending_syncs, return_exceptions=True)
+        async with self._sync_lock:
             for instance in reversed(list(self._loaded)):
                 await self._unload(instance)
 
-    async def _exclusive(self, wanted: Mapping[str, PluginSettings]) -> str:
+    async def _find_exclusive(self, wanted: Mapping[str, PluginSettings]) -> str:
         """Return the first exclusive instance. It excludes the others even if it fails to load."""
         for instance, settings in wanted.items():
             if settings.enabled:
                 try:
-                    plugin = await self._bring(settings.plugin or instance)
+                    plugin = await self._import(settings.plugin or instance)
                 except RetinueError:
                     continue
                 if plugin.manifest.exclusive:
                     return instance
         return ""
 
-    async def _try(self, instance: str, settings: PluginSettings) -> None:
+    async def _try_load(self, instance: str, settings: PluginSettings) -> None:
         try:
             await self._load(instance, settings)
-            self._told(instance, "loaded", "")
+            self._on_change(instance, "loaded", "")
         except RetinueError as error:
             because = f"{error.sentence}: {error.because}" if error.because else error.sentence
-            try_this = error.try_this or f"mend it, then `retinue plugin reload {instance}`"
-            self._absent[instance] = _Absent(GuestState.FAILED, because, try_this)
-            self._told(instance, "failed", because)
-            log.error("plug-in not loaded", extra={"plugin": instance, "because": because})
+            try_this = error.try_this or f"correct it, then: retinue plugin reload {instance}"
+            self._unloaded[instance] = _UnloadedInstance(PluginStatus.FAILED, because, try_this)
+            self._on_change(instance, "failed", because)
+            log.error("plugin not loaded", extra={"plugin": instance, "because": because})
         except OSError as error:
-            self._absent[instance] = _Absent(GuestState.FAILED, f"its folder cannot be made ({error.strerror})")
-            log.error("plug-in not loaded", extra={"plugin": instance, "because": str(error)})
+            self._unloaded[instance] = _UnloadedInstance(
+                PluginStatus.FAILED, f"cannot create its data folder ({error.strerror})"
+            )
+            log.error("plugin not loaded", extra={"plugin": instance, "because": str(error)})
 
     async def _load(self, instance: str, settings: PluginSettings) -> None:
-        if wrong := plugin_name(instance):
-            raise PluginFailed(
-                f"'{instance[:80]}' cannot be the name of an instance",
-                because=f"it {wrong}",
-                try_this="give it another name in the settings file",
-            )
-        plugin = await self._bring(settings.plugin or instance)
+        if wrong := check_plugin_name(instance):
+            raise PluginInstanceNameInvalid(instance, wrong=wrong)
+        plugin = await self._import(settings.plugin or instance)
         id_ = plugin.manifest.id
-        registrar = Registrar(instance, source=source_of(id_))
-        host = Host(
+        registrar = PendingEntries(instance, source=plugin_source_of(id_))
+        host = PluginHost(
             plugin=id_,
             instance=instance,
-            folder=data_folder(self._home, id_, instance),
+            folder=data_folder(self._data_dir, id_, instance),
             clock=self._clock,
             log=logging.getLogger(f"{__name__}.{instance}"),
             register=registrar,
         )
 
         def load() -> None:
-            plugin.load(host, settings_from(plugin.manifest, settings.settings))
+            plugin.load(host, convert_settings(plugin.manifest, settings.settings))
 
         try:
-            await aside(load, seconds=self._load_s, what=f"loading '{instance}'")
+            await run_in_thread(load, timeout_s=self._load_timeout_s, what=f"loading '{instance}'")
             registrar.close()
             self.registry.add(registrar.entries)
         except BaseException as error:
             registrar.close()
-            registrar.alive = False
+            registrar.is_loaded = False
             if isinstance(error, RetinueError):
-                await self._say_farewell(instance, host)
+                await self._run_unload_callbacks(instance, host)
             raise
-        loaded = self._loaded[instance] = _Loaded(plugin, settings, host, registrar)
-        loaded.tasks = [asyncio.create_task(self._watch(instance, loaded, work)) for work in host.work]
-        log.info("plug-in loaded", extra={"plugin": instance, "version": plugin.manifest.version})
+        loaded = self._loaded[instance] = _LoadedInstance(plugin, settings, host, registrar)
+        loaded.tasks = [
+            asyncio.create_task(self._run_background_task(instance, loaded, work)) for work in host.background_work
+        ]
+        log.info("plugin loaded", extra={"plugin": instance, "version": plugin.manifest.version})
 
     async def _unload(self, instance: str) -> None:
         """Remove everything of an instance, even if it does not cooperate. Its data folder is kept."""
         loaded = self._loaded.pop(instance)
-        loaded.registrar.alive = False
+        loaded.registrar.is_loaded = False
         self.registry.remove(instance)
-        self._silenced = {each for each in self._silenced if each[0] != instance}
+        self._disabled_sections = {each for each in self._disabled_sections if each[0] != instance}
         for task in loaded.tasks:
             task.cancel()
         if loaded.tasks:
-            _, left = await asyncio.wait(loaded.tasks, timeout=self._unload_s)
+            _, left = await asyncio.wait(loaded.tasks, timeout=self._unload_timeout_s)
             if left:
-                log.error("plug-in does not end its work", extra={"plugin": instance, "tasks": len(left)})
-        await self._say_farewell(instance, loaded.host)
-        log.info("plug-in unloaded", extra={"plugin": instance})
+                log.error("plugin tasks did not stop", extra={"plugin": instance, "tasks": len(left)})
+        await self._run_unload_callbacks(instance, loaded.host)
+        log.info("plugin unloaded", extra={"plugin": instance})
 
-    async def _say_farewell(self, instance: str, host: Host) -> None:
-        for call in reversed(list(host.farewells)):
+    async def _run_unload_callbacks(self, instance: str, host: PluginHost) -> None:
+        for call in reversed(list(host.unload_callbacks)):
             try:
-                await aside(call, seconds=self._unload_s, what=f"unloading '{instance}'")
+                await run_in_thread(call, timeout_s=self._unload_timeout_s, what=f"unloading '{instance}'")
             except PluginFailed as error:
-                log.error("plug-in not unloaded well", extra={"plugin": instance, "because": error.because})
+                log.error("plugin unload callback failed", extra={"plugin": instance, "because": error.because})
 
-    async def _watch(self, instance: str, loaded: _Loaded, work: Callable[[], Awaitable[None]]) -> None:
+    async def _run_background_task(
+        self, instance: str, loaded: _LoadedInstance, work: Callable[[], Awaitable[None]]
+    ) -> None:
         try:
             await work()
         except Exception as error:  # a failing background task must not stop the server
-            loaded.trouble = f"its work in the background ended: {type(error).__name__}: {error}"[:500]
-            log.exception("plug-in's work ended", extra={"plugin": instance})
+            loaded.error = f"its background task failed: {type(error).__name__}: {error}"[:500]
+            log.exception("plugin background task failed", extra={"plugin": instance})
 
     # --- installed plugins ---
 
-    async def _bring(self, id_: str) -> Plugin:
-        if id_ in self._brought:
-            return self._brought[id_]
-        if id_ in self._unbringable:
-            raise self._unbringable[id_]
-        known = await asyncio.to_thread(packages, self._find)
+    async def _import(self, id_: str) -> Plugin:
+        if id_ in self._imported:
+            return self._imported[id_]
+        if id_ in self._failed_imports:
+            raise self._failed_imports[id_]
+        known = await asyncio.to_thread(list_packages, self._find_entry_points)
         if id_ not in known:
-            raise NotFound(
-                f"no plug-in '{id_[:64]}' is installed",
-                because=f"installed are: {', '.join(known) or 'none'}",
-                try_this="install the package that brings it into the house's environment, then restart",
-                code="plugin.not-installed",
-            )
+            raise PluginNotInstalled(id_, installed=known)
         try:
-            plugin = await aside(partial(bring, known[id_]), seconds=self._load_s, what=f"importing '{id_}'")
+            plugin = await run_in_thread(
+                partial(import_plugin, known[id_]), timeout_s=self._load_timeout_s, what=f"importing '{id_}'"
+            )
         except RetinueError as error:
-            self._unbringable[id_] = error
+            self._failed_imports[id_] = error
             raise
-        self._brought[id_] = plugin
+        self._imported[id_] = plugin
         return plugin
 
-    def _guest(self, instance: str, settings: PluginSettings, known: Mapping[str, Package]) -> Guest:
+    def _details_of(
+        self, instance: str, settings: PluginSettings, packages: Mapping[str, PluginPackage]
+    ) -> PluginDetails:
         id_ = settings.plugin or instance
-        loaded, absent = self._loaded.get(instance), self._absent.get(instance)
-        plugin = loaded.plugin if loaded else self._brought.get(id_)
-        package = known.get(id_)
+        loaded, absent = self._loaded.get(instance), self._unloaded.get(instance)
+        plugin = loaded.plugin if loaded else self._imported.get(id_)
+        package = packages.get(id_)
         manifest = plugin.manifest if plugin else None
         if loaded is not None:
-            state, because, try_this = GuestState.LOADED, loaded.trouble, f"retinue plugin reload {instance}"
+            state, because, try_this = PluginStatus.LOADED, loaded.error, f"retinue plugin reload {instance}"
         elif absent is not None:
             state, because, try_this = absent.state, absent.because, absent.try_this
         else:
-            state, because, try_this = GuestState.OFF, "it is being loaded", ""
-        return Guest(
+            state, because, try_this = PluginStatus.OFF, "it is loading", ""
+        return PluginDetails(
             instance=instance,
             plugin=id_,
             state=state,
@@ -318,35 +321,37 @@ class Plugins:
             try_this=try_this if because else "",
             exclusive=manifest.exclusive if manifest else False,
             folder=str(loaded.host.folder) if loaded else "",
-            brings=self.registry.brought_by(instance) if loaded else {},
-            settings_schema=schema_of(manifest) if manifest else {},
+            brings=self.registry.names_by_kind(instance) if loaded else {},
+            settings_schema=settings_schema_of(manifest) if manifest else {},
         )
 
     # --- prompt sections ---
 
-    async def sections(self, scene: Scene, *, minimal: bool = False) -> list[str]:
+    async def render_sections(self, context: SectionContext, *, minimal: bool = False) -> list[str]:
         """Return the texts of plugins for a run's system prompt. One that fails or hangs is left out."""
-        told: list[str] = []
+        texts: list[str] = []
         for entry in self.registry.sections():
-            section: Section = entry.thing
-            if (minimal and not section.minimal) or (entry.owner, entry.name) in self._silenced:
+            section: PluginSection = entry.part
+            if (minimal and not section.in_minimal_mode) or (entry.owner, entry.name) in self._disabled_sections:
                 continue
-            if text := await self._asked(entry, section, scene):
-                told.append(text)
-        return told
+            if text := await self._render_section(entry, section, context):
+                texts.append(text)
+        return texts
 
-    async def _asked(self, entry: Entry, section: Section, scene: Scene) -> str:
+    async def _render_section(self, entry: RegistryEntry, section: PluginSection, context: SectionContext) -> str:
         try:
             what = f"the section '{entry.name}' of '{entry.owner}'"
-            return await aside(partial(_text, section, scene), seconds=self._section_s, what=what)
+            return await run_in_thread(
+                partial(_section_text, section, context), timeout_s=self._section_timeout_s, what=what
+            )
         except PluginFailed as error:
-            log.error("plug-in's section left out", extra={"plugin": entry.owner, "because": error.because})
-            if error.code == "plugin.hangs":  # each call leaves a thread behind, so never call it again
-                self._silenced.add((entry.owner, entry.name))
+            log.error("plugin section left out", extra={"plugin": entry.owner, "because": error.because})
+            if isinstance(error, PluginTimeout):  # each call leaves a thread behind, so never call it again
+                self._disabled_sections.add((entry.owner, entry.name))
                 if (loaded := self._loaded.get(entry.owner)) is not None:
-                    loaded.trouble = f"{error.sentence}: {error.because}; it is not asked any more"
+                    loaded.error = f"{error.sentence}: {error.because}; it is disabled until the plugin is reloaded"
             return ""
 
 
-def _text(section: Section, scene: Scene) -> str:
-    return str(section.text(scene)).strip()[:SECTION_CHARS_MAX]
+def _section_text(section: PluginSection, context: SectionContext) -> str:
+    return str(section.render(context)).strip()[:SECTION_CHARS_MAX]

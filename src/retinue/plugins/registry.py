@@ -17,36 +17,36 @@ import msgspec
 from msgspec import Struct
 
 from retinue.config import Settings
-from retinue.config.connectors import connector_name, kind_name
+from retinue.config.connectors import check_connector_name, check_platform_name
 from retinue.config.models import ProviderSettings
-from retinue.config.tools import Lists
-from retinue.connectors.base import Connector, ConnectorKind
+from retinue.config.tools import ToolListSettings
+from retinue.connectors.base import Connector, Platform
 from retinue.domain.agent import ToolLists, ToolRules
-from retinue.domain.errors import Conflict, Invalid
 from retinue.domain.permission import Permission
 from retinue.domain.structs import replace
 from retinue.domain.tool import ToolSpec
 from retinue.models.base import Model
 from retinue.operations.base import Operation
-from retinue.plugins.base import PREFIX, Section
+from retinue.plugins.base import SOURCE_PREFIX, PluginSection
+from retinue.plugins.errors import PluginEntryInvalid, PluginNameTaken, PluginUnloaded
 from retinue.runners.base import Runner
-from retinue.tools.base import Output, Reaching, Scene, Tool, ToolFailed
+from retinue.tools.base import PermissionedTool, Tool, ToolContext, ToolOutput
 
-ENTRIES_MAX = 500  # per owner
-HOUSE = "house"
+ENTRIES_PER_OWNER_MAX = 500  # per owner
+BUILT_IN_SOURCE = "house"
 
-_TOOL = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_OPERATION = re.compile(r"[a-z][a-z0-9-]*\.[a-z][a-z0-9-]*")
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_OPERATION_NAME = re.compile(r"[a-z][a-z0-9-]*\.[a-z][a-z0-9-]*")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}")
 
 
-class Kind(StrEnum):
+class EntryKind(StrEnum):
     """The kinds of parts that can be registered."""
 
     TOOL = "tool"
     OPERATION = "operation"
     CONNECTOR = "connector"
-    CONNECTOR_KIND = "connector-kind"
+    PLATFORM = "connector-kind"
     MODEL = "model"
     PROVIDER = "provider"
     RUNNER = "runner"
@@ -55,56 +55,52 @@ class Kind(StrEnum):
     SKILLS = "skills"
 
 
-class Entry(Struct, frozen=True, kw_only=True):
+class RegistryEntry(Struct, frozen=True, kw_only=True):
     """One registered part."""
 
-    kind: Kind
+    kind: EntryKind
     name: str
     owner: str
-    thing: Any
+    part: Any
 
 
-Taken = Callable[[Kind, str], bool]
+IsNameTaken = Callable[[EntryKind, str], bool]
 
 
-class Registry:
+class PluginRegistry:
     """All registered parts."""
 
-    def __init__(self, *, taken: Taken = lambda _kind, _name: False) -> None:
+    def __init__(self, *, is_taken: IsNameTaken = lambda _kind, _name: False) -> None:
         """`is_taken` says whether a built-in part that is not registered here has this name."""
-        self._entries: dict[tuple[Kind, str], Entry] = {}
-        self._taken = taken
-        self._told: list[Callable[[], None]] = []
+        self._entries: dict[tuple[EntryKind, str], RegistryEntry] = {}
+        self._is_taken = is_taken
+        self._listeners: list[Callable[[], None]] = []
 
-    def on_change(self, call: Callable[[], None]) -> None:
+    def on_change(self, listener: Callable[[], None]) -> None:
         """Call this whenever entries were added or removed."""
-        self._told.append(call)
+        self._listeners.append(listener)
 
-    def add(self, entries: Sequence[Entry]) -> None:
+    def add(self, entries: Sequence[RegistryEntry]) -> None:
         """Add all entries, or none if one name is taken."""
         for entry in entries:
             there = self._entries.get((entry.kind, entry.name))
-            if there is not None or self._taken(entry.kind, entry.name):
-                raise Conflict(
-                    f"there is a {entry.kind} '{entry.name}' already",
-                    because=f"{there.owner if there else 'the house'} has it",
-                    try_this="unload one of them, or name the instance differently",
-                    code="plugin.name-taken",
-                )
+            if there is not None or self._is_taken(entry.kind, entry.name):
+                owner = there.owner if there is not None else BUILT_IN_SOURCE
+                raise PluginNameTaken(entry.kind, entry.name, owner="" if owner == BUILT_IN_SOURCE else owner)
         self._entries |= {(entry.kind, entry.name): entry for entry in entries}
         if entries:
-            self._tell()
+            self._notify_listeners()
 
-    def remove(self, owner: str) -> tuple[Entry, ...]:
+    def remove(self, owner: str) -> tuple[RegistryEntry, ...]:
         """Remove all entries of an owner."""
         gone = tuple(entry for entry in self._entries.values() if entry.owner == owner)
         for entry in gone:
             del self._entries[entry.kind, entry.name]
         if gone:
-            self._tell()
+            self._notify_listeners()
         return gone
 
-    def brought_by(self, owner: str) -> dict[str, list[str]]:
+    def names_by_kind(self, owner: str) -> dict[str, list[str]]:
         """Return the names of an owner's entries by kind."""
         found: dict[str, list[str]] = {}
         for entry in self._entries.values():
@@ -112,216 +108,210 @@ class Registry:
                 found.setdefault(entry.kind.value, []).append(entry.name)
         return found
 
-    def _tell(self) -> None:
-        for call in self._told:
+    def _notify_listeners(self) -> None:
+        for call in self._listeners:
             call()
 
-    def _of(self, kind: Kind) -> dict[str, Any]:
-        return {entry.name: entry.thing for entry in self._entries.values() if entry.kind is kind}
+    def _values_of(self, kind: EntryKind) -> dict[str, Any]:
+        return {entry.name: entry.part for entry in self._entries.values() if entry.kind is kind}
 
     def tools(self) -> list[Tool]:
-        return list(self._of(Kind.TOOL).values())
+        return list(self._values_of(EntryKind.TOOL).values())
 
     def operations(self) -> Mapping[str, Operation]:
-        return self._of(Kind.OPERATION)
+        return self._values_of(EntryKind.OPERATION)
 
     def connectors(self) -> Mapping[str, Connector]:
-        return self._of(Kind.CONNECTOR)
+        return self._values_of(EntryKind.CONNECTOR)
 
-    def connector_kinds(self) -> Mapping[str, ConnectorKind]:
-        return self._of(Kind.CONNECTOR_KIND)
+    def platforms(self) -> Mapping[str, Platform]:
+        return self._values_of(EntryKind.PLATFORM)
 
     def models(self) -> list[Model]:
-        return list(self._of(Kind.MODEL).values())
+        return list(self._values_of(EntryKind.MODEL).values())
 
     def providers(self) -> Mapping[str, ProviderSettings]:
-        return self._of(Kind.PROVIDER)
+        return self._values_of(EntryKind.PROVIDER)
 
     def runners(self) -> Mapping[str, Runner]:
-        return self._of(Kind.RUNNER)
+        return self._values_of(EntryKind.RUNNER)
 
-    def sections(self) -> Sequence[Entry]:
-        return [entry for entry in self._entries.values() if entry.kind is Kind.SECTION]
+    def sections(self) -> Sequence[RegistryEntry]:
+        return [entry for entry in self._entries.values() if entry.kind is EntryKind.SECTION]
 
     def policies(self) -> Mapping[str, ToolRules]:
-        return self._of(Kind.POLICY)
+        return self._values_of(EntryKind.POLICY)
 
     def skill_folders(self) -> list[tuple[str, Path]]:
-        return [(entry.owner, entry.thing) for entry in self._entries.values() if entry.kind is Kind.SKILLS]
+        return [(entry.owner, entry.part) for entry in self._entries.values() if entry.kind is EntryKind.SKILLS]
 
 
-class Furnished:
+class SettingsWithPlugins:
     """The settings, merged with the model providers and tool policies of plugins. The settings win.
 
     It returns the same object until one of the two changes, so callers can cache by identity.
     """
 
-    def __init__(self, current: Callable[[], Settings], registry: Registry) -> None:
+    def __init__(self, current: Callable[[], Settings], registry: PluginRegistry) -> None:
         self._current = current
         self._registry = registry
-        self._made: tuple[Settings, Settings] | None = None
-        registry.on_change(self._forget)
+        self._cached: tuple[Settings, Settings] | None = None
+        registry.on_change(self._clear_cache)
 
     def __call__(self) -> Settings:
         now = self._current()
-        if self._made is None or self._made[0] is not now:
-            self._made = (now, self._with_guests(now))
-        return self._made[1]
+        if self._cached is None or self._cached[0] is not now:
+            self._cached = (now, self._merge(now))
+        return self._cached[1]
 
-    def _with_guests(self, now: Settings) -> Settings:
+    def _merge(self, now: Settings) -> Settings:
         sold, named = self._registry.providers(), self._registry.policies()
         if not sold and not named:
             return now
-        lists = {name: _lists(rules) for name, rules in named.items()}
+        lists = {name: _to_lists(rules) for name, rules in named.items()}
         tools = replace(now.tools, policies={**lists, **now.tools.policies})
         return replace(now, providers={**sold, **now.providers}, tools=tools)
 
-    def _forget(self) -> None:
-        self._made = None
+    def _clear_cache(self) -> None:
+        self._cached = None
 
 
-def _lists(rules: ToolRules) -> Lists:
-    return Lists(**{each.name: getattr(rules, each.name) for each in fields(ToolLists)})
+def _to_lists(rules: ToolRules) -> ToolListSettings:
+    return ToolListSettings(**{each.name: getattr(rules, each.name) for each in fields(ToolLists)})
 
 
-class Registrar:
+class PendingEntries:
     """Checks and collects the entries of one owner until they are added to the registry together."""
 
-    def __init__(self, owner: str, *, source: str = HOUSE) -> None:
-        self.entries: list[Entry] = []
-        self.alive = True  # once it is false, the owner's tools refuse calls
+    def __init__(self, owner: str, *, source: str = BUILT_IN_SOURCE) -> None:
+        self.entries: list[RegistryEntry] = []
+        self.is_loaded = True  # once it is false, the owner's tools refuse calls
         self._owner = owner
         self._source = source
-        self._open = True
+        self._is_open = True
 
     def close(self) -> None:
         """Refuse further entries: a plugin that hangs may register something after the time limit."""
-        self._open = False
+        self._is_open = False
 
     def tool(self, tool: Tool) -> None:
         spec: object = getattr(tool, "spec", None)
-        if not isinstance(spec, ToolSpec) or not _TOOL.fullmatch(spec.name):
-            raise _unfit("tool", "it has a `spec`, whose name has at most 64 letters, digits, _ and -")
+        if not isinstance(spec, ToolSpec) or not _TOOL_NAME.fullmatch(spec.name):
+            raise PluginEntryInvalid("tool", because="its `spec` must have a name of 1 to 64 letters, digits, _ and -")
         arguments: object = getattr(tool, "arguments", None)
-        if not (isinstance(arguments, type) and issubclass(arguments, msgspec.Struct)) or not _has(tool, "perform"):
-            raise _unfit(f"tool {spec.name}", "it has `arguments`, a msgspec Struct, and a method `perform`")
-        held = _ReachingOnLoan if isinstance(tool, Reaching) else _OnLoan
-        self._add(Kind.TOOL, spec.name, held(tool, source=self._source, registrar=self))
+        if not (isinstance(arguments, type) and issubclass(arguments, msgspec.Struct)) or not _has_method(
+            tool, "perform"
+        ):
+            raise PluginEntryInvalid(
+                f"tool {spec.name}", because="it needs `arguments`, a msgspec Struct, and a method `perform`"
+            )
+        held = _ReachingPluginTool if isinstance(tool, PermissionedTool) else _PluginTool
+        self._add(EntryKind.TOOL, spec.name, held(tool, source=self._source, registrar=self))
 
     def operation(self, operation: Operation) -> None:
         """Register an operation. A plugin's noun is its own name, so it cannot hide other operations."""
-        if not isinstance(operation, Operation) or not _OPERATION.fullmatch(operation.name):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise _unfit("operation", "it is an Operation, named NOUN.VERB")
-        if self._source != HOUSE and operation.name.partition(".")[0] != self._owner:
-            raise _unfit(f"operation {operation.name}", f"an operation of '{self._owner}' is named {self._owner}.VERB")
-        self._add(Kind.OPERATION, operation.name, operation)
+        if not isinstance(operation, Operation) or not _OPERATION_NAME.fullmatch(operation.name):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise PluginEntryInvalid("operation", because="it must be an Operation named NOUN.VERB")
+        if self._source != BUILT_IN_SOURCE and operation.name.partition(".")[0] != self._owner:
+            raise PluginEntryInvalid(f"operation {operation.name}", because=f"its name must be {self._owner}.VERB")
+        self._add(EntryKind.OPERATION, operation.name, operation)
 
     def connector(self, connector: Connector) -> None:
-        if not all(_has(connector, name) for name in ("listen", "deliver")):
-            raise _unfit("connector", "it has the methods `listen` and `deliver`")
-        instance = _text(connector, "instance")
-        if wrong := connector_name(instance):
-            raise _unfit(f"connector {instance[:80]!r}", f"its instance {wrong}")
-        self._add(Kind.CONNECTOR, instance, connector)
+        if not all(_has_method(connector, name) for name in ("listen", "deliver")):
+            raise PluginEntryInvalid("connector", because="it needs the methods `listen` and `deliver`")
+        instance = _text_attribute(connector, "name")
+        if wrong := check_connector_name(instance):
+            raise PluginEntryInvalid(f"connector {instance[:80]!r}", because=f"its name {wrong}")
+        self._add(EntryKind.CONNECTOR, instance, connector)
 
-    def connector_kind(self, kind: ConnectorKind) -> None:
+    def platform(self, platform: Platform) -> None:
         """Register a platform, which any number of `[connectors.NAME]` tables can use."""
-        kind = _is(kind, ConnectorKind, "kind of connector")
-        if wrong := kind_name(kind.name):
-            raise _unfit(f"kind of connector {kind.name[:80]!r}", f"its name {wrong}")
-        if not is_dataclass(kind.settings):
-            raise _unfit(f"kind of connector {kind.name}", "its `settings` are a frozen dataclass of settings")
-        self._add(Kind.CONNECTOR_KIND, kind.name, kind)
+        platform = _require_type(platform, Platform, "platform")
+        if wrong := check_platform_name(platform.name):
+            raise PluginEntryInvalid(f"platform {platform.name[:80]!r}", because=f"its name {wrong}")
+        if not is_dataclass(platform.settings):
+            raise PluginEntryInvalid(f"platform {platform.name}", because="its `settings` must be a frozen dataclass")
+        self._add(EntryKind.PLATFORM, platform.name, platform)
 
     def model(self, model: Model) -> None:
-        if not _has(model, "reply"):
-            raise _unfit("model", "it has a method `reply`")
-        self._add(Kind.MODEL, _text(model, "name"), model)
+        if not _has_method(model, "reply"):
+            raise PluginEntryInvalid("model", because="it needs a method `reply`")
+        self._add(EntryKind.MODEL, _text_attribute(model, "name"), model)
 
     def provider(self, name: str, provider: ProviderSettings) -> None:
         """Register a model provider, as `[providers.NAME]` of the settings would declare it."""
-        self._add(Kind.PROVIDER, name, _is(provider, ProviderSettings, "provider"))
+        self._add(EntryKind.PROVIDER, name, _require_type(provider, ProviderSettings, "provider"))
 
     def runner(self, name: str, runner: Runner) -> None:
-        if not _has(runner, "work"):
-            raise _unfit(f"runner {name}", "it has a method `work`")
-        self._add(Kind.RUNNER, name, runner)
+        if not _has_method(runner, "take_turns"):
+            raise PluginEntryInvalid(f"runner {name}", because="it needs a method `take_turns`")
+        self._add(EntryKind.RUNNER, name, runner)
 
-    def section(self, section: Section) -> None:
-        self._add(Kind.SECTION, _text(section, "name"), _is(section, Section, "section"))
+    def section(self, section: PluginSection) -> None:
+        self._add(EntryKind.SECTION, _text_attribute(section, "name"), _require_type(section, PluginSection, "section"))
 
     def policy(self, name: str, rules: ToolRules) -> None:
         """Register tool rules that can be assigned to an agent by name."""
-        self._add(Kind.POLICY, name, _is(rules, ToolRules, "policy"))
+        self._add(EntryKind.POLICY, name, _require_type(rules, ToolRules, "policy"))
 
     def skills(self, folder: Path) -> None:
         """Register a folder with skills."""
         if not folder.is_absolute() or not folder.is_dir():
-            raise _unfit("folder of skills", "it is an absolute path of a folder that is there")
-        self._add(Kind.SKILLS, f"{self._owner}/{len(self.entries)}", folder)
+            raise PluginEntryInvalid("skill folder", because="it must be the absolute path of an existing folder")
+        self._add(EntryKind.SKILLS, f"{self._owner}/{len(self.entries)}", folder)
 
-    def _add(self, kind: Kind, name: str, thing: Any) -> None:
-        if not self._open:
-            raise _unfit(f"{kind} {name}", "it came too late: the plug-in is not being loaded any more")
+    def _add(self, kind: EntryKind, name: str, part: Any) -> None:
+        if not self._is_open:
+            raise PluginEntryInvalid(f"{kind} {name}", because="the plugin is no longer loading")
         if not _NAME.fullmatch(name):
-            raise _unfit(f"{kind} {name[:80]!r}", "its name has at most 100 letters, digits and . _ : / -")
-        if len(self.entries) >= ENTRIES_MAX:
-            raise _unfit(f"{kind} {name}", f"one plug-in brings at most {ENTRIES_MAX} things")
+            raise PluginEntryInvalid(
+                f"{kind} {name[:80]!r}", because="its name must have 1 to 100 letters, digits and . _ : / -"
+            )
+        if len(self.entries) >= ENTRIES_PER_OWNER_MAX:
+            raise PluginEntryInvalid(
+                f"{kind} {name}", because=f"the limit is {ENTRIES_PER_OWNER_MAX} entries for each plugin"
+            )
         if any(entry.kind is kind and entry.name == name for entry in self.entries):
-            raise _unfit(f"{kind} {name}", "it was registered twice")
-        self.entries.append(Entry(kind=kind, name=name, owner=self._owner, thing=thing))
+            raise PluginEntryInvalid(f"{kind} {name}", because="it was registered twice")
+        self.entries.append(RegistryEntry(kind=kind, name=name, owner=self._owner, part=part))
 
 
-class _OnLoan:
+class _PluginTool:
     """A plugin's tool, marked with its source. After the unload it refuses calls of runs that still have it."""
 
-    def __init__(self, tool: Tool, *, source: str, registrar: Registrar) -> None:
+    def __init__(self, tool: Tool, *, source: str, registrar: PendingEntries) -> None:
         self._tool = tool
         self._registrar = registrar
         self.spec: ToolSpec = replace(tool.spec, source=source)
         self.arguments: type[msgspec.Struct] = tool.arguments
 
-    async def perform(self, arguments: Any, scene: Scene) -> Output | str:
-        if not self._registrar.alive:
-            raise ToolFailed(
-                f"'{self.spec.name}' is not here any more",
-                because=f"{self.spec.source} was unloaded",
-                try_this="go on without it",
-                code="plugin.unloaded",
-            )
-        return await self._tool.perform(arguments, scene)
+    async def perform(self, arguments: Any, context: ToolContext) -> ToolOutput | str:
+        if not self._registrar.is_loaded:
+            raise PluginUnloaded(self.spec.name, source=self.spec.source)
+        return await self._tool.perform(arguments, context)
 
 
-class _ReachingOnLoan(_OnLoan):
-    def needs(self, arguments: Any, scene: Scene) -> Sequence[Permission]:
-        return cast(Reaching, self._tool).needs(arguments, scene)
+class _ReachingPluginTool(_PluginTool):
+    def required_permissions(self, arguments: Any, context: ToolContext) -> Sequence[Permission]:
+        return cast(PermissionedTool, self._tool).required_permissions(arguments, context)
 
 
-def source_of(plugin: str) -> str:
-    return PREFIX + plugin
+def plugin_source_of(plugin: str) -> str:
+    return SOURCE_PREFIX + plugin
 
 
-def _has(thing: object, method: str) -> bool:
-    return callable(getattr(thing, method, None))
+def _has_method(part: object, method: str) -> bool:
+    return callable(getattr(part, method, None))
 
 
-def _text(thing: object, name: str) -> str:
-    value: object = getattr(thing, name, None)
+def _text_attribute(part: object, name: str) -> str:
+    value: object = getattr(part, name, None)
     if not isinstance(value, str):
-        raise _unfit(type(thing).__name__, f"its `{name}` is a text")
+        raise PluginEntryInvalid(type(part).__name__, because=f"its `{name}` must be a text")
     return value
 
 
-def _is(thing: Any, kind: type[Any], what: str) -> Any:
-    if not isinstance(thing, kind):
-        raise _unfit(what, f"it is a {kind.__name__}")
-    return thing
-
-
-def _unfit(what: str, because: str) -> Invalid:
-    return Invalid(
-        f"this {what} cannot be registered",
-        because=because,
-        try_this="the plug-in's author can mend that",
-        code="plugin.unfit",
-    )
+def _require_type(part: Any, kind: type[Any], what: str) -> Any:
+    if not isinstance(part, kind):
+        raise PluginEntryInvalid(what, because=f"it must be a {kind.__name__}")
+    return part

@@ -14,118 +14,127 @@ from msgspec import Struct
 
 from retinue.domain.address import AddressKind
 from retinue.domain.attachment import Attachment
-from retinue.domain.delivery_part import Abilities, Parcel
-from retinue.domain.envelope import Envelope, Kind
-from retinue.domain.reply_delivery import PLAIN_WORDS, ChunkMode, Quoting, Stream, Words
+from retinue.domain.delivery_part import ConnectorCapabilities, DeliveryPart
+from retinue.domain.envelope import Envelope, EnvelopeKind
+from retinue.domain.reply_delivery import DEFAULT_REPLY_DELIVERY, ChunkMode, QuoteMode, ReplyDelivery, StreamMode
 from retinue.domain.structs import replace
-from retinue.policy.speech import read_tags
-from retinue.text.answer_options import buttons, numbers
-from retinue.text.chunking import LIMIT_MIN, chunks, clipped, measure
+from retinue.policy.speech import parse_speech_tags
+from retinue.text.answer_options import build_buttons, format_numbered_options
+from retinue.text.chunking import LIMIT_MIN, measure_length, split_text, truncate_text
 
 PARTS_MAX = 100  # per envelope: more would not be read, and most platforms would throttle us
 FILES_NAMED_MAX = 10
-NO_WORDS = "(no words)"
-CURRENT = "current"
+NO_TEXT = "(no text)"
+CURRENT_MESSAGE = "current"
 
 _TAG = re.compile(
     r"[ \t]?\[\[ {0,4}(?:reply_to_current|reply_to {0,4}: {0,4}(?P<id>[^\[\]\n]{1,200}?)|audio_as_voice) {0,4}\]\]",
     re.IGNORECASE,
 )
 _VARIABLE = re.compile(r"\{([A-Za-z.]{1,40})\}")
-_AGENTS_WORDS = frozenset({Kind.MESSAGE, Kind.ANSWER, Kind.SYSTEM})
+_AGENT_KINDS = frozenset({EnvelopeKind.MESSAGE, EnvelopeKind.ANSWER, EnvelopeKind.SYSTEM})
 
 
-class Tagged(Struct, frozen=True):
+class ReplyTags(Struct, frozen=True):
     """An agent's text without its tags. `reply_to` is the message to quote: an id, `current`, or empty."""
 
     text: str
     reply_to: str = ""
 
 
-class Setting(Struct, frozen=True, kw_only=True):
+class DeliveryContext(Struct, frozen=True, kw_only=True):
     """What is known about an envelope besides its text: the message it quotes, and the values of prefix variables."""
 
     quote: str = ""
     known: Mapping[str, str] = {}
 
 
-NOTHING_KNOWN = Setting()
+NO_CONTEXT = DeliveryContext()
 
 
-class Cut(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SplitInputs(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The inputs of a split.
 
     Stored once a part was delivered: split differently, the second part would not continue the
     first.
     """
 
-    able: Abilities
-    words: Words = PLAIN_WORDS
-    setting: Setting = NOTHING_KNOWN
+    able: ConnectorCapabilities
+    words: ReplyDelivery = DEFAULT_REPLY_DELIVERY
+    setting: DeliveryContext = NO_CONTEXT
 
 
-def untagged(text: str) -> Tagged:
+def parse_reply_tags(text: str) -> ReplyTags:
     """Remove the tags, which say how a message is sent and are not part of it. The first `reply_to` tag counts."""
     if "[[" not in text:
-        return Tagged(text)
-    text = read_tags(text).shown  # also if nothing is spoken
+        return ReplyTags(text)
+    text = parse_speech_tags(text).visible_text  # also if nothing is spoken
     asked = ""
     for tag in _TAG.finditer(text):
         if not asked and "reply_to" in tag[0].casefold():
-            asked = (tag["id"] or CURRENT).strip()
-    return Tagged(_TAG.sub("", text).strip("\n") if _TAG.search(text) else text, asked)
+            asked = (tag["id"] or CURRENT_MESSAGE).strip()
+    return ReplyTags(_TAG.sub("", text).strip("\n") if _TAG.search(text) else text, asked)
 
 
-def is_agents_own(envelope: Envelope) -> bool:
+def is_written_by_agent(envelope: Envelope) -> bool:
     """Whether an agent wrote it itself. False for messages from the server about an agent."""
-    return envelope.sender.kind is AddressKind.AGENT and envelope.kind in _AGENTS_WORDS
+    return envelope.sender.kind is AddressKind.AGENT and envelope.kind in _AGENT_KINDS
 
 
-def prefixed(text: str, prefix: str, known: Mapping[str, str]) -> str:
+def add_prefix(text: str, prefix: str, values: Mapping[str, str]) -> str:
     """Add the prefix with its variables filled in.
 
     Unknown variables stay as written, so that the person who set them notices.
     """
-    filled = _VARIABLE.sub(lambda found: known.get(found[1].casefold(), found[0]), prefix)
+    filled = _VARIABLE.sub(lambda found: values.get(found[1].casefold(), found[0]), prefix)
     return f"{filled} {text}" if filled and text and not text.startswith(filled) else text
 
 
-def variables(prefix: str) -> frozenset[str]:
+def list_prefix_variables(prefix: str) -> frozenset[str]:
     """Return the names of the variables in a prefix."""
     return frozenset(found.casefold() for found in _VARIABLE.findall(prefix))
 
 
-def shape(
-    envelope: Envelope, able: Abilities, words: Words = PLAIN_WORDS, setting: Setting = NOTHING_KNOWN
-) -> tuple[Parcel, ...]:
+def split_envelope(
+    envelope: Envelope,
+    capabilities: ConnectorCapabilities,
+    reply_delivery: ReplyDelivery = DEFAULT_REPLY_DELIVERY,
+    context: DeliveryContext = NO_CONTEXT,
+) -> tuple[DeliveryPart, ...]:
     """Split an envelope into at least one part.
 
     The same input gives the same parts, so an interrupted delivery can resume.
     """
-    own = is_agents_own(envelope)
-    text = untagged(envelope.text).text if own else envelope.text
-    text = prefixed(text, words.prefix, setting.known) if own and words.prefix else text
-    sent, left = _files(envelope.attachments, able)
-    text = "\n".join((text, *_named(left, able))) if left else text
-    pressed = buttons(envelope) if able.buttons else ()
-    if not able.buttons and (by_number := numbers(envelope)):
+    own = is_written_by_agent(envelope)
+    text = parse_reply_tags(envelope.text).text if own else envelope.text
+    text = add_prefix(text, reply_delivery.prefix, context.known) if own and reply_delivery.prefix else text
+    sent, left = _select_files(envelope.attachments, capabilities)
+    text = "\n".join((text, *_describe_unsent(left, capabilities))) if left else text
+    pressed = build_buttons(envelope) if capabilities.can_show_buttons else ()
+    if not capabilities.can_show_buttons and (by_number := format_numbered_options(envelope)):
         text = f"{text}\n{by_number}"
-    albums = list(_albums(sent, able.album_max))
-    beside = bool(albums) and not pressed and _fits_beside(text, able)
-    pieces = [] if beside else _pieces(text, able, words, own=own, parts_max=max(1, PARTS_MAX - len(albums)))
-    parcels = [Parcel(envelope=envelope, text="", files=album) for album in albums]
-    parcels += [Parcel(envelope=envelope, text=piece) for piece in pieces]
+    albums = list(_group_albums(sent, capabilities.album_max))
+    beside = bool(albums) and not pressed and _fits_caption(text, capabilities)
+    pieces = (
+        []
+        if beside
+        else _split_body(
+            text, capabilities, reply_delivery, is_agent_text=own, parts_max=max(1, PARTS_MAX - len(albums))
+        )
+    )
+    parcels = [DeliveryPart(envelope=envelope, text="", files=album) for album in albums]
+    parcels += [DeliveryPart(envelope=envelope, text=piece) for piece in pieces]
     if beside:
         parcels[0] = replace(parcels[0], text=text.strip())
     if not parcels:
-        parcels = [Parcel(envelope=envelope, text=NO_WORDS)]
-    quoted = range(len(parcels)) if words.quoting is Quoting.ALL else range(1)
-    quote = setting.quote if able.quotes and words.quoting is not Quoting.OFF else ""
+        parcels = [DeliveryPart(envelope=envelope, text=NO_TEXT)]
+    quoted = range(len(parcels)) if reply_delivery.quoting is QuoteMode.ALL else range(1)
+    quote = context.quote if capabilities.can_quote and reply_delivery.quoting is not QuoteMode.OFF else ""
     last = len(parcels) - 1
     return tuple(
         replace(
             parcel,
-            quote=quote if index in quoted else "",
+            quoted_message_id=quote if index in quoted else "",
             buttons=pressed if index == last else (),
             index=index,
             count=len(parcels),
@@ -137,36 +146,44 @@ def shape(
 # --- files ---
 
 
-def _files(attached: Sequence[Attachment], able: Abilities) -> tuple[list[Attachment], list[Attachment]]:
+def _select_files(
+    attached: Sequence[Attachment], capabilities: ConnectorCapabilities
+) -> tuple[list[Attachment], list[Attachment]]:
     """Return the files that the platform accepts, and those that it does not."""
-    sent = [each for each in attached if able.files and takes(each, able)]
+    sent = [each for each in attached if capabilities.can_send_files and accepts_file(each, capabilities)]
     return sent, [each for each in attached if each not in sent]
 
 
-def takes(file: Attachment, able: Abilities) -> bool:
-    return able.files and (not able.file_bytes_max or file.size_bytes <= able.file_bytes_max)
+def accepts_file(file: Attachment, capabilities: ConnectorCapabilities) -> bool:
+    return capabilities.can_send_files and (
+        not capabilities.file_bytes_max or file.size_bytes <= capabilities.file_bytes_max
+    )
 
 
-def _named(left: Sequence[Attachment], able: Abilities) -> Iterator[str]:
-    why = "this place takes no files" if not able.files else f"this place takes {_size(able.file_bytes_max)} at most"
-    for each in left[:FILES_NAMED_MAX]:
-        yield f"[not sent: {each.name}, {_size(each.size_bytes)}: {why}]"
-    if len(left) > FILES_NAMED_MAX:
-        yield f"[not sent: {len(left) - FILES_NAMED_MAX} more files]"
+def _describe_unsent(unsent: Sequence[Attachment], capabilities: ConnectorCapabilities) -> Iterator[str]:
+    why = (
+        "this platform accepts no files"
+        if not capabilities.can_send_files
+        else f"the limit of this platform is {_format_size(capabilities.file_bytes_max)}"
+    )
+    for each in unsent[:FILES_NAMED_MAX]:
+        yield f"[not sent: {each.name}, {_format_size(each.size_bytes)}: {why}]"
+    if len(unsent) > FILES_NAMED_MAX:
+        yield f"[not sent: {len(unsent) - FILES_NAMED_MAX} more files]"
 
 
-def _size(size_bytes: int) -> str:
+def _format_size(size_bytes: int) -> str:
     for unit, size in (("MB", 1_000_000), ("kB", 1_000)):
         if size_bytes >= size:
             return f"{size_bytes / size:.1f} {unit}"
     return f"{size_bytes} bytes"
 
 
-def _albums(files: Sequence[Attachment], album_max: int) -> Iterator[tuple[Attachment, ...]]:
+def _group_albums(files: Sequence[Attachment], album_max: int) -> Iterator[tuple[Attachment, ...]]:
     """Group neighboring files of one media family into albums, in order, up to the platform's maximum."""
     album: list[Attachment] = []
     for file in files:
-        if album and (len(album) >= max(1, album_max) or _family(file) != _family(album[0])):
+        if album and (len(album) >= max(1, album_max) or _media_family(file) != _media_family(album[0])):
             yield tuple(album)
             album = []
         album.append(file)
@@ -174,42 +191,53 @@ def _albums(files: Sequence[Attachment], album_max: int) -> Iterator[tuple[Attac
         yield tuple(album)
 
 
-def _family(file: Attachment) -> str:
+def _media_family(file: Attachment) -> str:
     """Return the family of files that share an album: pictures with videos, audio with audio, everything else."""
     kind = file.media_type.partition("/")[0]
     return "seen" if kind in ("image", "video") else "heard" if kind == "audio" else "read"
 
 
-def _fits_beside(text: str, able: Abilities) -> bool:
+def _fits_caption(text: str, capabilities: ConnectorCapabilities) -> bool:
     stripped = text.strip()
     if not stripped:
         return True
-    return measure(stripped, able.unit) <= able.caption_max and (able.lines or "\n" not in stripped)
+    return measure_length(stripped, capabilities.unit) <= capabilities.caption_max and (
+        capabilities.can_break_lines or "\n" not in stripped
+    )
 
 
 # --- text ---
 
 
-def _pieces(text: str, able: Abilities, words: Words, *, own: bool, parts_max: int) -> list[str]:
-    limit = max(LIMIT_MIN, min(able.text_max, words.text_max or able.text_max))
-    if not able.lines:
-        found = [piece for line in text.splitlines() for piece in chunks(line, limit, unit=able.unit)]
-    elif own and words.stream is Stream.BLOCKS:
-        found = chunks(
+def _split_body(
+    text: str,
+    capabilities: ConnectorCapabilities,
+    reply_delivery: ReplyDelivery,
+    *,
+    is_agent_text: bool,
+    parts_max: int,
+) -> list[str]:
+    limit = max(LIMIT_MIN, min(capabilities.text_max, reply_delivery.text_max or capabilities.text_max))
+    if not capabilities.can_break_lines:
+        found = [piece for line in text.splitlines() for piece in split_text(line, limit, unit=capabilities.unit)]
+    elif is_agent_text and reply_delivery.stream is StreamMode.BLOCKS:
+        found = split_text(
             text,
-            min(limit, max(LIMIT_MIN, words.block_max)),
-            unit=able.unit,
-            mode=words.chunk_mode,
-            prefer=words.block_break,
-            least=words.block_min,
+            min(limit, max(LIMIT_MIN, reply_delivery.block_max)),
+            unit=capabilities.unit,
+            mode=reply_delivery.chunk_mode,
+            preferred_break=reply_delivery.block_break,
+            min_length=reply_delivery.block_min,
         )
     else:
-        mode = words.chunk_mode if own else ChunkMode.LENGTH
-        found = chunks(text, limit, unit=able.unit, mode=mode)
-    if len(found) > parts_max and able.lines:  # many short paragraphs: use as few messages as possible
-        found = chunks(text, limit, unit=able.unit)
+        mode = reply_delivery.chunk_mode if is_agent_text else ChunkMode.LENGTH
+        found = split_text(text, limit, unit=capabilities.unit, mode=mode)
+    if (
+        len(found) > parts_max and capabilities.can_break_lines
+    ):  # many short paragraphs: use as few messages as possible
+        found = split_text(text, limit, unit=capabilities.unit)
     if len(found) <= parts_max:
         return found
     left_out = sum(len(piece) for piece in found[parts_max - 1 :])
-    note = f"[cut: {left_out:,} more characters are kept in the house, and too many for this place]"
-    return [*found[: parts_max - 1], clipped(note, limit, unit=able.unit)]
+    note = f"[cut: {left_out:,} more characters, which exceed the limit of this platform, are stored on the server]"
+    return [*found[: parts_max - 1], truncate_text(note, limit, unit=capabilities.unit)]

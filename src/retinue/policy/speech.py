@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from retinue.config.speech import SpeechMode, SpeechSettings
 
-OVERRIDES = frozenset({"provider", "voice", "speed", "model"})
+OVERRIDE_KEYS = frozenset({"provider", "voice", "speed", "model"})
 VALUE_CHARS_MAX = 64
 TAGS_MAX = 16
 
@@ -34,26 +34,26 @@ _MARKS = re.compile(r"\*{1,3}|_{2}|~~|`{1,3}")
 _SENTENCE_ENDS = (". ", "! ", "? ", ".\n", "!\n", "?\n", "\n\n")
 
 
-class Tagged(Struct, frozen=True, kw_only=True):
+class SpeechTags(Struct, frozen=True, kw_only=True):
     """An answer without its tags. `is_requested`: it had some. `spoken_text` is to be spoken instead of the answer."""
 
-    shown: str
-    asked: bool = False
-    said: str = ""
+    visible_text: str
+    is_requested: bool = False
+    spoken_text: str = ""
     overrides: Mapping[str, str] = {}
 
 
-class Speech(Struct, frozen=True, kw_only=True):
+class SpeechDecision(Struct, frozen=True, kw_only=True):
     """The decision for one answer. `spoken_text` is empty if it is not spoken; `because` gives the reason."""
 
-    shown: str
-    words: str = ""
-    long: bool = False  # to be summarized first
+    visible_text: str
+    spoken_text: str = ""
+    needs_summary: bool = False  # to be summarized first
     overrides: Mapping[str, str] = {}
     because: str = ""
 
 
-def read_tags(text: str) -> Tagged:
+def parse_speech_tags(text: str) -> SpeechTags:
     """Extract the tags from a text. An incomplete tag stays as written."""
     shown: list[str] = []
     said: list[str] = []
@@ -68,7 +68,7 @@ def read_tags(text: str) -> Tagged:
             shown.append(text[at:begin])
             said.append(text[end : stop if stop >= 0 else len(text)])
             at = stop + len(_END) if stop >= 0 else len(text)
-        elif inside is not None and (set_to := _overrides(inside)) is not None:
+        elif inside is not None and (set_to := _parse_overrides(inside)) is not None:
             shown.append(text[at:begin])
             overrides |= set_to
             at = end
@@ -79,11 +79,13 @@ def read_tags(text: str) -> Tagged:
         tags += 1
     shown.append(text[at:])
     if not tags:
-        return Tagged(shown=text)
-    return Tagged(shown="".join(shown).strip(), asked=True, said="\n".join(said).strip(), overrides=overrides)
+        return SpeechTags(visible_text=text)
+    return SpeechTags(
+        visible_text="".join(shown).strip(), is_requested=True, spoken_text="\n".join(said).strip(), overrides=overrides
+    )
 
 
-def _overrides(inside: str) -> dict[str, str] | None:
+def _parse_overrides(inside: str) -> dict[str, str] | None:
     """Return the overrides that a tag sets, usually none; None if it is not a tag."""
     if not inside:
         return {}
@@ -92,49 +94,51 @@ def _overrides(inside: str) -> dict[str, str] | None:
     return {key: value} if good else None
 
 
-def decide(settings: SpeechSettings, text: str, *, answers_voice: bool, has_sound: bool = False) -> Speech:
+def decide_speech(
+    settings: SpeechSettings, text: str, *, answers_voice: bool, has_sound: bool = False
+) -> SpeechDecision:
     """Decide whether an answer is spoken.
 
     `answers_voice`: it answers a voice message. `has_sound`: it already has an audio attachment.
     """
-    tagged = read_tags(text)
+    tagged = parse_speech_tags(text)
     wanted = {
         SpeechMode.OFF: False,
         SpeechMode.ALWAYS: True,
         SpeechMode.INBOUND: answers_voice,
-        SpeechMode.TAGGED: tagged.asked,
+        SpeechMode.TAGGED: tagged.is_requested,
     }[settings.mode]
     because = ""
-    words = spoken_words(tagged.said or tagged.shown)
+    words = to_spoken_text(tagged.spoken_text or tagged.visible_text)
     if settings.mode is SpeechMode.OFF:
-        because = "speech is off"
+        because = "speech is disabled"
     elif not settings.speakers:
-        because = "no program speaks here"
+        because = "no speech program is configured"
     elif not wanted:
-        because = "it answers no voice message" if settings.mode is SpeechMode.INBOUND else "it was not asked for"
+        because = "it does not answer a voice message" if settings.mode is SpeechMode.INBOUND else "it is not tagged"
     elif has_sound:
-        because = "it bears a sound of its own"
+        because = "it already has audio"
     elif len(words) < settings.text_chars_min:
         because = "it is too short"
     if because:
-        return Speech(shown=tagged.shown, because=because)
-    permitted = OVERRIDES.intersection(settings.overrides)
-    return Speech(
-        shown=tagged.shown,
-        words=words,
-        long=len(words) > settings.summarise_over_chars,
+        return SpeechDecision(visible_text=tagged.visible_text, because=because)
+    permitted = OVERRIDE_KEYS.intersection(settings.overrides)
+    return SpeechDecision(
+        visible_text=tagged.visible_text,
+        spoken_text=words,
+        needs_summary=len(words) > settings.summarise_over_chars,
         overrides={key: value for key, value in tagged.overrides.items() if key in permitted},
     )
 
 
-def order(settings: SpeechSettings, overrides: Mapping[str, str]) -> tuple[str, ...]:
+def order_speakers(settings: SpeechSettings, overrides: Mapping[str, str]) -> tuple[str, ...]:
     """Return the speech programs to try, in the order of the settings. One that a tag names goes first."""
     names = tuple(settings.speakers)
     first = overrides.get("provider", "")
     return (first, *(name for name in names if name != first)) if first in settings.speakers else names
 
 
-def spoken_words(text: str) -> str:
+def to_spoken_text(text: str) -> str:
     """Return the text as it would be read aloud: no code, no markup, only the host of a URL."""
     kept: list[str] = []
     fence = ""
@@ -152,7 +156,7 @@ def spoken_words(text: str) -> str:
     return "\n".join(line.strip() for line in plain.splitlines() if line.strip())
 
 
-def cut(text: str, chars_max: int) -> str:
+def shorten_speech(text: str, chars_max: int) -> str:
     """Return the beginning of a text, up to the end of a sentence if one ends in its second half."""
     if len(text) <= chars_max:
         return text

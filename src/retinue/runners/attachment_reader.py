@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from retinue.domain.attachment import Attachment
 from retinue.domain.errors import RetinueError
-from retinue.store.envelopes.attachment_files import Files
+from retinue.store.envelopes.attachment_files import AttachmentFiles
 
 
-class FileMedia:
+class StoredAttachmentReader:
     """Reads attachments from the attachment store."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: AttachmentFiles) -> None:
         self._files = files
 
     def read(self, attachment: Attachment) -> bytes | None:

@@ -13,13 +13,13 @@ from msgspec import Struct
 from retinue.domain.address import Address
 from retinue.domain.agent import Agent
 from retinue.domain.attachment import Attachment
-from retinue.domain.display_options import PLAIN, Manner
+from retinue.domain.display_options import NO_DISPLAY_OPTIONS, DisplayOptions
 from retinue.domain.model import ModelFacts
 from retinue.domain.permission import Permission
 from retinue.domain.person import Requester
-from retinue.domain.ports import Ask, Journal, Tell
-from retinue.domain.record import Body, Reply
-from retinue.domain.run import NO_REQUEST, RunRequest
+from retinue.domain.ports import Journal, RunApprovals, RunObserver
+from retinue.domain.record import RecordBody, Reply
+from retinue.domain.run import NO_RUN_REQUEST, RunRequest
 from retinue.domain.session import Session
 from retinue.domain.tool import Call, ToolSpec
 from retinue.domain.trust import Trust
@@ -27,35 +27,37 @@ from retinue.domain.trust import Trust
 SILENT_TOKENS = frozenset({"NO_REPLY", "[[SILENT_REPLY]]"})
 
 
-class Assignment(Struct, frozen=True, kw_only=True):
+class RunAssignment(Struct, frozen=True, kw_only=True):
     """What a runner needs for one run: the agent, its directories, the request and stored calls that come first."""
 
     agent: Agent
     session: Session
-    home: Path
-    place: Path | None = None  # the workspace, if it is not the agent directory
-    senders: tuple[Agent, ...] = ()  # agents that delegated this run; their rules apply too
+    agent_directory: Path
+    workspace_directory: Path | None = None  # the workspace, if it is not the agent directory
+    delegating_agents: tuple[Agent, ...] = ()  # agents that delegated this run; their rules apply too
     speakers: tuple[Address, ...] = ()  # message authors, if the channel may be shared by several people
     requesters: tuple[Requester, ...] = ()  # the people for whom the run acts
-    acting: Agent | None = None  # the agent as which it acts, if another
-    ground: Path | None = None  # directory of that agent, to which the tools are limited
-    told_from: Path | None = None  # where its own instructions are, if not in the workspace
-    stored: tuple[Call, ...] = ()
-    request: RunRequest = NO_REQUEST
-    manner: Manner = PLAIN
+    acting_agent: Agent | None = None  # the agent as which it acts, if another
+    acting_directory: Path | None = None  # directory of that agent, to which the tools are limited
+    instructions_directory: Path | None = None  # where its own instructions are, if not in the workspace
+    stored_calls: tuple[Call, ...] = ()
+    request: RunRequest = NO_RUN_REQUEST
+    display: DisplayOptions = NO_DISPLAY_OPTIONS
 
     @property
     def workspace(self) -> Path:
         """The directory in which it works: the requested one, or the agent's workspace."""
-        return Path(self.request.workspace) if self.request.workspace else self.place or self.reach
+        return (
+            Path(self.request.workspace) if self.request.workspace else self.workspace_directory or self.tools_directory
+        )
 
     @property
-    def reach(self) -> Path:
+    def tools_directory(self) -> Path:
         """The agent directory that its tools may use."""
-        return self.ground or self.home
+        return self.acting_directory or self.agent_directory
 
 
-class Finished(Struct, frozen=True, kw_only=True):
+class RunAnswer(Struct, frozen=True, kw_only=True):
     """The end of a run that has an answer. A silent answer is stored and not sent.
 
     `remarks` are notes by the server, such as a fallback model or a nearly spent budget. They are
@@ -66,25 +68,25 @@ class Finished(Struct, frozen=True, kw_only=True):
     text: str
     context_length: int | None = None
     remarks: tuple[str, ...] = ()
-    reset: bool = False
+    resets_context: bool = False
     trust: Trust = Trust.AGENT
-    voice: Attachment | None = None  # the answer as a voice message
+    voice_message: Attachment | None = None  # the answer as a voice message
 
     @property
-    def silent(self) -> bool:
+    def is_silent(self) -> bool:
         return self.text.strip() in SILENT_TOKENS
 
     @property
-    def answer(self) -> str:
+    def text_with_remarks(self) -> str:
         return "\n\n".join((self.text, *(f"[{remark}]" for remark in self.remarks))).strip()
 
 
-def is_silent(body: Body) -> bool:
+def is_silent(body: RecordBody) -> bool:
     """Whether a body is a final reply that is silent on purpose: stored, but not sent or read again."""
     return isinstance(body, Reply) and not body.calls and body.text.strip() in SILENT_TOKENS
 
 
-class Parked(Exception):
+class Suspended(Exception):
     """Raised to suspend a run until a person answers or delegated work is done. Not an error.
 
     A suspended run holds nothing and resumes where it stopped. `calls` need a decision;
@@ -99,21 +101,21 @@ class Parked(Exception):
         because: str,
         gives: tuple[Permission, ...] = (),
         would_grant: tuple[Permission, ...] = (),
-        waits: tuple[str, ...] = (),
+        waiting_calls: tuple[str, ...] = (),
         until: datetime | None = None,
     ) -> None:
-        super().__init__(f"waiting about {', '.join((*(call.tool for call in calls), *waits))}")
+        super().__init__(f"waiting about {', '.join((*(call.tool for call in calls), *waiting_calls))}")
         self.calls = calls
         self.turn = turn
         self.because = because
         self.gives = gives  # permissions that the calls need and that are not granted
         self.would_grant = would_grant  # what a decision for longer than once would grant
-        self.waits = waits
+        self.waiting_calls = waiting_calls
         self.until = until
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Equipment:
+class RunResources:
     """What a run has besides its tools, loaded when it starts.
 
     Texts about skills and from plugins, readable directories, environment variables for its
@@ -122,20 +124,22 @@ class Equipment:
 
     skills: str = ""
     plugins: tuple[str, ...] = ()
-    readable: tuple[Path, ...] = ()
+    readable_directories: tuple[Path, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    hidden: tuple[str, ...] = ()
-    read_only: bool = False  # the workspace is read-only
-    browser: bool = True  # whether its sandbox allows a browser
+    hidden_tools: tuple[str, ...] = ()
+    is_read_only: bool = False  # the workspace is read-only
+    has_browser: bool = True  # whether its sandbox allows a browser
 
 
-NO_EQUIPMENT = Equipment()
-Equip = Callable[[Assignment], Awaitable[Equipment]]
-Brief = Callable[[Assignment, Equipment, ModelFacts, Sequence[ToolSpec]], Awaitable[str]]
+NO_RUN_RESOURCES = RunResources()
+LoadRunResources = Callable[[RunAssignment], Awaitable[RunResources]]
+BuildSystemPrompt = Callable[[RunAssignment, RunResources, ModelFacts, Sequence[ToolSpec]], Awaitable[str]]
 """What a run is told before this model is asked with these tools."""
 
 
 class Runner(Protocol):
     """Takes the turns of a run until it has an answer, or suspends it."""
 
-    async def work(self, assignment: Assignment, journal: Journal, ask: Ask, tell: Tell) -> Finished: ...
+    async def take_turns(
+        self, assignment: RunAssignment, journal: Journal, approvals: RunApprovals, observer: RunObserver
+    ) -> RunAnswer: ...

@@ -12,24 +12,24 @@ from msgspec import Struct
 
 from retinue.config.models import CompactionMode
 from retinue.domain.errors import RetinueError
-from retinue.domain.model import OUTPUT_TOKENS_MAX
-from retinue.domain.record import Record, Reply, Stop, Summary, UserTurn
+from retinue.domain.model import DEFAULT_OUTPUT_TOKENS_MAX
+from retinue.domain.record import Record, Reply, StopReason, Summary, UserTurn
 from retinue.domain.tool import ToolResult
 from retinue.runners.base import SILENT_TOKENS
 from retinue.runners.compaction_prompt import (
     OVERSIZED_SHARE,
-    Request,
+    SummaryRequest,
     conversation_request,
-    entry,
-    fitted,
-    listing,
+    fit_entries,
+    format_entry,
+    list_facts,
     merge_request,
 )
-from retinue.runners.model_context import summary_of
+from retinue.runners.model_context import leading_summary
 from retinue.runners.result_pruner import RESULT_CHARS_KEPT_MIN, cut_at_line, result_chars_max
-from retinue.runners.token_estimate import tokens_of_text, weight_of, without_images
+from retinue.runners.token_estimate import replace_images, tokens_of_text, weight_of_record
 
-MARGIN = 1.2  # safety factor for token estimates
+ESTIMATE_MARGIN = 1.2  # safety factor for token estimates
 SUMMARY_SHARE_MAX = 0.15
 QUOTE_SHARE_MAX = 0.2
 LISTING_SHARE_MAX = 0.05
@@ -38,31 +38,38 @@ INPUT_TOKENS_MIN = 500  # only a window far below the accepted minimum leaves le
 PART_SHARE = 0.4
 PART_SHARE_MIN = 0.15
 LARGE_RECORD_SHARE = 0.1
-PARTED_RECORDS_MIN = 4
+SPLIT_RECORDS_MIN = 4
 PARTS_MAX = 8
 
 QUOTE_HEAD = "## The newest message, word for word"
-QUOTE_GOES_ON = "You are in the middle of your work on it. Go on from here, and do not begin again."
+QUOTE_IN_PROGRESS = "You are still working on it. Continue from here, and do not start over."
 QUOTE_ANSWERED = "It has been answered."
 
 
 class NotCompacted(RetinueError):
     """The context could not be summarized. It is unchanged."""
 
-    code = "context.not-compacted"
+    code = "context.not_compacted"
+
+    def __init__(self, because: str) -> None:
+        super().__init__(
+            "this conversation was not compacted",
+            because=because,
+            try_this="continue as before, send `/compact` to try again, or reset the context with `/reset`",
+        )
 
 
-class Cut(Struct, frozen=True, kw_only=True):
+class CompactionCut(Struct, frozen=True, kw_only=True):
     """Where a context is divided. Records numbered `kept_from` and above are kept.
 
     `quoted` is the newest user turn, if the cut falls after it in a long run. The summary then
     contains it verbatim.
     """
 
-    told: tuple[Record, ...]
+    summarized: tuple[Record, ...]
     kept: tuple[Record, ...]
     kept_from: int
-    told_tokens: int
+    summarized_tokens: int
     kept_tokens: int
     quoted: str = ""
 
@@ -73,9 +80,9 @@ def plan_cut(
     window_tokens: int,
     keep_tokens: int,
     records_tokens: int = 0,
-    fewest: bool = False,
+    keep_fewest: bool = False,
     gain_tokens_min: int = 0,
-) -> Cut | None:
+) -> CompactionCut | None:
     """Keep as much of the end as fits into `keep_tokens`, or only the newest turn (`keep_fewest`),
     and summarize the rest.
 
@@ -85,75 +92,75 @@ def plan_cut(
     `gain_tokens_min`, or if there is only a summary to cut.
     """
     cap = result_chars_max(window_tokens)
-    weights = [weight_of(record, result_chars_max=cap).tokens for record in records]
-    after = _sums_from(weights)
+    weights = [weight_of_record(record, result_chars_max=cap).tokens for record in records]
+    after = _suffix_sums(weights)
     newest = max((i for i, r in enumerate(records) if isinstance(r.body, UserTurn)), default=len(records))
-    quote = _quote(records, newest, window_tokens)
+    quote = _newest_turn_text(records, newest, window_tokens)
     heavier = max(records_tokens / max(after[0], 1), 1.0)
-    keep_tokens = int(keep_tokens / heavier / MARGIN)
-    if after[0] <= keep_tokens and not fewest:
+    keep_tokens = int(keep_tokens / heavier / ESTIMATE_MARGIN)
+    if after[0] <= keep_tokens and not keep_fewest:
         return None
-    place = _best(
+    place = _best_cut_index(
         records,
         after,
-        newest=newest,
+        newest_turn_index=newest,
         keep_tokens=keep_tokens,
         quote_tokens=tokens_of_text(quote),
-        fewest=fewest,
+        keep_fewest=keep_fewest,
     )
     if place is None:
         return None
     told_tokens = after[0] - after[place]
-    old_tokens = weights[0] if summary_of(records) is not None else 0
+    old_tokens = weights[0] if leading_summary(records) is not None else 0
     if told_tokens - old_tokens < max(gain_tokens_min, 1):
         return None
-    return Cut(
-        told=tuple(records[:place]),
+    return CompactionCut(
+        summarized=tuple(records[:place]),
         kept=tuple(records[place:]),
         kept_from=min(record.seq for record in records[place:]),
-        told_tokens=told_tokens,
+        summarized_tokens=told_tokens,
         kept_tokens=after[place],
         quoted=quote if newest < place or newest == len(records) else "",
     )
 
 
-def _best(
+def _best_cut_index(
     records: Sequence[Record],
-    after: Sequence[int],
+    tokens_from: Sequence[int],
     *,
-    newest: int,
+    newest_turn_index: int,
     keep_tokens: int,
     quote_tokens: int,
-    fewest: bool,
+    keep_fewest: bool,
 ) -> int | None:
-    places = _places(records)
-    up_to_turn = [place for place in places if place <= newest]
-    for place in up_to_turn[-1:] if fewest else up_to_turn:
-        if after[place] <= keep_tokens:
+    places = _cut_indexes(records)
+    up_to_turn = [place for place in places if place <= newest_turn_index]
+    for place in up_to_turn[-1:] if keep_fewest else up_to_turn:
+        if tokens_from[place] <= keep_tokens:
             return place
-    within_run = [place for place in places if place > newest and isinstance(records[place].body, Reply)]
+    within_run = [place for place in places if place > newest_turn_index and isinstance(records[place].body, Reply)]
     for place in within_run:
-        if after[place] + quote_tokens <= keep_tokens:
+        if tokens_from[place] + quote_tokens <= keep_tokens:
             return place
     # No cut is small enough, so keep as little as possible.
     return next(reversed(within_run or up_to_turn), None)
 
 
-def _quote(records: Sequence[Record], newest: int, window_tokens: int) -> str:
+def _newest_turn_text(records: Sequence[Record], newest_turn_index: int, window_tokens: int) -> str:
     """Return the newest turn verbatim. If it was cut before, return the quote from the summary."""
-    if newest < len(records):
-        body = records[newest].body
+    if newest_turn_index < len(records):
+        body = records[newest_turn_index].body
         assert isinstance(body, UserTurn)
         hint = "the rest of it has been read"
-        return _bounded(body.text.strip(), int(window_tokens * QUOTE_SHARE_MAX), hint=hint)
-    summary = summary_of(records)
+        return _shorten_to_tokens(body.text.strip(), int(window_tokens * QUOTE_SHARE_MAX), hint=hint)
+    summary = leading_summary(records)
     quoted = summary.body.text.partition(QUOTE_HEAD)[2] if summary and isinstance(summary.body, Summary) else ""
-    for end in (QUOTE_GOES_ON, QUOTE_ANSWERED):
+    for end in (QUOTE_IN_PROGRESS, QUOTE_ANSWERED):
         quoted = quoted.strip().removesuffix(end)
     return quoted.strip()
 
 
-def _places(records: Sequence[Record]) -> list[int]:
+def _cut_indexes(records: Sequence[Record]) -> list[int]:
     """Return the indexes at which a context may be cut.
 
     A cut is never before a result, and one record number must separate both sides. Results follow
@@ -175,7 +182,7 @@ def _places(records: Sequence[Record]) -> list[int]:
     return places
 
 
-def _sums_from(weights: Sequence[int]) -> list[int]:
+def _suffix_sums(weights: Sequence[int]) -> list[int]:
     """Return the sum of all weights from each index on."""
     sums = [0] * (len(weights) + 1)
     for place in range(len(weights) - 1, -1, -1):
@@ -186,9 +193,9 @@ def _sums_from(weights: Sequence[int]) -> list[int]:
 # --- summary ---
 
 
-async def summarize(
-    cut: Cut,
-    ask: Callable[[Request], Awaitable[Reply]],
+async def summarize_cut(
+    cut: CompactionCut,
+    request_reply: Callable[[SummaryRequest], Awaitable[Reply]],
     *,
     window_tokens: int,
     mode: CompactionMode = CompactionMode.DEFAULT,
@@ -199,22 +206,22 @@ async def summarize(
     Every request fits into the `window_tokens` of the model behind `request_reply`. Raises
     `NotCompacted` if no reply is usable, and whatever `request_reply` raises.
     """
-    output_tokens_max = min(OUTPUT_TOKENS_MAX, int(window_tokens * OUTPUT_SHARE_MAX))
-    budget = max(int((window_tokens - output_tokens_max) / MARGIN) - _overhead_tokens(focus), INPUT_TOKENS_MIN)
+    output_tokens_max = min(DEFAULT_OUTPUT_TOKENS_MAX, int(window_tokens * OUTPUT_SHARE_MAX))
+    budget = max(int((window_tokens - output_tokens_max) / ESTIMATE_MARGIN) - _overhead_tokens(focus), INPUT_TOKENS_MIN)
     safeguard = mode is CompactionMode.SAFEGUARD
     oversized = int(window_tokens * OVERSIZED_SHARE) if safeguard else None
-    entries = [text for record in cut.told if (text := entry(record, oversized_tokens=oversized))]
-    parts = _parts(entries, window_tokens) if safeguard else [entries]
+    entries = [text for record in cut.summarized if (text := format_entry(record, oversized_tokens=oversized))]
+    parts = _split_entries(entries, window_tokens) if safeguard else [entries]
     summaries: list[str] = []
     for number, part in enumerate(parts, start=1):
         request = conversation_request(
-            fitted(part, budget), focus=focus, part=number, parts=len(parts), output_tokens_max=output_tokens_max
+            fit_entries(part, budget), focus=focus, part=number, parts=len(parts), output_tokens_max=output_tokens_max
         )
-        summaries.append(_heard(await ask(request)))
+        summaries.append(_summary_text(await request_reply(request)))
     if len(summaries) > 1:
-        merging = merge_request(fitted(summaries, budget), focus=focus, output_tokens_max=output_tokens_max)
-        summaries = [_heard(await ask(merging))]
-    return _composed(cut, summaries[0], window_tokens=window_tokens, safeguard=safeguard)
+        merging = merge_request(fit_entries(summaries, budget), focus=focus, output_tokens_max=output_tokens_max)
+        summaries = [_summary_text(await request_reply(merging))]
+    return _compose_summary(cut, summaries[0], window_tokens=window_tokens, with_file_list=safeguard)
 
 
 def _overhead_tokens(focus: str) -> int:
@@ -222,7 +229,7 @@ def _overhead_tokens(focus: str) -> int:
     return tokens_of_text(empty.instructions) + tokens_of_text(empty.text)
 
 
-def _parts(entries: Sequence[str], window_tokens: int) -> list[list[str]]:
+def _split_entries(entries: Sequence[str], window_tokens: int) -> list[list[str]]:
     """Split entries into parts of about equal weight, if they are too long to summarize well in one request."""
     weights = [tokens_of_text(text) for text in entries]
     total = sum(weights)
@@ -232,8 +239,8 @@ def _parts(entries: Sequence[str], window_tokens: int) -> list[list[str]]:
     average = total / len(entries) / window_tokens
     if average > LARGE_RECORD_SHARE:  # few and large entries: smaller parts, so that one entry does not fill a part
         share = max(PART_SHARE_MIN, PART_SHARE - 2 * (average - LARGE_RECORD_SHARE))
-    part_tokens = window_tokens * share / MARGIN
-    if len(entries) < PARTED_RECORDS_MIN or total <= part_tokens:
+    part_tokens = window_tokens * share / ESTIMATE_MARGIN
+    if len(entries) < SPLIT_RECORDS_MIN or total <= part_tokens:
         return [list(entries)]
     count = min(PARTS_MAX, len(entries), int(-(-total // part_tokens)))
     parts: list[list[str]] = [[] for _ in range(count)]
@@ -244,39 +251,41 @@ def _parts(entries: Sequence[str], window_tokens: int) -> list[list[str]]:
     return [part for part in parts if part]
 
 
-def _heard(reply: Reply) -> str:
+def _summary_text(reply: Reply) -> str:
     text = reply.text.strip()
-    if reply.stop is Stop.FILTERED:
-        raise _not_compacted("the model would not sum it up")
+    if reply.stop is StopReason.FILTERED:
+        raise NotCompacted("the model refused to summarize it")
     if not text or text in SILENT_TOKENS:
-        raise _not_compacted("the model's summary had nothing in it")
-    return without_images(text)
+        raise NotCompacted("the model's summary was empty")
+    return replace_images(text)
 
 
-def _composed(cut: Cut, text: str, *, window_tokens: int, safeguard: bool) -> str:
-    words = _bounded(_unquoted(text), int(window_tokens * SUMMARY_SHARE_MAX), hint="it was too long")
+def _compose_summary(cut: CompactionCut, text: str, *, window_tokens: int, with_file_list: bool) -> str:
+    words = _shorten_to_tokens(
+        _escape_quote_heading(text), int(window_tokens * SUMMARY_SHARE_MAX), hint="it was too long"
+    )
     listed = ""
-    if safeguard:
-        listed = _unquoted(listing(cut.told))
-        listed = _bounded(listed, int(window_tokens * LISTING_SHARE_MAX), hint="they are too many")
+    if with_file_list:
+        listed = _escape_quote_heading(list_facts(cut.summarized))
+        listed = _shorten_to_tokens(listed, int(window_tokens * LISTING_SHARE_MAX), hint="there are too many")
     quote = ""
     if cut.quoted:
         last = cut.kept[-1].body
         answered = isinstance(last, Reply) and not last.calls
-        quote = f"{QUOTE_HEAD}\n\n{cut.quoted}\n\n{QUOTE_ANSWERED if answered else QUOTE_GOES_ON}"
+        quote = f"{QUOTE_HEAD}\n\n{cut.quoted}\n\n{QUOTE_ANSWERED if answered else QUOTE_IN_PROGRESS}"
     for parts in ((words, listed, quote), (words, "", quote)):
         whole = "\n\n".join(filter(None, parts))
-        if tokens_of_text(whole) < cut.told_tokens:
+        if tokens_of_text(whole) < cut.summarized_tokens:
             return whole
-    raise _not_compacted("the summary came out longer than what it would stand for")
+    raise NotCompacted("the summary was longer than the text it would replace")
 
 
-def _unquoted(text: str) -> str:
+def _escape_quote_heading(text: str) -> str:
     """Escape the quote heading in text of a model or tool: the next compaction searches for it."""
     return text.replace(QUOTE_HEAD, "(a heading)")
 
 
-def _bounded(text: str, tokens_max: int, *, hint: str) -> str:
+def _shorten_to_tokens(text: str, tokens_max: int, *, hint: str) -> str:
     """Return the beginning of a text in about `tokens_max` tokens, up to a line end, with a note if it is cut."""
     whole, chars, tokens = text, len(text), tokens_of_text(text)
     while tokens > tokens_max and chars > RESULT_CHARS_KEPT_MIN:
@@ -284,11 +293,3 @@ def _bounded(text: str, tokens_max: int, *, hint: str) -> str:
         text = cut_at_line(whole, chars, hint=hint)
         tokens = tokens_of_text(text)
     return text
-
-
-def _not_compacted(because: str) -> NotCompacted:
-    return NotCompacted(
-        "this conversation was not compacted",
-        because=because,
-        try_this="go on as before; /compact tries again, and /reset begins a fresh context",
-    )

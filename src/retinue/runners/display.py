@@ -4,37 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from retinue.domain.display_options import Manner, Reasoning, UsageLine
+from retinue.domain.display_options import DisplayOptions, ReasoningDisplay, UsageFooter
 from retinue.domain.event import Delta, DeltaKind
 from retinue.domain.ids import RunId
-from retinue.domain.ports import Tell
+from retinue.domain.ports import RunObserver
 from retinue.domain.record import Record, Reply
 
 
-class WithoutThoughts:
+class ThinkingFilter:
     """A run observer that drops thinking and passes everything else on."""
 
-    def __init__(self, tell: Tell) -> None:
-        self._tell = tell
+    def __init__(self, observer: RunObserver) -> None:
+        self._observer = observer
 
-    def delta(self, delta: Delta) -> None:
+    def on_delta(self, delta: Delta) -> None:
         if delta.kind is not DeltaKind.THINKING:
-            self._tell.delta(delta)
+            self._observer.on_delta(delta)
 
-    def called(self, run: RunId, tool: str) -> None:
-        self._tell.called(run, tool)
+    def on_tool_call(self, run: RunId, tool: str) -> None:
+        self._observer.on_tool_call(run, tool)
 
 
-def heard(tell: Tell, manner: Manner) -> Tell:
+def filter_thinking(observer: RunObserver, display: DisplayOptions) -> RunObserver:
     """Hide streamed thinking if it is off, or if it is sent as a whole before the answer (`on`)."""
-    return WithoutThoughts(tell) if manner.reasoning in (Reasoning.OFF, Reasoning.ON) else tell
+    return ThinkingFilter(observer) if display.reasoning in (ReasoningDisplay.OFF, ReasoningDisplay.ON) else observer
 
 
-def usage_line(manner: Manner, own: Sequence[Record]) -> tuple[str, ...]:
+def usage_line(display: DisplayOptions, run_records: Sequence[Record]) -> tuple[str, ...]:
     """Return the usage of a run for below its answer, as far as the models reported it."""
-    line = manner.usage
-    replies = [record.body for record in own if isinstance(record.body, Reply)]
-    if line is None or line is UsageLine.OFF or not replies:
+    line = display.usage
+    replies = [record.body for record in run_records if isinstance(record.body, Reply)]
+    if line is None or line is UsageFooter.OFF or not replies:
         return ()
     usages = [reply.usage for reply in replies]
     taken = sum(usage.input_tokens for usage in usages)
@@ -42,13 +42,13 @@ def usage_line(manner: Manner, own: Sequence[Record]) -> tuple[str, ...]:
     cost = sum(usage.cost_microusd for usage in usages)
     about = "about " if any(usage.estimated for usage in usages) else ""
     tokens = f"{about}{taken:,} tokens in, {given:,} out"
-    spent = f"{about}${cost / 1e6:.4f}" if cost else "no cost known"
+    spent = f"{about}${cost / 1e6:.4f}" if cost else "cost unknown"
     match line:
-        case UsageLine.TOKENS:
+        case UsageFooter.TOKENS:
             return (tokens,)
-        case UsageLine.COST:
+        case UsageFooter.COST:
             return (spent,)
-        case UsageLine.FULL:
+        case UsageFooter.FULL:
             last = usages[-1].input_tokens + usages[-1].output_tokens
             models = ", ".join(dict.fromkeys(reply.model for reply in replies if reply.model))
-            return ("; ".join(filter(None, (tokens, spent, f"{last:,} tokens in mind", models))),)
+            return ("; ".join(filter(None, (tokens, spent, f"{last:,} tokens in context", models))),)

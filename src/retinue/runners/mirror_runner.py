@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from retinue.domain.ports import Ask, Journal, Tell
-from retinue.runners.base import Assignment, Finished, Runner
+from retinue.domain.ports import Journal, RunApprovals, RunObserver
+from retinue.runners.base import RunAnswer, RunAssignment, Runner
 
 
-class CatchesUp(Protocol):
+class MirrorCatchUp(Protocol):
     """A session mirror that can be awaited."""
 
     async def catch_up(self) -> None: ...
 
 
-class Mirrored:
+class MirrorRunner:
     """Waits for the mirror, then takes turns with another runner."""
 
-    def __init__(self, runner: Runner, mirror: CatchesUp) -> None:
+    def __init__(self, runner: Runner, mirror: MirrorCatchUp) -> None:
         self._runner = runner
         self._mirror = mirror
 
-    async def work(self, assignment: Assignment, journal: Journal, ask: Ask, tell: Tell) -> Finished:
+    async def take_turns(
+        self, assignment: RunAssignment, journal: Journal, approvals: RunApprovals, observer: RunObserver
+    ) -> RunAnswer:
         await self._mirror.catch_up()
-        return await self._runner.work(assignment, journal, ask, tell)
+        return await self._runner.take_turns(assignment, journal, approvals, observer)

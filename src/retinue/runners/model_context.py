@@ -9,7 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from retinue.domain.record import Note, Plain, Record, RecordKind, Reply, Summary, UserTurn, all_plain, words_of
+from retinue.domain.record import (
+    Note,
+    Record,
+    RecordKind,
+    Reply,
+    Summary,
+    TextRecord,
+    UserTurn,
+    are_all_text,
+    record_texts,
+)
 from retinue.domain.tool import Call, ToolResult
 from retinue.runners.base import SILENT_TOKENS, is_silent
 
@@ -20,26 +30,29 @@ FLUSH_HEAD = "[Before this conversation is compacted]"
 # Records are distinguished by kind, because the body may not be decoded yet.
 _MARKS = (RecordKind.START, RecordKind.RESET)
 _ASSISTANT, _TOOL, _SUMMARY = RecordKind.ASSISTANT, RecordKind.TOOL, RecordKind.SUMMARY
-_SILENCE_CHARS_MAX = max(map(len, SILENT_TOKENS))
+_SILENT_TOKEN_CHARS_MAX = max(map(len, SILENT_TOKENS))
 
 
-def as_read(records: Sequence[Record]) -> list[Record]:
+def context_from_records(records: Sequence[Record]) -> list[Record]:
     """Return what a model reads of the stored records of a context."""
-    if _are_plain(records[1:] if records and records[0].kind in _MARKS else records):
+    if _are_all_plain(records[1:] if records and records[0].kind in _MARKS else records):
         return list(records)
-    return whole(arranged([record for record in records if not _is_silent(record)]))
+    return pair_calls_with_results(arrange_records([record for record in records if not _is_silent(record)]))
 
 
-def _are_plain(records: Sequence[Record]) -> bool:
+def _are_all_plain(records: Sequence[Record]) -> bool:
     # Fast path without Python code per record: no text is short enough to be a silent token.
-    if all_plain(records) and min(map(len, map(str.strip, words_of(records))), default=0) > _SILENCE_CHARS_MAX:
+    if (
+        are_all_text(records)
+        and min(map(len, map(str.strip, record_texts(records))), default=0) > _SILENT_TOKEN_CHARS_MAX
+    ):
         return True
     return all(map(_is_plain, records))
 
 
 def _is_silent(record: Record) -> bool:
-    if type(record) is Plain:
-        return record.kind is _ASSISTANT and record.words.strip() in SILENT_TOKENS
+    if type(record) is TextRecord:
+        return record.kind is _ASSISTANT and record.text.strip() in SILENT_TOKENS
     return is_silent(record.body)
 
 
@@ -48,7 +61,7 @@ def _is_plain(record: Record) -> bool:
 
     Most are, and a restart may have to read thousands of them before the first answer.
     """
-    if type(record) is Plain:
+    if type(record) is TextRecord:
         return not _is_silent(record)
     body = record.body
     if type(body) is UserTurn:
@@ -58,7 +71,7 @@ def _is_plain(record: Record) -> bool:
     return isinstance(body, Note)
 
 
-def arranged(records: Sequence[Record]) -> list[Record]:
+def arrange_records(records: Sequence[Record]) -> list[Record]:
     """Return the newest summary, then the records it kept, in the given order. Older summaries are dropped.
 
     Nothing before the newest reset mark is read. Records are compared by number, not by position.
@@ -79,24 +92,24 @@ def arranged(records: Sequence[Record]) -> list[Record]:
     return kept if summary is None else [summary, *kept]
 
 
-def summary_of(records: Sequence[Record]) -> Record | None:
+def leading_summary(records: Sequence[Record]) -> Record | None:
     """Return the summary at the start of an arranged context, or None."""
     return records[0] if records and records[0].kind is _SUMMARY else None
 
 
-def _calls(record: Record) -> Sequence[Call]:
-    if type(record) is Plain or record.kind is not _ASSISTANT:
+def _calls_of(record: Record) -> Sequence[Call]:
+    if type(record) is TextRecord or record.kind is not _ASSISTANT:
         return ()
     return record.body.calls if isinstance(record.body, Reply) else ()
 
 
-def whole(records: Sequence[Record]) -> list[Record]:
+def pair_calls_with_results(records: Sequence[Record]) -> list[Record]:
     """Pair every call with one result next to it, because providers reject other contexts.
 
     Missing results are inserted, and results without a call are dropped. The store is not changed.
     Only the calls of a run that nothing follows stay open: they may still be performed.
     """
-    calls = {call.id for record in records for call in _calls(record)}
+    calls = {call.id for record in records for call in _calls_of(record)}
     results = {
         r.body.call: r
         for r in reversed(records)
@@ -109,7 +122,7 @@ def whole(records: Sequence[Record]) -> list[Record]:
         if record.kind is _TOOL:
             continue
         made.append(record)
-        for call in _calls(record):
+        for call in _calls_of(record):
             result = results.get(call.id)
             if result is not None:
                 made.append(result)

@@ -14,21 +14,21 @@ from fnmatch import fnmatchcase
 
 from msgspec import Struct, field
 
-from retinue.config.models import PrunedTools, Pruning, PruningMode, SoftTrim
+from retinue.config.models import PrunedToolSettings, PruningMode, PruningSettings, SoftTrimSettings
 from retinue.domain.ids import SessionId
 from retinue.domain.record import Record, RecordKind, Reply, Summary, UserTurn
 from retinue.domain.structs import replace
 from retinue.domain.tool import ToolResult
-from retinue.runners.token_estimate import CHARS_PER_TOKEN, holds_image, json_of
+from retinue.runners.token_estimate import CHARS_PER_TOKEN, compact_json, contains_image
 
 RESULT_SHARE_MAX = 0.3
 RESULT_SHARE_TRUNCATED = 0.02  # after an overflow that compaction could not fix
 RESULT_CHARS_CAP = 400_000
 RESULT_CHARS_KEPT_MIN = 2_000
-NEWLINE_SOUGHT_SHARE = 0.2  # share of the end that may be dropped to end at a full line
+LINE_END_SEARCH_SHARE = 0.2  # share of the end that may be dropped to end at a full line
 PRUNING_IMAGE_CHARS = 8_000  # more than in an estimate: this decides when to prune, and pruning early is cheap
-SHORTENED_CHARS_MAX = 8 * 1024 * 1024
-SHORTENED_SESSIONS_MAX = 256
+CACHED_CHARS_MAX = 8 * 1024 * 1024
+CACHED_SESSIONS_MAX = 256
 _TOOL = RecordKind.TOOL
 
 
@@ -37,16 +37,18 @@ def result_chars_max(window_tokens: int, *, share: float = RESULT_SHARE_MAX) -> 
     return max(RESULT_CHARS_KEPT_MIN, min(int(window_tokens * CHARS_PER_TOKEN * share), RESULT_CHARS_CAP))
 
 
-def capped(records: Sequence[Record], chars_max: int) -> Sequence[Record]:
+def cap_results(records: Sequence[Record], chars_max: int) -> Sequence[Record]:
     """Return the records with no result longer than `chars_max`; the same list if none was."""
-    return _with(records, {i: _capped(r, chars_max) for i, r in enumerate(records) if _is_longer(r, chars_max)})
+    return _replace_records(
+        records, {i: _cap_result(r, chars_max) for i, r in enumerate(records) if _is_longer(r, chars_max)}
+    )
 
 
 def _is_longer(record: Record, chars_max: int) -> bool:
     return record.kind is _TOOL and isinstance(record.body, ToolResult) and len(record.body.output) > chars_max
 
 
-def _capped(record: Record, chars_max: int) -> Record:
+def _cap_result(record: Record, chars_max: int) -> Record:
     assert isinstance(record.body, ToolResult)
     return record._replace(body=replace(record.body, output=cut_at_line(record.body.output, chars_max)))
 
@@ -57,16 +59,16 @@ def cut_at_line(text: str, chars_max: int, *, hint: str = "ask for the rest in s
         return text
     note = f"\n\n[cut: this is the beginning of {len(text)} characters; {hint}]"
     kept = max(chars_max - len(note), min(chars_max, RESULT_CHARS_KEPT_MIN))
-    least = max(int(kept * (1 - NEWLINE_SOUGHT_SHARE)), min(kept, RESULT_CHARS_KEPT_MIN))
+    least = max(int(kept * (1 - LINE_END_SEARCH_SHARE)), min(kept, RESULT_CHARS_KEPT_MIN))
     line_end = text.rfind("\n", least, kept + 1)
     return text[: line_end if line_end >= 0 else kept] + note
 
 
-def _with(records: Sequence[Record], replaced: Mapping[int, Record]) -> Sequence[Record]:
-    if not replaced:
+def _replace_records(records: Sequence[Record], replacements: Mapping[int, Record]) -> Sequence[Record]:
+    if not replacements:
         return records
     view = list(records)
-    for index, record in replaced.items():
+    for index, record in replacements.items():
         view[index] = record
     return view
 
@@ -74,39 +76,39 @@ def _with(records: Sequence[Record], replaced: Mapping[int, Record]) -> Sequence
 # --- pruning: which results are shortened, and to what ---
 
 
-def pruned(records: Sequence[Record], settings: Pruning, *, window_tokens: int) -> dict[int, Record]:
+def prune_results(records: Sequence[Record], settings: PruningSettings, *, window_tokens: int) -> dict[int, Record]:
     """Return replacements for old results by index. The caller decides whether it is time to prune.
 
     The results of the last replies, everything before the first turn, and results with images are
     kept.
     """
-    found = _prunable(records, settings)
+    found = _prunable_indexes(records, settings)
     window_chars = window_tokens * CHARS_PER_TOKEN
-    chars = sum(map(_chars, records))
+    chars = sum(map(_record_chars, records))
     if not found or chars < window_chars * settings.soft_trim_ratio:
         return {}
     shortened: dict[int, Record] = {}
     for index in found:
-        trimmed = _trimmed(records[index], settings.soft_trim)
+        trimmed = _trim_result(records[index], settings.soft_trim)
         if trimmed is not None:
-            chars -= _chars(records[index]) - _chars(trimmed)
+            chars -= _record_chars(records[index]) - _record_chars(trimmed)
             shortened[index] = trimmed
     clear_from = window_chars * settings.hard_clear_ratio
-    prunable = sum(_chars(shortened.get(index, records[index])) for index in found)
+    prunable = sum(_record_chars(shortened.get(index, records[index])) for index in found)
     if chars < clear_from or not settings.hard_clear.enabled or prunable < settings.min_prunable_chars:
         return shortened
     for index in found:  # oldest first
         if chars < clear_from:
             break
         before = shortened.get(index, records[index])
-        cleared = _replaced_output(records[index], settings.hard_clear.placeholder)
-        if _chars(cleared) < _chars(before):
-            chars -= _chars(before) - _chars(cleared)
+        cleared = _with_output(records[index], settings.hard_clear.placeholder)
+        if _record_chars(cleared) < _record_chars(before):
+            chars -= _record_chars(before) - _record_chars(cleared)
             shortened[index] = cleared
     return shortened
 
 
-def _prunable(records: Sequence[Record], settings: Pruning) -> list[int]:
+def _prunable_indexes(records: Sequence[Record], settings: PruningSettings) -> list[int]:
     end = len(records)
     if settings.keep_last_assistants:
         replies = [i for i, r in enumerate(records) if isinstance(r.body, Reply)]
@@ -118,18 +120,18 @@ def _prunable(records: Sequence[Record], settings: Pruning) -> list[int]:
     return [i for i in range(first, end) if _may_shorten(records[i], settings.tools)]
 
 
-def _may_shorten(record: Record, tools: PrunedTools) -> bool:
+def _may_shorten(record: Record, tools: PrunedToolSettings) -> bool:
     body = record.body
-    if not isinstance(body, ToolResult) or holds_image(body.output):
+    if not isinstance(body, ToolResult) or contains_image(body.output):
         return False
-    return _matches(body.tool, tools.allow) and not _matches(body.tool, tools.deny)
+    return _matches_any(body.tool, tools.allow) and not _matches_any(body.tool, tools.deny)
 
 
-def _matches(tool: str, patterns: Sequence[str]) -> bool:
+def _matches_any(tool: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(tool.casefold(), pattern.casefold()) for pattern in patterns)
 
 
-def _trimmed(record: Record, settings: SoftTrim) -> Record | None:
+def _trim_result(record: Record, settings: SoftTrimSettings) -> Record | None:
     assert isinstance(record.body, ToolResult)
     output, head, tail = record.body.output, settings.head_chars, settings.tail_chars
     if len(output) <= settings.max_chars or len(output) <= head + tail:
@@ -137,21 +139,21 @@ def _trimmed(record: Record, settings: SoftTrim) -> Record | None:
     end = output[-tail:] if tail else ""
     note = f"[trimmed: the first {head} and the last {tail} of {len(output)} characters are shown]"
     trimmed = f"{output[:head]}\n...\n{end}\n\n{note}"
-    return _replaced_output(record, trimmed) if len(trimmed) < len(output) else None
+    return _with_output(record, trimmed) if len(trimmed) < len(output) else None
 
 
-def _replaced_output(record: Record, output: str) -> Record:
+def _with_output(record: Record, output: str) -> Record:
     assert isinstance(record.body, ToolResult)
     return record._replace(body=replace(record.body, output=output))
 
 
-def _chars(record: Record) -> int:
+def _record_chars(record: Record) -> int:
     match record.body:
         case Reply() as reply:
-            asked = sum(len(call.tool) + len(json_of(call.arguments)) for call in reply.calls)
+            asked = sum(len(call.tool) + len(compact_json(call.arguments)) for call in reply.calls)
             return len(reply.text) + len(reply.thinking) + asked
         case ToolResult(output=output):
-            return PRUNING_IMAGE_CHARS if holds_image(output) else len(output)
+            return PRUNING_IMAGE_CHARS if contains_image(output) else len(output)
         case UserTurn(text=text, attachments=attachments):
             images = sum(attachment.media_type.startswith("image/") for attachment in attachments)
             return len(text) + images * PRUNING_IMAGE_CHARS
@@ -159,7 +161,7 @@ def _chars(record: Record) -> int:
             return len(body.text)
 
 
-def idle_s(records: Sequence[Record], now: datetime) -> float | None:
+def seconds_since_reply(records: Sequence[Record], now: datetime) -> float | None:
     """Return the seconds since the last model reply, or None. Searches from the end, where it is near."""
     last = next((r for r in reversed(records) if r.kind is RecordKind.ASSISTANT), None)
     return (now - last.at).total_seconds() if last is not None else None
@@ -168,25 +170,27 @@ def idle_s(records: Sequence[Record], now: datetime) -> float | None:
 # --- model input from turn to turn ---
 
 
-class _Kept(Struct):
+class _ShortenedContext(Struct):
     """One context: the records seen so far and their replacements."""
 
     chars_max: int
-    count: int = 0
-    last: Record | None = None
+    seen_records: int = 0
+    last_record: Record | None = None
     capped: dict[int, Record] = field(default_factory=dict[int, Record])
     pruned: dict[int, Record] = field(default_factory=dict[int, Record])
 
-    def goes_on(self, records: Sequence[Record], chars_max: int) -> bool:
-        known = self.count == 0 or (len(records) >= self.count and records[self.count - 1] is self.last)
+    def continues_with(self, records: Sequence[Record], chars_max: int) -> bool:
+        known = self.seen_records == 0 or (
+            len(records) >= self.seen_records and records[self.seen_records - 1] is self.last_record
+        )
         return known and self.chars_max == chars_max
 
-    def look(self, records: Sequence[Record]) -> None:
-        for index, record in enumerate(records[self.count :], self.count):
+    def cap_new_records(self, records: Sequence[Record]) -> None:
+        for index, record in enumerate(records[self.seen_records :], self.seen_records):
             if record.kind is _TOOL and _is_longer(record, self.chars_max):
-                self.capped[index] = _capped(record, self.chars_max)
-        self.count = len(records)
-        self.last = records[-1] if records else None
+                self.capped[index] = _cap_result(record, self.chars_max)
+        self.seen_records = len(records)
+        self.last_record = records[-1] if records else None
 
     @property
     def chars(self) -> int:
@@ -194,7 +198,7 @@ class _Kept(Struct):
         return sum(len(r.body.output) for r in both if isinstance(r.body, ToolResult))
 
 
-class Shortened:
+class ResultShortener:
     """The shortened records of each context.
 
     A context gets the same record objects turn after turn, so they are not encoded again. If
@@ -203,16 +207,16 @@ class Shortened:
     used contexts are evicted, and their results are sent in full again.
     """
 
-    def __init__(self, chars_max: int = SHORTENED_CHARS_MAX) -> None:
+    def __init__(self, chars_max: int = CACHED_CHARS_MAX) -> None:
         self._chars_max = chars_max
         self._chars = 0
-        self._kept: OrderedDict[SessionId, _Kept] = OrderedDict()
+        self._contexts: OrderedDict[SessionId, _ShortenedContext] = OrderedDict()
 
-    def view(
+    def shorten(
         self,
         session: SessionId,
         records: Sequence[Record],
-        settings: Pruning,
+        settings: PruningSettings,
         *,
         window_tokens: int,
         idle_s: float | None,
@@ -224,34 +228,34 @@ class Shortened:
         """
         share = RESULT_SHARE_TRUNCATED if truncate else RESULT_SHARE_MAX
         chars_max = result_chars_max(window_tokens, share=share)
-        kept = self._take(session)
-        if kept is None or not kept.goes_on(records, chars_max):
-            kept = _Kept(chars_max)
-        kept.look(records)
+        kept = self._pop(session)
+        if kept is None or not kept.continues_with(records, chars_max):
+            kept = _ShortenedContext(chars_max)
+        kept.cap_new_records(records)
         if settings.mode is PruningMode.OFF:
             kept.pruned = {}
         elif idle_s is not None and idle_s >= settings.ttl_s:
-            decided = pruned(_with(records, kept.capped), settings, window_tokens=window_tokens)
+            decided = prune_results(_replace_records(records, kept.capped), settings, window_tokens=window_tokens)
             kept.pruned = {i: r if kept.pruned.get(i) != r else kept.pruned[i] for i, r in decided.items()}
-        self._keep(session, kept)
-        return _with(records, {**kept.capped, **kept.pruned})
+        self._store(session, kept)
+        return _replace_records(records, {**kept.capped, **kept.pruned})
 
     def counts(self, session: SessionId) -> tuple[int, int]:
         """Return how many results were capped, and how many pruned, in the last call of a session."""
-        kept = self._kept.get(session)
+        kept = self._contexts.get(session)
         return (len(kept.capped.keys() - kept.pruned.keys()), len(kept.pruned)) if kept is not None else (0, 0)
 
-    def _take(self, session: SessionId) -> _Kept | None:
-        kept = self._kept.pop(session, None)
+    def _pop(self, session: SessionId) -> _ShortenedContext | None:
+        kept = self._contexts.pop(session, None)
         if kept is not None:
             self._chars -= kept.chars
         return kept
 
-    def _keep(self, session: SessionId, kept: _Kept) -> None:
-        if kept.chars > self._chars_max:
+    def _store(self, session: SessionId, context: _ShortenedContext) -> None:
+        if context.chars > self._chars_max:
             return
-        self._kept[session] = kept
-        self._chars += kept.chars
-        while self._chars > self._chars_max or len(self._kept) > SHORTENED_SESSIONS_MAX:
-            _, evicted = self._kept.popitem(last=False)
+        self._contexts[session] = context
+        self._chars += context.chars
+        while self._chars > self._chars_max or len(self._contexts) > CACHED_SESSIONS_MAX:
+            _, evicted = self._contexts.popitem(last=False)
             self._chars -= evicted.chars

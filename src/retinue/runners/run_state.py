@@ -10,67 +10,67 @@ from msgspec.structs import replace
 
 from retinue.domain.ids import SessionId
 from retinue.domain.model import ModelFacts, ModelRef
-from retinue.domain.money import CallTerms, Caps
-from retinue.domain.ports import Clock, Journal, Tell
+from retinue.domain.money import BudgetLimits, ModelCallReservationRequest
+from retinue.domain.ports import Clock, Journal, RunObserver
 from retinue.domain.record import Reply, UserTurn
-from retinue.domain.session import Mind, OriginKind
+from retinue.domain.session import OriginKind, SessionOptions
 from retinue.domain.tool import ToolSpec
-from retinue.models.credential_order import let_go
-from retinue.models.fallback import Plan
-from retinue.models.fallback_actions import Candidate
-from retinue.models.model_router import Minds
-from retinue.models.model_selection import Role
-from retinue.policy.limits.budgets import input_bound
-from retinue.policy.tools.delegations import within
+from retinue.models.credential_order import release_credential
+from retinue.models.fallback import FallbackPlan
+from retinue.models.fallback_actions import ModelCandidate
+from retinue.models.model_router import ModelRouter
+from retinue.models.model_selection import ModelRole
+from retinue.policy.limits.budgets import max_input_tokens
+from retinue.policy.tools.delegations import limit_spending
 from retinue.runners import context_policy
-from retinue.runners.base import NO_EQUIPMENT, Assignment, Brief, Equipment
+from retinue.runners.base import NO_RUN_RESOURCES, BuildSystemPrompt, RunAssignment, RunResources
 from retinue.runners.result_pruner import result_chars_max
-from retinue.runners.token_estimate import Measure, Meter
+from retinue.runners.token_estimate import ContextMeter, ContextSize
 
-METERS_MAX = 2_000
+CONTEXT_METERS_MAX = 2_000
 
 
 @dataclass(slots=True)
-class Case:
+class RunState:
     """One run while this worker executes it. `remarks` are sent to the person with the answer."""
 
-    assignment: Assignment
+    assignment: RunAssignment
     journal: Journal
-    tell: Tell
-    offered: Callable[[ModelRef], Sequence[ToolSpec]]
-    equipment: Equipment = NO_EQUIPMENT
+    observer: RunObserver
+    offered_tools: Callable[[ModelRef], Sequence[ToolSpec]]
+    resources: RunResources = NO_RUN_RESOURCES
     remarks: list[str] = field(default_factory=list[str])
-    tries: context_policy.Tries = context_policy.Tries()
-    failed_at: int | None = None  # context tokens when a compaction last failed
-    mind: Mind = field(init=False)  # the session's options, then with the model that served this run
-    instructions: str = field(init=False)  # system prompt of the next model call
-    told: ModelRef | None = None  # the model it was built for; None: not built yet
+    overflow_attempts: context_policy.OverflowAttempts = context_policy.OverflowAttempts()
+    compaction_failed_at_tokens: int | None = None  # context tokens when a compaction last failed
+    options: SessionOptions = field(init=False)  # the session's options, then with the model that served this run
+    system_prompt: str = field(init=False)  # system prompt of the next model call
+    prompt_model: ModelRef | None = None  # the model it was built for; None: not built yet
 
     def __post_init__(self) -> None:
-        mind = self.assignment.session.mind
+        mind = self.assignment.session.options
         begun = any(isinstance(record.body, Reply) for record in self.journal.records)
         # no provider has cached a new context, so any credential may serve it
-        self.mind = mind if begun else let_go(mind)
+        self.options = mind if begun else release_credential(mind)
         if self.assignment.session.origin.kind is OriginKind.BACKGROUND:
-            self.instructions = ""  # a background job has no other instructions than its text
+            self.system_prompt = ""  # a background job has no other instructions than its text
             return
         said = (self.assignment.agent.instructions, self.assignment.request.extra_system_prompt)
-        self.instructions = "\n\n".join(part for part in said if part)
+        self.system_prompt = "\n\n".join(part for part in said if part)
 
-    async def be_told(self, brief: Brief, facts: ModelFacts) -> None:
+    async def load_system_prompt(self, build_system_prompt: BuildSystemPrompt, facts: ModelFacts) -> None:
         """Build the system prompt once per run, and again if another model is called."""
-        if self.told != facts.ref and self.assignment.session.origin.kind is not OriginKind.BACKGROUND:
-            self.instructions = await brief(self.assignment, self.equipment, facts, self.tools(facts))
-            self.told = facts.ref
+        if self.prompt_model != facts.ref and self.assignment.session.origin.kind is not OriginKind.BACKGROUND:
+            self.system_prompt = await build_system_prompt(self.assignment, self.resources, facts, self.tools(facts))
+            self.prompt_model = facts.ref
 
     @property
-    def session(self) -> SessionId:
+    def session_id(self) -> SessionId:
         return self.assignment.session.id
 
     @property
-    def sees_images(self) -> bool:
+    def has_images(self) -> bool:
         """Whether the messages of this run contain images."""
-        turns = (record.body for record in self.journal.own)
+        turns = (record.body for record in self.journal.run_records)
         return any(
             attachment.media_type.startswith("image/")
             for turn in turns
@@ -80,88 +80,94 @@ class Case:
 
     def tools(self, facts: ModelFacts) -> Sequence[ToolSpec]:
         """Return the tools that this model is offered. Empty if it cannot call tools."""
-        return self.offered(facts.ref) if facts.tools else ()
+        return self.offered_tools(facts.ref) if facts.tools else ()
 
-    def remark(self, words: str) -> None:
-        if words not in self.remarks:
-            self.remarks.append(words)
+    def add_remark(self, text: str) -> None:
+        if text not in self.remarks:
+            self.remarks.append(text)
 
 
-class Sizes:
+class ContextMeters:
     """Size of each session's context, measured incrementally: a turn costs only its new records."""
 
     def __init__(self) -> None:
-        self._meters: OrderedDict[SessionId, Meter] = OrderedDict()
+        self._meters: OrderedDict[SessionId, ContextMeter] = OrderedDict()
 
-    def measure(self, case: Case, facts: ModelFacts, tools: Sequence[ToolSpec]) -> Measure:
+    def measure(self, run: RunState, facts: ModelFacts, tools: Sequence[ToolSpec]) -> ContextSize:
         """Measure the context with the tools that this model is offered."""
-        meter = self._meters.pop(case.session, None) or Meter()
-        self._meters[case.session] = meter
-        if len(self._meters) > METERS_MAX:
+        meter = self._meters.pop(run.session_id, None) or ContextMeter()
+        self._meters[run.session_id] = meter
+        if len(self._meters) > CONTEXT_METERS_MAX:
             self._meters.popitem(last=False)
         return meter.measure(
-            case.journal.records,
-            instructions=case.instructions,
+            run.journal.records,
+            instructions=run.system_prompt,
             tools=tools,
             result_chars_max=result_chars_max(facts.window_tokens),
         )
 
 
-async def plan_for(minds: Minds, case: Case, role: Role) -> Plan:
-    assignment = case.assignment
-    return await minds.plan(
+async def plan_model_calls(models: ModelRouter, run: RunState, role: ModelRole) -> FallbackPlan:
+    assignment = run.assignment
+    return await models.build_plan(
         assignment.agent,
-        case.mind,
-        override=assignment.request.reference,
-        images=case.sees_images,
+        run.options,
+        override=assignment.request.model_reference,
+        has_images=run.has_images,
         role=role,
     )
 
 
-async def settle_before_wait(plan: Plan, case: Case) -> None:
+async def flush_before_wait(plan: FallbackPlan, run: RunState) -> None:
     """Store pending results before a wait for the next candidate, so that nothing is unwritten meanwhile."""
     if plan.current is not None and plan.current.wait_s > 0:
-        await case.journal.settle_up()
+        await run.journal.flush()
 
 
-async def next_of(plan: Plan, clock: Clock) -> Candidate:
+async def next_candidate(plan: FallbackPlan, clock: Clock) -> ModelCandidate:
     """Return the next candidate, after its back-off. Raises if no candidate is left."""
     candidate = plan.current
     if candidate is None:
-        raise plan.error(clock.now())
+        raise plan.build_error(clock.now())
     if candidate.wait_s > 0:
         await clock.sleep(candidate.wait_s)
     return candidate
 
 
-def terms_of(
-    minds: Minds, case: Case, candidate: Candidate, facts: ModelFacts, measure: Measure, *, output_tokens_max: int
-) -> CallTerms:
-    return CallTerms(
+def call_terms(
+    models: ModelRouter,
+    run: RunState,
+    candidate: ModelCandidate,
+    facts: ModelFacts,
+    size: ContextSize,
+    *,
+    output_tokens_max: int,
+) -> ModelCallReservationRequest:
+    return ModelCallReservationRequest(
         ref=facts.ref,
         credential=candidate.credential.id if candidate.credential else "",
         price=facts.price,
-        input_tokens_bound=bound_of(measure, facts),
+        input_tokens_max=input_tokens_bound(size, facts),
         output_tokens_max=output_tokens_max,
-        caps=_caps(minds, case),
+        limits=_effective_caps(models, run),
     )
 
 
-def _caps(minds: Minds, case: Case) -> Caps:
+def _effective_caps(models: ModelRouter, run_state: RunState) -> BudgetLimits:
     """Return the budgets of the run. A delegated run gets no more than its delegating run."""
-    caps, lineage = minds.caps(case.assignment.agent), case.journal.run.lineage
+    caps, lineage = models.caps(run_state.assignment.agent), run_state.journal.run.lineage
     if lineage is None:
         return caps
-    run, tree = within(caps, lineage)
+    run, tree = limit_spending(caps, lineage)
     return replace(caps, run_microusd=run, tree_microusd=tree)
 
 
-def bound_of(measure: Measure, facts: ModelFacts) -> int:
+def input_tokens_bound(size: ContextSize, facts: ModelFacts) -> int:
     """Return the maximum number of input tokens.
 
     What this model has counted, with a margin; the rest by its bytes.
     """
-    if not measure.known_tokens or measure.counted_by != str(facts.ref):
-        return input_bound(measure.size_bytes)
-    counted = input_bound(0, known_tokens=measure.known_tokens, calibrated=1.0)
-    return counted + input_bound(measure.new_bytes + measure.head_bytes)
+    if not size.counted_tokens or size.counted_by != str(facts.ref):
+        return max_input_tokens(size.size_bytes)
+    counted = max_input_tokens(0, known_tokens=size.counted_tokens, tokens_per_byte=1.0)
+    return counted + max_input_tokens(size.new_bytes + size.base_growth_bytes)

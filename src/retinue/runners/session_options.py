@@ -7,148 +7,154 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import sqlalchemy as sa
 from msgspec.structs import replace
 
-from retinue.config.tools import Elevated
+from retinue.config.tools import ElevatedPolicy
 from retinue.domain.agent import Agent
-from retinue.domain.display_options import Elevation, Manner
+from retinue.domain.display_options import DisplayOptions, Elevation
 from retinue.domain.errors import RetinueError
 from retinue.domain.ids import SessionId
-from retinue.domain.model import TOKENS_PRICED, ModelRef, Price
+from retinue.domain.model import PRICE_UNIT_TOKENS, ModelRef, Price
 from retinue.domain.ports import Clock
-from retinue.domain.prompt_breakdown import Part, PartKind
+from retinue.domain.prompt_breakdown import PromptPart, PromptPartKind
 from retinue.domain.record import Record
-from retinue.domain.session import Mind, OriginKind, Session
+from retinue.domain.session import OriginKind, Session, SessionOptions
 from retinue.domain.tool import ToolSpec
-from retinue.models.fallback import why_now
-from retinue.models.model_router import Minds
-from retinue.policy.tools.exec_placement import KEY_ELEVATED, Gates, closed_gate
-from retinue.policy.tools.tools import Circumstances
-from retinue.runners.context_policy import report
-from retinue.runners.model_context import arranged
+from retinue.models.fallback import describe_plan
+from retinue.models.model_router import ModelRouter
+from retinue.policy.tools.exec_placement import ELEVATED_KEY, ElevationGates, find_closed_gate
+from retinue.policy.tools.tools import ToolPolicyContext
+from retinue.runners.context_policy import context_figures
+from retinue.runners.model_context import arrange_records
 from retinue.runners.token_estimate import weight_of_tools
 from retinue.tools.toolbox import Toolbox
 
-Told = Callable[[Agent, Session | None], Awaitable[Sequence[Part]]]
+ListPromptParts = Callable[[Agent, Session | None], Awaitable[Sequence[PromptPart]]]
 """What instructions are made of for a run of this agent, in this conversation."""
 
 
-async def nothing_told(_agent: Agent, _session: Session | None) -> Sequence[Part]:
+async def no_prompt_parts(_agent: Agent, _session: Session | None) -> Sequence[PromptPart]:
     """Return no prompt parts."""
     return ()
 
 
-class HouseChoices:
+class ConfiguredOptions:
     """Options from the server's settings, models and tools."""
 
     def __init__(
         self,
-        minds: Minds,
+        models: ModelRouter,
         toolbox: Toolbox,
         clock: Clock,
-        shortened: Callable[[SessionId], tuple[int, int]],
-        told: Told = nothing_told,
-        at_hand: Callable[[SessionId], str | None] = lambda _session: None,
-        skills: Told = nothing_told,
+        shortened_counts: Callable[[SessionId], tuple[int, int]],
+        instruction_parts: ListPromptParts = no_prompt_parts,
+        last_system_prompt: Callable[[SessionId], str | None] = lambda _session: None,
+        skill_parts: ListPromptParts = no_prompt_parts,
     ) -> None:
         """`last_system_prompt` returns a session's last system prompt since the server started, if any."""
-        self._minds = minds
+        self._models = models
         self._toolbox = toolbox
         self._clock = clock
-        self._shortened = shortened
-        self._told = told
-        self._at_hand = at_hand
-        self._skills = skills
+        self._shortened_counts = shortened_counts
+        self._instruction_parts = instruction_parts
+        self._last_system_prompt = last_system_prompt
+        self._skill_parts = skill_parts
 
-    def listed(self, agent: Agent, mind: Mind) -> Sequence[str]:
+    def list_models(self, agent: Agent, options: SessionOptions) -> Sequence[str]:
         lines: list[str] = []
-        for offer in self._minds.catalog.numbered(self._current(agent, mind)):
+        for offer in self._models.catalog.list_offers(self._current_model(agent, options)):
             facts = offer.facts
-            said = [f"{facts.window_tokens:,} tokens"]
+            facts_shown = [f"{facts.window_tokens:,} tokens"]
             if facts.price is not None:
-                said.append(_price(facts.price))
+                facts_shown.append(_format_price(facts.price))
             if facts.vision:
-                said.append("sees images")
+                facts_shown.append("images")
             if not offer.has_key:
-                said.append("no key")
+                facts_shown.append("no key")
             alias = f" ({offer.alias})" if offer.alias else ""
             mark = "*" if offer.is_current else " "
-            lines.append(f"{mark}{offer.number:>3}. {facts.ref}{alias}: {', '.join(said)}")
+            lines.append(f"{mark}{offer.number:>3}. {facts.ref}{alias}: {', '.join(facts_shown)}")
         return lines
 
-    def status(self, conn: sa.Connection, agent: Agent, mind: Mind) -> Sequence[str]:
-        return why_now(self._minds.plan_in(conn, agent, mind), self._clock.now())
+    def model_status(self, conn: sa.Connection, agent: Agent, options: SessionOptions) -> Sequence[str]:
+        return describe_plan(self._models.build_plan_in(conn, agent, options), self._clock.now())
 
-    def choose(self, text: str, agent: Agent, mind: Mind) -> Mind:
-        chosen = self._minds.catalog.choose(text)
+    def choose_model(self, text: str, agent: Agent, options: SessionOptions) -> SessionOptions:
+        chosen = self._models.catalog.parse_selection(text)
         model = str(chosen.ref) if chosen.ref is not None else None
-        return replace(mind, model=model, credential=chosen.credential, pinned=chosen.credential is not None)
+        return replace(options, model=model, credential=chosen.credential, pinned=chosen.credential is not None)
 
-    def hinted(self, word: str, agent: Agent, mind: Mind, *, alone: bool) -> Mind | None:
-        ref = self._minds.catalog.hinted(word, alone=alone)
-        return replace(mind, model=str(ref), credential=None, pinned=False) if ref is not None else None
+    def match_model_hint(
+        self, word: str, agent: Agent, options: SessionOptions, *, alone: bool
+    ) -> SessionOptions | None:
+        ref = self._models.catalog.find_hinted_model(word, alone=alone)
+        return replace(options, model=str(ref), credential=None, pinned=False) if ref is not None else None
 
-    def effort(self, agent: Agent, mind: Mind) -> str | None:
-        return mind.effort or self._minds.settings.defaults.effort_of(agent)
+    def effective_effort(self, agent: Agent, options: SessionOptions) -> str | None:
+        return options.effort or self._models.settings.defaults.effort_of(agent)
 
-    def check_effort(self, effort: str, agent: Agent, mind: Mind) -> None:
-        self._minds.catalog.check_effort(self._current(agent, mind), effort)
+    def check_effort(self, effort: str, agent: Agent, options: SessionOptions) -> None:
+        self._models.catalog.check_effort(self._current_model(agent, options), effort)
 
-    def manner(self, agent: Agent) -> Manner:
-        return self._minds.settings.defaults.manner_of(agent)
+    def default_display(self, agent: Agent) -> DisplayOptions:
+        return self._models.settings.defaults.display_options_of(agent)
 
-    def why_not_elevated(self, level: Elevation, agent: Agent, session: Session, *, owner: bool) -> str:
-        setting = self._minds.settings.tools.exec.elevated
-        gates = Gates(
-            owner=owner,
-            foreground=session.origin.kind.foreground,
-            agent=agent.elevated is not Elevation.OFF,
+    def elevation_refusal(self, level: Elevation, agent: Agent, session: Session, *, is_owner: bool) -> str:
+        setting = self._models.settings.tools.exec.elevated
+        gates = ElevationGates(
+            is_for_owner=is_owner,
+            is_foreground=session.origin.kind.is_foreground,
+            is_agent_permitted=agent.elevated is not Elevation.OFF,
             level=level,
         )
-        if closed := closed_gate(setting, gates):
+        if closed := find_closed_gate(setting, gates):
             return closed
-        if level is Elevation.FULL and setting is not Elevated.FULL:
-            return f"`{KEY_ELEVATED}` is {setting}, so that a person is asked: /elevated ask"
+        if level is Elevation.FULL and setting is not ElevatedPolicy.FULL:
+            return f"`{ELEVATED_KEY}` is {setting}, so a person must approve each call: /elevated ask"
         return ""
 
-    def report(self, agent: Agent, session: Session, records: Sequence[Record]) -> Mapping[str, str | int]:
+    def context_report(self, agent: Agent, session: Session, records: Sequence[Record]) -> Mapping[str, str | int]:
         try:
-            ref = self._current(agent, session.mind)
+            ref = self._current_model(agent, session.options)
         except RetinueError as error:
             return {"model": error.sentence}
-        facts = self._minds.catalog.facts(ref)
-        capped, pruned = self._shortened(session.id)
-        return report(
-            arranged(records),
+        facts = self._models.catalog.get_facts(ref)
+        capped, pruned = self._shortened_counts(session.id)
+        return context_figures(
+            arrange_records(records),
             model=str(ref),
-            window_tokens=self._minds.settings.defaults.context_tokens or facts.window_tokens,
-            instructions=self._at_hand(session.id) or agent.instructions,
-            tools=self._offered(agent, session, ref),
+            window_tokens=self._models.settings.defaults.context_tokens or facts.window_tokens,
+            instructions=self._last_system_prompt(session.id) or agent.instructions,
+            tools=self._offered_tools(agent, session, ref),
             compactions=session.compactions,
-            capped=capped,
-            pruned=pruned,
+            capped_results=capped,
+            pruned_results=pruned,
         )
 
-    async def parts(self, agent: Agent, session: Session | None) -> Sequence[Part]:
-        told = [*await self._told(agent, session), *await self._skills(agent, session)]
+    async def prompt_parts(self, agent: Agent, session: Session | None) -> Sequence[PromptPart]:
+        told = [*await self._instruction_parts(agent, session), *await self._skill_parts(agent, session)]
         try:
-            ref = self._current(agent, session.mind if session is not None else Mind())
+            ref = self._current_model(agent, session.options if session is not None else SessionOptions())
         except RetinueError:
             return told
-        for spec in self._offered(agent, session, ref):
+        for spec in self._offered_tools(agent, session, ref):
             weight = weight_of_tools([spec])
-            told.append(Part(kind=PartKind.TOOL, name=spec.name, chars=weight.size_bytes, tokens=weight.tokens))
+            told.append(
+                PromptPart(kind=PromptPartKind.TOOL, name=spec.name, chars=weight.size_bytes, tokens=weight.tokens)
+            )
         return told
 
-    def _offered(self, agent: Agent, session: Session | None, ref: ModelRef) -> Sequence[ToolSpec]:
-        if not self._minds.catalog.facts(ref).tools:
+    def _offered_tools(self, agent: Agent, session: Session | None, ref: ModelRef) -> Sequence[ToolSpec]:
+        if not self._models.catalog.get_facts(ref).tools:
             return ()
         origin = session.origin.kind if session is not None else OriginKind.TERMINAL
-        return self._toolbox.offered(agent, Circumstances(provider=ref.provider, model=ref.model, origin=origin))
+        return self._toolbox.offered_specs(
+            agent, ToolPolicyContext(provider=ref.provider, model=ref.model, origin=origin)
+        )
 
-    def _current(self, agent: Agent, mind: Mind) -> ModelRef:
-        return self._minds.catalog.chain(agent=agent, mind=mind)[0]
+    def _current_model(self, agent: Agent, options: SessionOptions) -> ModelRef:
+        return self._models.catalog.build_chain(agent=agent, session_options=options)[0]
 
 
-def _price(price: Price) -> str:
+def _format_price(price: Price) -> str:
     if price == Price():
         return "free"
-    return f"${price.input / TOKENS_PRICED:g} in, ${price.output / TOKENS_PRICED:g} out a million"
+    return f"${price.input / PRICE_UNIT_TOKENS:g} in, ${price.output / PRICE_UNIT_TOKENS:g} out per million tokens"

@@ -15,10 +15,20 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 
 from retinue.domain.attachment import Attachment
-from retinue.domain.record import Mark, Note, Record, RecordKind, Reply, Summary, UserTurn, all_plain, words_of
+from retinue.domain.record import (
+    ContextStart,
+    Note,
+    Record,
+    RecordKind,
+    Reply,
+    Summary,
+    UserTurn,
+    are_all_text,
+    record_texts,
+)
 from retinue.domain.tool import Call, ToolResult, ToolSpec
-from retinue.models.formats.message_parts import said_plainly
-from retinue.runners.model_context import FLUSH_HEAD, summary_of
+from retinue.models.formats.message_parts import get_record_text
+from retinue.runners.model_context import FLUSH_HEAD, leading_summary
 
 CHARS_PER_TOKEN = 4
 IMAGE_CHARS = 512
@@ -26,9 +36,9 @@ IMAGE_BYTES = 16_384  # for the cost limit, at two bytes per token: images are b
 FILE_CHARS = 128  # a file other than an image is one line about it
 PDF = "application/pdf"  # except PDF, which some providers read page by page: as much as its bytes, or a whole window
 PDF_BYTES_MAX = 400_000
-IMAGE_SIGN = "<image>"
-BLOB_CHARS_MIN = 64
-WEIGHED_AT_ONCE = 64  # records per batch
+IMAGE_PLACEHOLDER = "<image>"
+BASE64_CHARS_MIN = 64
+RECORDS_PER_BATCH = 64  # records per batch
 
 # Weights are in twelfths of a token, so that both rates are whole numbers and rounding errors do not add up.
 _TWELFTHS = 12
@@ -40,23 +50,23 @@ _NOT_ASCII = bytes(range(128, 256))
 _PNG, _JPEG, _GIF, _WEBP = "iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR"
 _INLINE_IMAGE = re.compile(
     r"data:image/[\w.+-]{1,40}(?:;[\w=.-]{1,40}){0,4};base64,[A-Za-z0-9+/_-]+={0,2}"
-    rf"|(?:{_PNG}|{_JPEG}|{_GIF}|{_WEBP})[A-Za-z0-9+/]{{{BLOB_CHARS_MIN},}}={{0,2}}"
+    rf"|(?:{_PNG}|{_JPEG}|{_GIF}|{_WEBP})[A-Za-z0-9+/]{{{BASE64_CHARS_MIN},}}={{0,2}}"
 )
 
 
-def without_images(text: str) -> str:
+def replace_images(text: str) -> str:
     """Return a text with each inline image replaced by `<image>`."""
-    return _INLINE_IMAGE.sub(IMAGE_SIGN, text) if _may_hold_image(text) else text
+    return _INLINE_IMAGE.sub(IMAGE_PLACEHOLDER, text) if _may_contain_image(text) else text
 
 
-def holds_image(text: str) -> bool:
-    return _may_hold_image(text) and _INLINE_IMAGE.search(text) is not None
+def contains_image(text: str) -> bool:
+    return _may_contain_image(text) and _INLINE_IMAGE.search(text) is not None
 
 
-def _may_hold_image(text: str) -> bool:
+def _may_contain_image(text: str) -> bool:
     # Most texts contain no image, and these checks are many times faster than the pattern. They are written out
     # because a loop costs as much. One character is found faster than a string, and each marker has a rare one.
-    if len(text) <= BLOB_CHARS_MIN:
+    if len(text) <= BASE64_CHARS_MIN:
         return False
     if ";" in text and ";base64," in text:
         return True
@@ -65,42 +75,42 @@ def _may_hold_image(text: str) -> bool:
     return "j" in text and _JPEG in text
 
 
-def _is_bare(text: str) -> bool:
+def _is_plain_ascii(text: str) -> bool:
     """Whether a text is ASCII without images, as most are: then characters equal bytes."""
-    return text.isascii() and not _may_hold_image(text)
+    return text.isascii() and not _may_contain_image(text)
 
 
-class Weight(NamedTuple):
+class TextWeight(NamedTuple):
     """What a text or record adds to a context. The emergency limit counts `chars`."""
 
     twelfths: int = 0
     chars: int = 0
     size_bytes: int = 0
 
-    def plus(self, other: Weight) -> Weight:
-        return Weight(self.twelfths + other.twelfths, self.chars + other.chars, self.size_bytes + other.size_bytes)
+    def add(self, other: TextWeight) -> TextWeight:
+        return TextWeight(self.twelfths + other.twelfths, self.chars + other.chars, self.size_bytes + other.size_bytes)
 
     @property
     def tokens(self) -> int:
-        return _rounded_up(self.twelfths, _TWELFTHS)
+        return _divide_rounding_up(self.twelfths, _TWELFTHS)
 
 
-NOTHING = Weight()
-TOOLS_WEIGHED_MAX = 4_096
-_WEIGHED: dict[int, tuple[ToolSpec, Weight]] = {}
+NO_WEIGHT = TextWeight()
+CACHED_TOOL_WEIGHTS_MAX = 4_096
+_TOOL_WEIGHTS: dict[int, tuple[ToolSpec, TextWeight]] = {}
 
 
-def weight_of_text(text: str) -> Weight:
+def weight_of_text(text: str) -> TextWeight:
     images = 0
     plain = text
-    if _may_hold_image(text):
+    if _may_contain_image(text):
         plain, images = _INLINE_IMAGE.subn("", text)
     elif text.isascii():
         length = len(text)
-        return Weight(length * _ASCII_TWELFTHS, length, length)
-    return Weight(
+        return TextWeight(length * _ASCII_TWELFTHS, length, length)
+    return TextWeight(
         _twelfths(plain) + images * IMAGE_CHARS * _ASCII_TWELFTHS,
-        len(plain) + images * len(IMAGE_SIGN),
+        len(plain) + images * len(IMAGE_PLACEHOLDER),
         len(text.encode(errors="surrogatepass")),
     )
 
@@ -117,16 +127,16 @@ def tokens_of_text(text: str) -> int:
     return weight_of_text(text).tokens
 
 
-def weight_of(record: Record, *, result_chars_max: int | None = None) -> Weight:
+def weight_of_record(record: Record, *, result_chars_max: int | None = None) -> TextWeight:
     """Return the weight of a record. Only the first `result_chars_max` characters of a result are sent and counted."""
     match record.body:
         case Reply() as reply:
             weight = weight_of_text(reply.text)
             if reply.thinking:
                 # Some providers get it back, others do not. The emergency limit counts text only.
-                weight = weight.plus(weight_of_text(reply.thinking)._replace(chars=0))
+                weight = weight.add(weight_of_text(reply.thinking)._replace(chars=0))
             for call in reply.calls:
-                weight = weight.plus(_weight_of_call(call))
+                weight = weight.add(_weight_of_call(call))
             if reply.pieces:
                 weight = weight._replace(size_bytes=weight.size_bytes + sum(len(p.seal) for p in reply.pieces))
             return weight
@@ -139,62 +149,62 @@ def weight_of(record: Record, *, result_chars_max: int | None = None) -> Weight:
         case UserTurn(text=text, attachments=attachments):
             weight = weight_of_text(text)
             for attachment in attachments:
-                weight = weight.plus(_weight_of_attachment(attachment))
+                weight = weight.add(_weight_of_attachment(attachment))
             return weight
-        case Note(text=text) | Mark(text=text) | Summary(text=text):
+        case Note(text=text) | ContextStart(text=text) | Summary(text=text):
             return weight_of_text(text)
 
 
-def _weight_of_call(call: Call) -> Weight:
-    return weight_of_text(call.tool + json_of(call.arguments))
+def _weight_of_call(call: Call) -> TextWeight:
+    return weight_of_text(call.tool + compact_json(call.arguments))
 
 
-def _weight_of_attachment(attachment: Attachment) -> Weight:
+def _weight_of_attachment(attachment: Attachment) -> TextWeight:
     if attachment.media_type.startswith("image/"):
-        return Weight(IMAGE_CHARS * _ASCII_TWELFTHS, len(IMAGE_SIGN), IMAGE_BYTES)
+        return TextWeight(IMAGE_CHARS * _ASCII_TWELFTHS, len(IMAGE_PLACEHOLDER), IMAGE_BYTES)
     if attachment.media_type == PDF:
         size_bytes = min(2 * attachment.size_bytes, PDF_BYTES_MAX)  # a page of few bytes is billed as a page
-        return Weight(FILE_CHARS * _ASCII_TWELFTHS, FILE_CHARS, max(size_bytes, FILE_CHARS))
-    return Weight(FILE_CHARS * _ASCII_TWELFTHS, FILE_CHARS, FILE_CHARS)
+        return TextWeight(FILE_CHARS * _ASCII_TWELFTHS, FILE_CHARS, max(size_bytes, FILE_CHARS))
+    return TextWeight(FILE_CHARS * _ASCII_TWELFTHS, FILE_CHARS, FILE_CHARS)
 
 
-def weight_of_tools(tools: Sequence[ToolSpec]) -> Weight:
-    weight = NOTHING
+def weight_of_tools(tools: Sequence[ToolSpec]) -> TextWeight:
+    weight = NO_WEIGHT
     for tool in tools:
-        weight = weight.plus(_weight_of_tool(tool))
+        weight = weight.add(_weight_of_tool(tool))
     return weight
 
 
-def _weight_of_tool(tool: ToolSpec) -> Weight:
+def _weight_of_tool(tool: ToolSpec) -> TextWeight:
     """Return the weight of a tool, cached: every session has the same tools."""
-    known = _WEIGHED.get(id(tool))
+    known = _TOOL_WEIGHTS.get(id(tool))
     if known is None or known[0] is not tool:
-        if len(_WEIGHED) >= TOOLS_WEIGHED_MAX:
-            _WEIGHED.clear()
-        weight = weight_of_text(tool.name + tool.description + json_of(tool.parameters))
-        known = _WEIGHED[id(tool)] = (tool, weight)
+        if len(_TOOL_WEIGHTS) >= CACHED_TOOL_WEIGHTS_MAX:
+            _TOOL_WEIGHTS.clear()
+        weight = weight_of_text(tool.name + tool.description + compact_json(tool.parameters))
+        known = _TOOL_WEIGHTS[id(tool)] = (tool, weight)
     return known[1]
 
 
-def json_of(value: Any) -> str:
+def compact_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
 
 
-class Measure(Struct, frozen=True, kw_only=True):
+class ContextSize(Struct, frozen=True, kw_only=True):
     """The size of a context, including instructions and tools unless the field says otherwise."""
 
     tokens: int
-    by_records: int  # estimated tokens of the records only, by characters: compared with the emergency limit
+    records_tokens: int  # estimated tokens of the records only, by characters: compared with the emergency limit
     size_bytes: int
     base_tokens: int  # tokens of instructions and tools
-    known_tokens: int  # tokens counted by a provider; 0 if none
+    counted_tokens: int  # tokens counted by a provider; 0 if none
     new_bytes: int  # bytes of the records after the counted part
-    flushed: bool  # a memory flush was requested since the newest summary
+    is_flushed: bool  # a memory flush was requested since the newest summary
     counted_by: str = ""  # the model that counted; another one may count more
-    head_bytes: int = 0  # growth of instructions and tools since the count
+    base_growth_bytes: int = 0  # growth of instructions and tools since the count
 
 
-class Meter:
+class ContextMeter:
     """Measures one context as it grows. Each record is weighed once, whatever the number of turns.
 
     It starts again for another context, or for one that was compacted.
@@ -202,8 +212,8 @@ class Meter:
 
     def __init__(self) -> None:
         self._result_chars_max: int | None = None
-        self._head: tuple[str, Sequence[ToolSpec], Weight] = ("", (), NOTHING)
-        self._begin(())
+        self._base: tuple[str, Sequence[ToolSpec], TextWeight] = ("", (), NO_WEIGHT)
+        self._restart(())
 
     def measure(
         self,
@@ -212,83 +222,83 @@ class Meter:
         instructions: str = "",
         tools: Sequence[ToolSpec] = (),
         result_chars_max: int | None = None,
-    ) -> Measure:
+    ) -> ContextSize:
         """Measure arranged `records`. At most `result_chars_max` characters of a result are sent."""
-        if result_chars_max != self._result_chars_max or not self._goes_on(records):
+        if result_chars_max != self._result_chars_max or not self._continues_with(records):
             self._result_chars_max = result_chars_max
-            self._begin(records)
-        self._weigh(records)
+            self._restart(records)
+        self._add_new(records)
         if records:
             self._first, self._last = records[0], records[-1]
-        head = self._weight_of_head(instructions, tools)
-        self._head_bytes = head.size_bytes
-        return Measure(
+        head = self._weight_of_base(instructions, tools)
+        self._base_bytes = head.size_bytes
+        return ContextSize(
             tokens=self._tokens(head),
-            by_records=_rounded_up(self._chars, CHARS_PER_TOKEN),
+            records_tokens=_divide_rounding_up(self._chars, CHARS_PER_TOKEN),
             size_bytes=head.size_bytes + self._bytes,
             base_tokens=head.tokens,
-            known_tokens=self._known,
-            new_bytes=self._bytes - self._known_bytes,
+            counted_tokens=self._counted_tokens,
+            new_bytes=self._bytes - self._counted_bytes,
             counted_by=self._counted_by,
-            head_bytes=max(head.size_bytes - self._known_head_bytes, 0),
-            flushed=self._flushed,
+            base_growth_bytes=max(head.size_bytes - self._counted_base_bytes, 0),
+            is_flushed=self._is_flushed,
         )
 
-    def _tokens(self, head: Weight) -> int:
-        if self._known:
-            return self._known + _rounded_up(self._twelfths - self._known_twelfths, _TWELFTHS)
-        return _rounded_up(head.twelfths + self._twelfths, _TWELFTHS)
+    def _tokens(self, head: TextWeight) -> int:
+        if self._counted_tokens:
+            return self._counted_tokens + _divide_rounding_up(self._twelfths - self._counted_twelfths, _TWELFTHS)
+        return _divide_rounding_up(head.twelfths + self._twelfths, _TWELFTHS)
 
-    def _goes_on(self, records: Sequence[Record]) -> bool:
+    def _continues_with(self, records: Sequence[Record]) -> bool:
         if not self._count:
             return False
         count = self._count
         return len(records) >= count and records[0] is self._first and records[count - 1] is self._last
 
-    def _begin(self, records: Sequence[Record]) -> None:
-        summary = summary_of(records)
+    def _restart(self, records: Sequence[Record]) -> None:
+        summary = leading_summary(records)
         # Replies from before the summary counted a context that no longer exists.
-        self._known_from = summary.seq if summary is not None else -1
+        self._counted_after_seq = summary.seq if summary is not None else -1
         self._first: Record | None = None
         self._last: Record | None = None
         self._count = 0
         self._twelfths = self._chars = self._bytes = 0
-        self._known = self._known_twelfths = self._known_bytes = 0
-        self._head_bytes = self._known_head_bytes = 0  # as last measured; as measured for the counted part
+        self._counted_tokens = self._counted_twelfths = self._counted_bytes = 0
+        self._base_bytes = self._counted_base_bytes = 0  # as last measured; as measured for the counted part
         self._counted_by = ""
-        self._flushed = False
+        self._is_flushed = False
 
-    def _weigh(self, records: Sequence[Record]) -> None:
+    def _add_new(self, records: Sequence[Record]) -> None:
         """Add new records. Only the last counted reply defines the known part, so add up to it first."""
         first, self._count = self._count, len(records)
-        known = next((at for at in range(len(records) - 1, first - 1, -1) if self._counts(records[at])), None)
+        known = next((at for at in range(len(records) - 1, first - 1, -1) if self._is_counted_reply(records[at])), None)
         if known is not None:
             reply = records[known].body
             assert isinstance(reply, Reply)
-            self._add(records[first : known + 1])
+            self._add_records(records[first : known + 1])
             # Cached tokens are part of the input tokens, and are counted once.
-            self._known = reply.usage.input_tokens + reply.usage.output_tokens
-            self._known_twelfths, self._known_bytes = self._twelfths, self._bytes
+            self._counted_tokens = reply.usage.input_tokens + reply.usage.output_tokens
+            self._counted_twelfths, self._counted_bytes = self._twelfths, self._bytes
             # Measured with the answered request. If it was not measured, as after a restart, all of it is new.
-            self._known_head_bytes = self._head_bytes
+            self._counted_base_bytes = self._base_bytes
             self._counted_by = reply.model
             first = known + 1
-        self._add(records[first:])
+        self._add_records(records[first:])
 
-    def _counts(self, record: Record) -> bool:
+    def _is_counted_reply(self, record: Record) -> bool:
         if record.kind is not RecordKind.ASSISTANT:
             return False
-        return isinstance(record.body, Reply) and record.seq > self._known_from and is_known(record.body)
+        return isinstance(record.body, Reply) and record.seq > self._counted_after_seq and is_counted(record.body)
 
-    def _add(self, records: Sequence[Record]) -> None:
-        for at in range(0, len(records), WEIGHED_AT_ONCE):
-            some = records[at : at + WEIGHED_AT_ONCE]
-            if all_plain(some) and _is_bare(text := "".join(words_of(some))):
-                self._add_bare(len(text))  # the same sums as below, faster
+    def _add_records(self, records: Sequence[Record]) -> None:
+        for at in range(0, len(records), RECORDS_PER_BATCH):
+            some = records[at : at + RECORDS_PER_BATCH]
+            if are_all_text(some) and _is_plain_ascii(text := "".join(record_texts(some))):
+                self._add_ascii(len(text))  # the same sums as below, faster
             else:
                 self._add_each(some)
 
-    def _add_bare(self, chars: int) -> None:
+    def _add_ascii(self, chars: int) -> None:
         self._twelfths += chars * _ASCII_TWELFTHS
         self._chars += chars
         self._bytes += chars
@@ -296,45 +306,45 @@ class Meter:
     def _add_each(self, records: Sequence[Record]) -> None:
         bare = 0
         for record in records:
-            text = said_plainly(record)
-            if text and _is_bare(text):
+            text = get_record_text(record)
+            if text and _is_plain_ascii(text):
                 bare += len(text)
                 continue
-            twelfths, chars, size = weight_of(record, result_chars_max=self._result_chars_max)
+            twelfths, chars, size = weight_of_record(record, result_chars_max=self._result_chars_max)
             self._twelfths += twelfths
             self._chars += chars
             self._bytes += size
             body = record.body
-            if isinstance(body, Note) and body.text.startswith(FLUSH_HEAD) and record.seq > self._known_from:
-                self._flushed = True
-        self._add_bare(bare)
+            if isinstance(body, Note) and body.text.startswith(FLUSH_HEAD) and record.seq > self._counted_after_seq:
+                self._is_flushed = True
+        self._add_ascii(bare)
 
-    def _weight_of_head(self, instructions: str, tools: Sequence[ToolSpec]) -> Weight:
-        said, offered, weight = self._head
+    def _weight_of_base(self, instructions: str, tools: Sequence[ToolSpec]) -> TextWeight:
+        said, offered, weight = self._base
         if said != instructions or not (offered is tools or list(offered) == list(tools)):
-            weight = weight_of_text(instructions).plus(weight_of_tools(tools))
-            self._head = (instructions, tools, weight)
+            weight = weight_of_text(instructions).add(weight_of_tools(tools))
+            self._base = (instructions, tools, weight)
         return weight
 
 
-def is_known(reply: Reply) -> bool:
+def is_counted(reply: Reply) -> bool:
     """Whether the provider counted the input of this reply."""
     return reply.usage.input_tokens > 0 and not reply.usage.estimated
 
 
-def tokens_of(records: Sequence[Record], *, instructions: str = "", tools: Sequence[ToolSpec] = ()) -> int:
-    return Meter().measure(records, instructions=instructions, tools=tools).tokens
+def estimate_tokens(records: Sequence[Record], *, instructions: str = "", tools: Sequence[ToolSpec] = ()) -> int:
+    return ContextMeter().measure(records, instructions=instructions, tools=tools).tokens
 
 
-def by_records(records: Sequence[Record]) -> int:
+def estimate_records_tokens(records: Sequence[Record]) -> int:
     """Return the characters of the records divided by four: text, calls and results, an image as `<image>`."""
-    return Meter().measure(records).by_records
+    return ContextMeter().measure(records).records_tokens
 
 
-def size_bytes(records: Sequence[Record], *, instructions: str = "", tools: Sequence[ToolSpec] = ()) -> int:
+def estimate_size_bytes(records: Sequence[Record], *, instructions: str = "", tools: Sequence[ToolSpec] = ()) -> int:
     """Return about how many bytes are sent, for a cost limit. An image counts as `IMAGE_BYTES`."""
-    return Meter().measure(records, instructions=instructions, tools=tools).size_bytes
+    return ContextMeter().measure(records, instructions=instructions, tools=tools).size_bytes
 
 
-def _rounded_up(value: int, by: int) -> int:
+def _divide_rounding_up(value: int, by: int) -> int:
     return -(-value // by)

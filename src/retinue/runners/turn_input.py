@@ -17,17 +17,17 @@ from zoneinfo import ZoneInfo
 
 from retinue.domain.address import Address, AddressKind
 from retinue.domain.attachment import ATTACHMENT_NAME_LENGTH_MAX, Attachment
-from retinue.domain.envelope import Envelope, Kind
-from retinue.domain.ids import short
-from retinue.domain.storable_text import escaped
-from retinue.domain.times import show
+from retinue.domain.envelope import Envelope, EnvelopeKind
+from retinue.domain.ids import short_id
+from retinue.domain.storable_text import escape_markup
+from retinue.domain.times import format_time
 
 NAME_SHOWN_LENGTH_MAX = 80
-FOLDS_KEPT_MAX = 4096
+CACHED_FOLDS_MAX = 4096
 
-_RULE = "---"
-_NOTHING = "(none)"
-_SYSTEM_KINDS = frozenset({Kind.SYSTEM, Kind.DECISION, Kind.NOTICE})
+_SEPARATOR = "---"
+_NO_TEXT = "(none)"
+_SYSTEM_KINDS = frozenset({EnvelopeKind.SYSTEM, EnvelopeKind.DECISION, EnvelopeKind.NOTICE})
 
 # Without spaces, as `_fold_text` produces them.
 _HEADERS = (
@@ -50,7 +50,7 @@ _BRACKET = re.compile(f"([{_BRACKETS}])")
 # Characters that break lines invisibly, reorder text or cannot be encoded: C0, C1, line and paragraph
 # separators, bidi embeddings, overrides and isolates, lone surrogates. Direction marks and joiners are ordinary
 # text.
-_TREACHEROUS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_UNSAFE_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _JOINERS = "\u200c\u200d"
 _BLANKS = frozenset("\u115f\u1160\u2800")  # visible by Unicode category, but blank on screen
 _DELIMITERS = frozenset('"@()[]{}<>')
@@ -82,7 +82,7 @@ _LOOKALIKES = {
     "-": "\u2212\u2500\u2501",
     "<": _BRACKETS,
 }
-_READS_AS = {sign: ours for ours, signs in _LOOKALIKES.items() for sign in signs}
+_LOOKALIKE_OF = {sign: ours for ours, signs in _LOOKALIKES.items() for sign in signs}
 
 _EXTENSIONS = {
     "image": ("jpg", "jpeg", "png", "gif", "webp", "bmp"),
@@ -92,17 +92,24 @@ _EXTENSIONS = {
 _TYPE_OF = {extension: type_ for type_, extensions in _EXTENSIONS.items() for extension in extensions}
 
 
-def render(envelopes: Sequence[Envelope], *, now: datetime, zone: ZoneInfo) -> str:
+def render_turn(envelopes: Sequence[Envelope], *, now: datetime, zone: ZoneInfo) -> str:
     """Render these envelopes in order, each in its own block, with times in `zone`.
 
     Takes time linear in the length of the texts, whatever they contain.
     """
-    head = ["## Turn Context", "", f"now: {show(now, zone)}", f"pending-envelopes: {len(envelopes)}", "", _RULE]
-    blocks = [line for envelope in envelopes for line in ("", *_block(envelope, zone), "", _RULE)]
+    head = [
+        "## Turn Context",
+        "",
+        f"now: {format_time(now, zone)}",
+        f"pending-envelopes: {len(envelopes)}",
+        "",
+        _SEPARATOR,
+    ]
+    blocks = [line for envelope in envelopes for line in ("", *_render_envelope(envelope, zone), "", _SEPARATOR)]
     return "\n".join((*head, *blocks, ""))
 
 
-def shown(envelopes: Sequence[Envelope]) -> tuple[Attachment, ...]:
+def collect_attachments(envelopes: Sequence[Envelope]) -> tuple[Attachment, ...]:
     """Return the attachments of the envelopes, each once."""
     return tuple({each.hash: each for envelope in envelopes for each in envelope.attachments}.values())
 
@@ -117,19 +124,19 @@ def render_job(envelope: Envelope) -> str:
 
 def render_note(envelope: Envelope) -> str:
     """Render a silent envelope as a note for the next turn, with its origin."""
-    return _with_origin(envelope, _guarded(envelope.text, sender=envelope.sender))
+    return _with_origin(envelope, _escape_text(envelope.text, sender=envelope.sender))
 
 
-def _block(envelope: Envelope, zone: ZoneInfo) -> list[str]:
-    lines = [f"envelope-id: {short(envelope.id)}", f"from: {_one_line(str(envelope.sender))}"]
+def _render_envelope(envelope: Envelope, zone: ZoneInfo) -> list[str]:
+    lines = [f"envelope-id: {short_id(envelope.id)}", f"from: {_escape_line(str(envelope.sender))}"]
     if sender := _sender_line(envelope):
         lines.append(f"sender: {sender}")
-    lines.append(f"created-at: {show(envelope.accepted_at, zone)}")
+    lines.append(f"created-at: {format_time(envelope.accepted_at, zone)}")
     if envelope.deliver_at is not None:
-        lines.append(f"deliver-at: {show(envelope.deliver_at, zone)}")
+        lines.append(f"deliver-at: {format_time(envelope.deliver_at, zone)}")
     if envelope.reply_to is not None:
-        lines.append(f"in-reply-to: {short(envelope.reply_to)}")
-    lines += ["", _text(envelope)]
+        lines.append(f"in-reply-to: {short_id(envelope.reply_to)}")
+    lines += ["", _render_text(envelope)]
     if envelope.attachments:
         lines += ["", "attachments:", *(_attachment_line(attachment) for attachment in envelope.attachments)]
     return lines
@@ -138,9 +145,9 @@ def _block(envelope: Envelope, zone: ZoneInfo) -> list[str]:
 def _sender_line(envelope: Envelope) -> str:
     """Return the sender as reported by the connector: `Alice (@alice) [boss] in group "title"`. May be empty."""
     sender, context = envelope.sender, envelope.context
-    name = _plain(context.sender_name)
-    username = _plain(context.username.removeprefix("@"))
-    title = _plain(context.chat_title)
+    name = _escape_name(context.sender_name)
+    username = _escape_name(context.username.removeprefix("@"))
+    title = _escape_name(context.chat_title)
     in_channel = sender.kind is AddressKind.CHANNEL
     if not name and not username and context.from_boss and sender.kind is AddressKind.PERSON:
         name = sender.name  # so that `[boss]`, which appears nowhere else, has a name beside it
@@ -158,63 +165,63 @@ def _sender_line(envelope: Envelope) -> str:
     return " ".join(who)
 
 
-def _text(envelope: Envelope) -> str:
-    text = _guarded(envelope.text, sender=envelope.sender) if envelope.text.strip() else _NOTHING
+def _render_text(envelope: Envelope) -> str:
+    text = _escape_text(envelope.text, sender=envelope.sender) if envelope.text.strip() else _NO_TEXT
     return _with_origin(envelope, text) if envelope.kind in _SYSTEM_KINDS else text
 
 
 def _with_origin(envelope: Envelope, text: str) -> str:
-    origin = escaped(_one_line(str(envelope.sender)))
+    origin = escape_markup(_escape_line(str(envelope.sender)))
     return f'<system_message origin="{origin}">{text}</system_message>'
 
 
 def _attachment_line(attachment: Attachment) -> str:
     type_ = _TYPE_OF.get(attachment.name.rpartition(".")[2].lower(), "file")
-    name = _plain(attachment.name, length_max=ATTACHMENT_NAME_LENGTH_MAX) or "file"
-    return f"- [{type_}] {name} ({_one_line(attachment.hash)}, {attachment.size_bytes} bytes)"
+    name = _escape_name(attachment.name, length_max=ATTACHMENT_NAME_LENGTH_MAX) or "file"
+    return f"- [{type_}] {name} ({_escape_line(attachment.hash)}, {attachment.size_bytes} bytes)"
 
 
-def _guarded(text: str, *, sender: Address) -> str:
+def _escape_text(text: str, *, sender: Address) -> str:
     """Escape a sender's text so that no line reads as ours. Line ends become newlines."""
     broken = text.replace("\r\n", "\n").replace("\r", "\n")
-    lines = _untagged(_TREACHEROUS.sub(_spelled, broken)).split("\n")
+    lines = _escape_tags(_UNSAFE_CHARACTERS.sub(_spell_out, broken)).split("\n")
     # The web app puts the context line before a person's text, so from a person it is no imitation.
     imitations = _HEADERS if sender.kind is AddressKind.PERSON else (*_HEADERS, _CONTEXT_LINE)
-    return "\n".join(f"\\{line}" if _imitates(_folded(line), imitations) else line for line in lines)
+    return "\n".join(f"\\{line}" if _imitates_format(_fold_text(line), imitations) else line for line in lines)
 
 
-def _imitates(folded: str, imitations: tuple[str, ...]) -> bool:
+def _imitates_format(folded: str, protected: tuple[str, ...]) -> bool:
     if folded.startswith("#"):  # a heading that reads like one of our lines is as harmful as the line
-        return folded.lstrip("#").startswith((_TITLE, *imitations))
-    if folded.startswith(_RULE):
+        return folded.lstrip("#").startswith((_TITLE, *protected))
+    if folded.startswith(_SEPARATOR):
         return not folded.strip("-")
-    return folded.startswith(imitations)
+    return folded.startswith(protected)
 
 
-def _untagged(text: str) -> str:
+def _escape_tags(text: str) -> str:
     # Each piece is checked once, up to the next bracket: linear in any case.
     first, *rest = _BRACKET.split(text)
     pieces = [first]
     for bracket, piece in zip(rest[::2], rest[1::2], strict=True):
-        named = _folded(piece).lstrip("/\\").replace("_", "").replace("-", "")
+        named = _fold_text(piece).lstrip("/\\").replace("_", "").replace("-", "")
         pieces += ("&lt;" if named.startswith(_TAGS) else bracket, piece)
     return "".join(pieces)
 
 
-def _one_line(text: str) -> str:
+def _escape_line(text: str) -> str:
     """Spell out line breaks in a value parsed by a connector, which should contain none."""
-    return _untagged(_TREACHEROUS.sub(_spelled, text).replace("\n", "\\u000a").replace("\t", "\\u0009"))
+    return _escape_tags(_UNSAFE_CHARACTERS.sub(_spell_out, text).replace("\n", "\\u000a").replace("\t", "\\u0009"))
 
 
-def _plain(name: str, *, length_max: int = NAME_SHOWN_LENGTH_MAX) -> str:
+def _escape_name(name: str, *, length_max: int = NAME_SHOWN_LENGTH_MAX) -> str:
     """Return a self-chosen name without the punctuation that our lines use."""
-    if not _folded(name[:length_max]) and not _folded(name):
+    if not _fold_text(name[:length_max]) and not _fold_text(name):
         return ""
-    plain = " ".join("".join(map(_plain_character, name)).split())
+    plain = " ".join("".join(map(_escape_name_character, name)).split())
     return plain if len(plain) <= length_max else f"{plain[: length_max - 1]}\u2026"
 
 
-def _plain_character(character: str) -> str:
+def _escape_name_character(character: str) -> str:
     category = unicodedata.category(character)
     if character in _JOINERS or character in _APOSTROPHES:
         return character
@@ -227,36 +234,36 @@ def _plain_character(character: str) -> str:
     return "_" if character in _BRACKETS else character
 
 
-def _spelled(match: re.Match[str]) -> str:
+def _spell_out(match: re.Match[str]) -> str:
     return f"\\u{ord(match[0]):04x}"
 
 
-class _Folds:
+class _FoldTable:
     """Table for `str.translate`: each character as a careless reader sees it."""
 
     def __getitem__(self, point: int) -> str:
-        return _fold(point)
+        return _fold_character(point)
 
 
-_FOLDS = _Folds()
+_FOLDS = _FoldTable()
 
 
-def _folded(text: str) -> str:
+def _fold_text(text: str) -> str:
     """Return a text without case, accents, spaces and invisible characters, with look-alikes replaced."""
     return text.translate(_ASCII_FOLDS if text.isascii() else _FOLDS)
 
 
-@lru_cache(maxsize=FOLDS_KEPT_MAX)
-def _fold(point: int) -> str:
+@lru_cache(maxsize=CACHED_FOLDS_MAX)
+def _fold_character(point: int) -> str:
     # One character at a time: normalizing a whole text takes quadratic time on hostile runs of accents.
     seen: list[str] = []
     for part in unicodedata.normalize("NFKD", chr(point)).casefold():
         category = unicodedata.category(part)
         if category[0] in "CZ" or category in ("Mn", "Me") or part in _BLANKS:
             continue
-        seen.append("-" if category == "Pd" else _READS_AS.get(part, part))
+        seen.append("-" if category == "Pd" else _LOOKALIKE_OF.get(part, part))
     return "".join(seen)
 
 
 # Most texts are ASCII: a plain table takes the fast path of `str.translate`.
-_ASCII_FOLDS = {point: _fold(point) or None for point in range(128)}
+_ASCII_FOLDS = {point: _fold_character(point) or None for point in range(128)}

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import logging
 
-from retinue.domain.errors import RetinueError
 from retinue.domain.model import ModelFacts
+from retinue.runners.errors import WindowTooSmall
 
 log = logging.getLogger(__name__)
 
 WINDOW_TOKENS_MIN = 16_000
 WINDOW_TOKENS_SMALL = 32_000
-
-
-class WindowTooSmall(RetinueError):
-    """The model's context window is too small; it was not called."""
-
-    code = "model.window-too-small"
 
 
 def require_window(facts: ModelFacts) -> None:
@@ -26,11 +20,7 @@ def require_window(facts: ModelFacts) -> None:
     """
     if facts.window_tokens >= WINDOW_TOKENS_MIN or not facts.tools:
         return
-    raise WindowTooSmall(
-        f"{facts.ref} can have only {facts.window_tokens:,} tokens in mind",
-        because=f"instructions, tools and a conversation need at least {WINDOW_TOKENS_MIN:,}",
-        try_this=f"choose another model, or set `window_tokens` of '{facts.ref}' if it can take more",
-    )
+    raise WindowTooSmall(facts, tokens_min=WINDOW_TOKENS_MIN)
 
 
 def window_warning(facts: ModelFacts) -> str:
@@ -41,20 +31,23 @@ def window_warning(facts: ModelFacts) -> str:
     if facts.window_tokens >= WINDOW_TOKENS_SMALL:
         return ""
     if facts.window_tokens < WINDOW_TOKENS_MIN:
-        return f"{facts.ref} is not asked: {facts.window_tokens:,} tokens in mind are fewer than {WINDOW_TOKENS_MIN:,}"
+        return (
+            f"{facts.ref} is not called: its context window of {facts.window_tokens:,} tokens is below "
+            f"{WINDOW_TOKENS_MIN:,}"
+        )
     return (
-        f"{facts.ref} can have only {facts.window_tokens:,} tokens in mind: conversations will often be compacted "
-        f"(under {WINDOW_TOKENS_SMALL:,} is small; `window_tokens` of the model says otherwise, if it can take more)"
+        f"the context window of {facts.ref} is only {facts.window_tokens:,} tokens: conversations will be compacted "
+        f"often (below {WINDOW_TOKENS_SMALL:,} is small; set `window_tokens` of the model if its window is larger)"
     )
 
 
-class WindowGuard:
+class WindowChecker:
     """Checks each call with `require_window`, and logs one warning per model with a small window."""
 
     def __init__(self) -> None:
         self._warned: set[tuple[str, int]] = set()  # at most one entry per configured model
 
-    def admit(self, facts: ModelFacts) -> None:
+    def check(self, facts: ModelFacts) -> None:
         if not window_warning(facts):
             return
         require_window(facts)

@@ -9,21 +9,21 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from retinue.config.sandbox import SandboxKind, SandboxMode, Scope, WorkspaceAccess
+from retinue.config.sandbox import SandboxKind, SandboxMode, SandboxScope, WorkspaceAccess
 from retinue.domain.errors import RetinueError
 
 __all__ = [
-    "Child",
+    "CommandExit",
     "Confinement",
-    "Ended",
-    "Limits",
-    "Network",
-    "Probe",
+    "NetworkAccess",
+    "ResourceLimits",
+    "RunningCommand",
     "Sandbox",
     "SandboxFailed",
     "SandboxKind",
     "SandboxMode",
-    "Scope",
+    "SandboxProbe",
+    "SandboxScope",
     "WorkspaceAccess",
 ]
 
@@ -36,7 +36,7 @@ class SandboxFailed(RetinueError):
     code = "sandbox.failed"
 
 
-class Limits(Struct, frozen=True, kw_only=True):
+class ResourceLimits(Struct, frozen=True, kw_only=True):
     """Resource limits of a command. Exceeding one is refused or ends the command, with the reason."""
 
     seconds: float = 1800.0
@@ -48,7 +48,7 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
+class NetworkAccess:
     """The hosts a command may reach, as `HOST`, `*.HOST` or `HOST:PORT`. None means no network.
 
     A host without a port means the ports 80 and 443. `private_hosts` are the exact names from
@@ -69,12 +69,12 @@ class Confinement:
     writable: tuple[Path, ...] = ()
     readable: tuple[Path, ...] = ()
     protected: tuple[Path, ...] = ()  # inside writable folders; existing ones are read-only
-    network: Network | None = None
-    limits: Limits = Limits()
+    network: NetworkAccess | None = None
+    limits: ResourceLimits = ResourceLimits()
     environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)  # the complete environment
 
 
-class Ended(Struct, frozen=True, kw_only=True):
+class CommandExit(Struct, frozen=True, kw_only=True):
     """How a command ended. `because` is set if we ended it, for example at the time limit."""
 
     code: int | None  # None if a signal ended it
@@ -82,7 +82,7 @@ class Ended(Struct, frozen=True, kw_only=True):
     because: str = ""
 
 
-class Child(Protocol):
+class RunningCommand(Protocol):
     """A running command. Its output is one stream, as a terminal would show it.
 
     The output must be read. Otherwise the command blocks until its time limit.
@@ -101,14 +101,14 @@ class Child(Protocol):
     def close_input(self) -> None: ...
     def resize(self, rows: int, columns: int) -> None: ...
 
-    async def wait(self) -> Ended: ...
+    async def wait(self) -> CommandExit: ...
 
     async def kill(self) -> None:
         """Kill the command and everything it started."""
         ...
 
 
-class Probe(Struct, frozen=True):
+class SandboxProbe(Struct, frozen=True):
     """Whether a sandbox works on this machine, and the reason if not. `notes` describe its
     features.
     """
@@ -125,10 +125,10 @@ class Sandbox(Protocol):
     @property
     def name(self) -> str: ...
 
-    async def probe(self) -> Probe:
+    async def probe(self) -> SandboxProbe:
         """Test the sandbox once. Nothing runs in a sandbox that was not tested."""
         ...
 
-    async def start(self, argv: Sequence[str], confinement: Confinement, *, pty: bool = False) -> Child:
+    async def start(self, argv: Sequence[str], confinement: Confinement, *, pty: bool = False) -> RunningCommand:
         """Run an argv without a shell. Raises `SandboxFailed` rather than confining it less."""
         ...

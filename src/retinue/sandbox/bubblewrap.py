@@ -22,66 +22,67 @@ from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import Struct, field
 
-from retinue.domain.permission import KEYS_IN_HOME
+from retinue.domain.permission import USER_KEY_PATHS
 from retinue.sandbox import mounts, seccomp
-from retinue.sandbox.base import Confinement, Ended, Limits, Network, Probe, SandboxFailed
-from retinue.sandbox.cgroups import Cgroups, Group
-from retinue.sandbox.child_process import Process, Spawned, spawn
-from retinue.sandbox.resource_monitor import Watch
+from retinue.sandbox.base import CommandExit, Confinement, NetworkAccess, ResourceLimits, SandboxFailed, SandboxProbe
+from retinue.sandbox.cgroups import CgroupManager, CommandCgroup
+from retinue.sandbox.child_process import ChildProcess, SpawnedProcess, spawn
+from retinue.sandbox.errors import CommandNotStarted, SandboxUnavailable
+from retinue.sandbox.resource_monitor import ResourceMonitor
 
 if TYPE_CHECKING:
-    from retinue.sandbox.sandbox_proxy import Proxy
+    from retinue.sandbox.sandbox_proxy import SandboxProxy
 
-    MakeProxy = Callable[..., Proxy]
+    MakeProxy = Callable[..., SandboxProxy]
 
-START_WAIT_S = 30.0
-LAUNCHER_WAIT_S = 5.0
-TIDY_S = 1.0
-COMPLAINT_BYTES_MAX = 2000
+START_TIMEOUT_S = 30.0
+LAUNCHER_TIMEOUT_S = 5.0
+CGROUP_CLEANUP_DELAY_S = 1.0
+LAUNCHER_OUTPUT_BYTES_MAX = 2000
 STATUS_BYTES_MAX = 4096
 PROXY_PORT = 3128
 DESCRIPTORS_MAX = 4096
 NOT_FOUND = 127
-_INSIDE = "/etc/retinue/inside.py"
-_GO = b"x"
+_ENTRYPOINT = "/etc/retinue/inside.py"
+_RELEASE_BYTE = b"x"
 _SETSID = "/usr/bin/setsid"
-WITHOUT_FILTER = ("--disable-userns",)  # used if system calls cannot be filtered
+UNFILTERED_OPTIONS = ("--disable-userns",)  # used if system calls cannot be filtered
 
 
-def _proxy(network: Network) -> Proxy:
-    from retinue.sandbox.sandbox_proxy import Proxy  # needed only for commands with a network
+def _build_proxy(network: NetworkAccess) -> SandboxProxy:
+    from retinue.sandbox.sandbox_proxy import SandboxProxy  # needed only for commands with a network
 
-    return Proxy(network)
+    return SandboxProxy(network)
 
 
-class _Start(Struct):
+class _Launch(Struct):
     """Resources that are open while a command starts, and closed afterwards in any case."""
 
     arguments: int = -1
     seccomp: int = -1
     status: int = -1
-    gate: socket.socket | None = None
-    door: socket.socket | None = None
-    spawned: Spawned | None = None
-    group: Group | None = None
-    proxy: Proxy | None = None
-    theirs: list[int] = field(default_factory=list[int])
+    release_socket: socket.socket | None = None
+    listener_socket: socket.socket | None = None
+    spawned: SpawnedProcess | None = None
+    group: CommandCgroup | None = None
+    proxy: SandboxProxy | None = None
+    child_fds: list[int] = field(default_factory=list[int])
 
-    def close_theirs(self) -> None:
-        for descriptor in self.theirs:
+    def close_child_fds(self) -> None:
+        for descriptor in self.child_fds:
             os.close(descriptor)
-        self.theirs.clear()
+        self.child_fds.clear()
 
     def close(self) -> None:
         """Close what the child does not keep."""
-        self.close_theirs()
-        for end in (self.gate, self.door):
+        self.close_child_fds()
+        for end in (self.release_socket, self.listener_socket):
             if end is not None:
                 end.close()
-        self.gate = self.door = None
+        self.release_socket = self.listener_socket = None
 
 
-class Bubblewrap:
+class BubblewrapSandbox:
     """Runs commands with bubblewrap. `folder` holds the generated /etc that commands see.
 
     `private_paths` are paths that no command sees, above all the data directory. Only paths below
@@ -95,47 +96,47 @@ class Bubblewrap:
         self,
         *,
         folder: Path,
-        state: Sequence[Path] = (),
-        homes: Sequence[Path] = (),
+        private_paths: Sequence[Path] = (),
+        shareable_parents: Sequence[Path] = (),
         user_home: Path | None = None,
         program: str | None = None,
-        cgroups: Cgroups | None = None,
+        cgroups: CgroupManager | None = None,
         make_proxy: MakeProxy | None = None,
     ) -> None:
         self._folder = folder
-        self._state = tuple(Path(os.path.realpath(path)) for path in state)
-        self._homes = tuple(Path(os.path.realpath(path)) for path in homes)
-        keys = [user_home / name for name in KEYS_IN_HOME] if user_home is not None else []
-        self._covered = (*self._state, *(Path(os.path.realpath(path)) for path in keys))
+        self._private_paths = tuple(Path(os.path.realpath(path)) for path in private_paths)
+        self._shareable_parents = tuple(Path(os.path.realpath(path)) for path in shareable_parents)
+        keys = [user_home / name for name in USER_KEY_PATHS] if user_home is not None else []
+        self._hidden_paths = (*self._private_paths, *(Path(os.path.realpath(path)) for path in keys))
         self._program = program or shutil.which("bwrap") or ""
         self._cgroups = cgroups
-        self._make_proxy = make_proxy or _proxy
-        self._seccomp = seccomp.program()
-        self._system: list[str] = []
-        self._probing = asyncio.Lock()
-        self._probed: Probe | None = None
+        self._make_proxy = make_proxy or _build_proxy
+        self._seccomp = seccomp.build_filter()
+        self._system_arguments: list[str] = []
+        self._probe_lock = asyncio.Lock()
+        self._probe_result: SandboxProbe | None = None
 
-    async def probe(self) -> Probe:
-        async with self._probing:
-            if self._probed is None:
-                self._probed = await self._try()
-            return self._probed
+    async def probe(self) -> SandboxProbe:
+        async with self._probe_lock:
+            if self._probe_result is None:
+                self._probe_result = await self._run_probe()
+            return self._probe_result
 
-    async def start(self, argv: Sequence[str], confinement: Confinement, *, pty: bool = False) -> Process:
-        probe = self._probed or await self.probe()
+    async def start(self, argv: Sequence[str], confinement: Confinement, *, pty: bool = False) -> ChildProcess:
+        probe = self._probe_result or await self.probe()
         if not probe.works:
-            raise SandboxFailed(
-                "commands cannot be confined on this machine", because=probe.because, try_this=probe.try_this
-            )
+            raise SandboxUnavailable(because=probe.because, try_this=probe.try_this)
         return await self._start(argv, confinement, pty=pty)
 
-    async def _start(self, argv: Sequence[str], confinement: Confinement, *, pty: bool) -> Process:
+    async def _start(self, argv: Sequence[str], confinement: Confinement, *, pty: bool) -> ChildProcess:
         if not argv or any("\0" in word for word in argv):
-            raise _failed("there is no command, or it has a NUL in it", "name a program and its arguments")
-        start = _Start()
+            raise CommandNotStarted(
+                because="the command is empty or contains NUL", try_this="pass a program and its arguments"
+            )
+        start = _Launch()
         try:
-            async with asyncio.timeout(START_WAIT_S):
-                return await self._begin(start, argv, confinement, pty)
+            async with asyncio.timeout(START_TIMEOUT_S):
+                return await self._launch_and_release(start, argv, confinement, pty)
         except BaseException as error:
             if start.proxy is not None:
                 start.proxy.close()
@@ -144,91 +145,111 @@ class Bubblewrap:
             if start.status >= 0:
                 os.close(start.status)
             if start.group is not None and self._cgroups is not None:
-                self._cgroups.give_back(start.group)
+                self._cgroups.release(start.group)
             if isinstance(error, TimeoutError | OSError):
-                raise _failed(f"the launcher did not begin: {error or 'it took too long'}", _DOCTOR) from error
+                raise CommandNotStarted(
+                    because=f"the launcher did not start: {error or 'it timed out'}", try_this=_TRY_DOCTOR
+                ) from error
             raise
         finally:
             start.close()
 
-    async def _begin(self, start: _Start, argv: Sequence[str], confinement: Confinement, pty: bool) -> Process:
+    async def _launch_and_release(
+        self, launch: _Launch, argv: Sequence[str], confinement: Confinement, pty: bool
+    ) -> ChildProcess:
         """Launch, set the limits while the launcher waits, release it, and confirm that it
         continued.
         """
-        start.spawned = self._launch(start, argv, confinement, pty)
-        start.close_theirs()
-        first = await self._init_of(start)
+        launch.spawned = self._spawn_launcher(launch, argv, confinement, pty)
+        launch.close_child_fds()
+        first = await self._read_init_pid(launch)
         gone = os.pidfd_open(first)
         try:
-            self._limit(start, first, confinement.limits)
-            await self._let_go(start)
+            self._apply_limits(launch, first, confinement.limits)
+            await self._release(launch)
             if confinement.network is not None:
-                await self._open_door(start, confinement)
+                await self._start_proxy(launch, confinement)
         except BaseException:
             os.close(gone)
             raise
-        return self._child(start, first, gone, confinement, pty)
+        return self._build_process(launch, first, gone, confinement, pty)
 
-    def _launch(self, start: _Start, argv: Sequence[str], confinement: Confinement, pty: bool) -> Spawned:
+    def _spawn_launcher(
+        self, launch: _Launch, argv: Sequence[str], confinement: Confinement, pty: bool
+    ) -> SpawnedProcess:
         networked = confinement.network is not None
-        binds = mounts.checked_binds(confinement, state=self._state, homes=self._homes, covered=self._covered)
-        mounts.check_beginning(confinement.folder, binds)
+        binds = mounts.build_binds(
+            confinement,
+            private_paths=self._private_paths,
+            shareable_parents=self._shareable_parents,
+            hidden=self._hidden_paths,
+        )
+        mounts.check_working_directory(confinement.folder, binds)
         proxy = f"http://127.0.0.1:{PROXY_PORT}" if networked else ""
-        environment = mounts.environment_of(confinement, proxy=proxy)
-        start.status, status = os.pipe()
-        start.theirs.append(status)
-        os.set_blocking(start.status, False)
-        start.gate, gate = socket.socketpair()
-        start.theirs.append(gate.detach())
+        environment = mounts.build_command_environment(confinement, proxy=proxy)
+        launch.status, status = os.pipe()
+        launch.child_fds.append(status)
+        os.set_blocking(launch.status, False)
+        launch.release_socket, gate = socket.socketpair()
+        launch.child_fds.append(gate.detach())
         command = [_SETSID, "--ctty", *argv] if pty else [*argv]
         options = [
             *("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup", "--unshare-net"),
-            *("--uid", str(mounts.USER), "--gid", str(mounts.GROUP), "--hostname", "sandbox", "--cap-drop", "ALL"),
+            *(
+                "--uid",
+                str(mounts.USER_ID),
+                "--gid",
+                str(mounts.GROUP_ID),
+                "--hostname",
+                "sandbox",
+                "--cap-drop",
+                "ALL",
+            ),
             *("--die-with-parent", "--clearenv", *([] if pty else ["--new-session"])),
-            *("--json-status-fd", str(status), "--block-fd", str(start.theirs[1])),
-            *self._system,
-            *mounts.scratch_arguments(confinement.limits.disk_bytes, binds),
-            *mounts.folder_arguments(binds, self._covered),
+            *("--json-status-fd", str(status), "--block-fd", str(launch.child_fds[1])),
+            *self._system_arguments,
+            *mounts.build_scratch_arguments(confinement.limits.disk_bytes, binds),
+            *mounts.build_folder_arguments(binds, self._hidden_paths),
             *("--remount-ro", "/", "--chdir", str(confinement.folder)),
             *(word for name, value in environment.items() for word in ("--setenv", name, value)),
         ]
         if self._seccomp is not None:
-            descriptor = _in_memory(self._seccomp)
-            start.theirs.append(descriptor)
+            descriptor = _create_memfd(self._seccomp)
+            launch.child_fds.append(descriptor)
             options += ["--seccomp", str(descriptor)]
         else:
-            options += WITHOUT_FILTER
+            options += UNFILTERED_OPTIONS
         if networked:
-            start.door, door = socket.socketpair()
-            start.theirs.append(door.detach())
-            command = [_python(), "-I", "-S", _INSIDE, str(start.theirs[-1]), str(PROXY_PORT), *command]
+            launch.listener_socket, door = socket.socketpair()
+            launch.child_fds.append(door.detach())
+            command = [_find_python(), "-I", "-S", _ENTRYPOINT, str(launch.child_fds[-1]), str(PROXY_PORT), *command]
         # Passed by descriptor: process lists show arguments, and the environment may contain a secret.
-        arguments = _in_memory(b"".join(word.encode(errors="surrogateescape") + b"\0" for word in options))
-        start.theirs.append(arguments)
+        arguments = _create_memfd(b"".join(word.encode(errors="surrogateescape") + b"\0" for word in options))
+        launch.child_fds.append(arguments)
         # The launcher runs outside the sandbox, so it must not get the command's environment.
         return spawn(
             [self._program, "--args", str(arguments), "--", *command],
             environment={},
             folder=Path("/"),
             pty=pty,
-            pass_fds=tuple(start.theirs),
+            pass_fds=tuple(launch.child_fds),
         )
 
-    async def _init_of(self, start: _Start) -> int:
+    async def _read_init_pid(self, launch: _Launch) -> int:
         """Return the pid of the first process of the new namespace, in our pid namespace."""
         text = b""
         while b"}" not in text:
-            chunk = await _read_some(start.status)
+            chunk = await _read_some(launch.status)
             if not chunk or len(text) > STATUS_BYTES_MAX:
-                raise self._complaint(start)
+                raise self._build_launch_error(launch)
             text += chunk
-        said = _documents(text)
+        said = _parse_status(text)
         return int(said["child-pid"])
 
-    def _limit(self, start: _Start, first: int, limits: Limits) -> None:
+    def _apply_limits(self, launch: _Launch, init_pid: int, limits: ResourceLimits) -> None:
         if self._cgroups is not None:
-            start.group = self._cgroups.group(limits)
-            start.group.add(first)
+            launch.group = self._cgroups.create_group(limits)
+            launch.group.add(init_pid)
         for kind, most in (
             (resource.RLIMIT_DATA, limits.memory_bytes),
             (resource.RLIMIT_FSIZE, limits.file_bytes),
@@ -237,46 +258,48 @@ class Bubblewrap:
             (resource.RLIMIT_CORE, 0),
             (resource.RLIMIT_MEMLOCK, 0),
         ):
-            _, hard = resource.prlimit(first, kind)
+            _, hard = resource.prlimit(init_pid, kind)
             most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-            resource.prlimit(first, kind, (most, most))
+            resource.prlimit(init_pid, kind, (most, most))
 
-    async def _let_go(self, start: _Start) -> None:
+    async def _release(self, launch: _Launch) -> None:
         """Release the launcher and wait until it closes its end. A dead launcher would not read the
         byte.
         """
-        assert start.gate is not None
+        assert launch.release_socket is not None
         loop = asyncio.get_running_loop()
-        start.gate.setblocking(False)
+        launch.release_socket.setblocking(False)
         try:
-            await loop.sock_sendall(start.gate, _GO)
-            await loop.sock_recv(start.gate, 1)
+            await loop.sock_sendall(launch.release_socket, _RELEASE_BYTE)
+            await loop.sock_recv(launch.release_socket, 1)
         except OSError:
-            raise self._complaint(start) from None
+            raise self._build_launch_error(launch) from None
 
-    async def _open_door(self, start: _Start, confinement: Confinement) -> None:
-        assert start.door is not None
+    async def _start_proxy(self, launch: _Launch, confinement: Confinement) -> None:
+        assert launch.listener_socket is not None
         assert confinement.network is not None
-        start.door.setblocking(False)
-        await _readable(start.door.fileno())
-        _, descriptors, _, _ = socket.recv_fds(start.door, 1, 1)
+        launch.listener_socket.setblocking(False)
+        await _wait_readable(launch.listener_socket.fileno())
+        _, descriptors, _, _ = socket.recv_fds(launch.listener_socket, 1, 1)
         if len(descriptors) != 1:
-            raise self._complaint(start)
+            raise self._build_launch_error(launch)
         listener = socket.socket(fileno=descriptors[0])
         listener.setblocking(False)
-        start.proxy = self._make_proxy(confinement.network)
-        await start.proxy.serve(listener)
-        await asyncio.get_running_loop().sock_sendall(start.door, _GO)
+        launch.proxy = self._make_proxy(confinement.network)
+        await launch.proxy.serve(listener)
+        await asyncio.get_running_loop().sock_sendall(launch.listener_socket, _RELEASE_BYTE)
 
-    def _child(self, start: _Start, first: int, gone: int, confinement: Confinement, pty: bool) -> Process:
-        assert start.spawned is not None
+    def _build_process(
+        self, launch: _Launch, init_pid: int, init_pidfd: int, confinement: Confinement, pty: bool
+    ) -> ChildProcess:
+        assert launch.spawned is not None
         loop = asyncio.get_running_loop()
         limits, spawned, status, group, proxy = (
             confinement.limits,
-            start.spawned,
-            start.status,
-            start.group,
-            start.proxy,
+            launch.spawned,
+            launch.status,
+            launch.group,
+            launch.proxy,
         )
 
         def end() -> None:
@@ -284,80 +307,86 @@ class Bubblewrap:
             exits.
             """
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(gone, signal.SIGKILL)
-                loop.call_later(LAUNCHER_WAIT_S, spawned.popen.kill)
+                signal.pidfd_send_signal(init_pidfd, signal.SIGKILL)
+                loop.call_later(LAUNCHER_TIMEOUT_S, spawned.popen.kill)
 
-        def ended_as(ended: Ended) -> Ended:
+        def ended_as(ended: CommandExit) -> CommandExit:
             if ended.because:
                 return ended
             if group is not None and group.ran_out_of_memory():
-                return Ended(code=None, signal=signal.SIGKILL, because=_out_of_memory(limits))
+                return CommandExit(code=None, signal=signal.SIGKILL, because=_describe_out_of_memory(limits))
             with contextlib.suppress(BlockingIOError):
-                if "exit-code" not in _documents(os.read(status, STATUS_BYTES_MAX)):
-                    return Ended(code=NOT_FOUND, because="the command was not found, or is no program")
+                if "exit-code" not in _parse_status(os.read(status, STATUS_BYTES_MAX)):
+                    return CommandExit(code=NOT_FOUND, because="the command was not found, or is not a program")
             return ended
 
         def closing() -> None:
             os.close(status)
-            os.close(gone)
+            os.close(init_pidfd)
             if proxy is not None:
                 proxy.close()
             if group is not None and self._cgroups is not None:
-                self._cgroups.give_back(group)
-                loop.call_later(TIDY_S, self._cgroups.tidy)
+                self._cgroups.release(group)
+                loop.call_later(CGROUP_CLEANUP_DELAY_S, self._cgroups.remove_released)
 
-        return Process(
+        return ChildProcess(
             spawned,
             limits=limits,
-            end=end,
-            terminal=pty,
-            last=gone,
-            excess=Watch(first, limits, itself=1).excess,
-            closing=closing,
-            ended_as=ended_as,
+            kill_all=end,
+            has_terminal=pty,
+            last_pidfd=init_pidfd,
+            find_excess=ResourceMonitor(init_pid, limits, launcher_processes=1).find_excess,
+            on_close=closing,
+            interpret_exit=ended_as,
         )
 
-    def _complaint(self, start: _Start) -> SandboxFailed:
+    def _build_launch_error(self, launch: _Launch) -> SandboxFailed:
         """Return why the launcher failed, from its own output."""
         said = b""
-        if start.spawned is not None:
-            start.spawned.popen.kill()
-            start.spawned.popen.wait()
-            os.set_blocking(start.spawned.output, False)
+        if launch.spawned is not None:
+            launch.spawned.popen.kill()
+            launch.spawned.popen.wait()
+            os.set_blocking(launch.spawned.output, False)
             with contextlib.suppress(OSError):
-                said = os.read(start.spawned.output, COMPLAINT_BYTES_MAX)
+                said = os.read(launch.spawned.output, LAUNCHER_OUTPUT_BYTES_MAX)
         words = " ".join(said.decode(errors="replace").split())
-        return _failed(words or "the launcher ended before it began", _DOCTOR)
+        return CommandNotStarted(
+            because=words or "the launcher ended before it started the command", try_this=_TRY_DOCTOR
+        )
 
-    async def _try(self) -> Probe:
+    async def _run_probe(self) -> SandboxProbe:
         """Run a command that tries to see, reach and change what it must not."""
         if sys.platform != "linux":
-            return Probe(False, "bubblewrap is for Linux", 'use docker, or `kind = "off"` knowing what it means')
+            return SandboxProbe(
+                False,
+                "bubblewrap works on Linux only",
+                'use docker, or set `kind = "off"` to run commands without a sandbox',
+            )
         if not self._program:
-            return Probe(False, "bubblewrap is not installed", "apt install bubblewrap")
+            return SandboxProbe(False, "bubblewrap is not installed", "apt install bubblewrap")
         try:
             await asyncio.to_thread(self._prepare)
             with tempfile.TemporaryDirectory(prefix="retinue-probe-") as outside:
-                return await self._try_walls(Path(outside).resolve())
+                return await self._probe_isolation(Path(outside).resolve())
         except (SandboxFailed, OSError) as error:
             because = error.because if isinstance(error, SandboxFailed) else str(error)
-            return Probe(False, because, _DOCTOR)
+            return SandboxProbe(False, because, _TRY_DOCTOR)
 
     def _prepare(self) -> None:
         mounts.build_etc(self._folder / "etc", Path(__file__).with_name("sandbox_entrypoint.py"))
         if self._cgroups is None:
-            found = Cgroups.here()
+            found = CgroupManager.detect()
             self._cgroups = found if found.controllers else None
-        prefix = Path(sys.base_prefix) if _python() != _SYSTEM_PYTHON else None
-        self._system = mounts.system_arguments(self._folder / "etc", python_prefix=prefix)
+        prefix = Path(sys.base_prefix) if _find_python() != _SYSTEM_PYTHON else None
+        self._system_arguments = mounts.build_system_arguments(self._folder / "etc", python_prefix=prefix)
 
-    async def _try_walls(self, outside: Path) -> Probe:
+    async def _probe_isolation(self, outside: Path) -> SandboxProbe:
         canary = outside / "canary"
         canary.write_text("seen")
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
-            script = _CANARY.format(canary=canary, port=port, parent=os.getpid())
-            limits = Limits(seconds=START_WAIT_S)
+            script = _PROBE_SCRIPT.format(canary=canary, port=port, parent=os.getpid())
+            limits = ResourceLimits(seconds=START_TIMEOUT_S)
             child = await self._start(
                 ["/bin/sh", "-c", script], Confinement(folder=Path("/tmp"), limits=limits), pty=False
             )
@@ -372,31 +401,35 @@ class Bubblewrap:
                 raise
         words = said.decode(errors="replace").split()
         if ended.code != 0 or "stands" not in words:
-            return Probe(False, f"a command in it ended with {ended.code}: {' '.join(words)[:500]}", _DOCTOR)
+            return SandboxProbe(
+                False, f"a test command in it ended with {ended.code}: {' '.join(words)[:500]}", _TRY_DOCTOR
+            )
         broken = [word for word in words if word != "stands"]
         if broken:
-            return Probe(False, f"it does not hold: a command in it could {', '.join(broken)}", _DOCTOR)
-        return Probe(True, notes=self._notes())
+            return SandboxProbe(
+                False, f"it does not isolate: a test command in it could {', '.join(broken)}", _TRY_DOCTOR
+            )
+        return SandboxProbe(True, notes=self._build_probe_notes())
 
-    def _notes(self) -> tuple[str, ...]:
+    def _build_probe_notes(self) -> tuple[str, ...]:
         controllers = self._cgroups.controllers if self._cgroups is not None else frozenset[str]()
         return (
-            "calls of the kernel are filtered"
+            "system calls are filtered"
             if self._seccomp is not None
-            else "calls of the kernel are not filtered: this processor's are not known here",
-            f"the kernel limits {' and '.join(sorted(controllers))} for each command"
+            else "system calls are not filtered: this processor is not supported",
+            f"the kernel limits {' and '.join(sorted(controllers))} of each command"
             if controllers
-            else "memory is watched, not limited by the kernel: no control group can be made here",
+            else "memory is monitored, not limited by the kernel: control groups are not available",
         )
 
 
 _SYSTEM_PYTHON = "/usr/bin/python3"
-_DOCTOR = "run `retinue doctor` to see what is in the way"
+_TRY_DOCTOR = "find the cause: retinue doctor"
 # Each line prints something that should have been impossible.
-_CANARY = """
+_PROBE_SCRIPT = """
 cat {canary} >/dev/null 2>&1 && echo read-a-file-outside
 (echo x > {canary}.new) 2>/dev/null && echo write-outside
-kill -0 {parent} 2>/dev/null && echo signal-the-house
+kill -0 {parent} 2>/dev/null && echo signal-the-server
 (echo x > /proc/sys/kernel/hostname) 2>/dev/null && echo change-the-kernel
 (echo x > /usr/x) 2>/dev/null && echo change-the-system
 grep -q '^CapEff:.*[1-9a-f]' /proc/self/status && echo keep-capabilities
@@ -407,18 +440,18 @@ echo stands
 """
 
 
-def _python() -> str:
+def _find_python() -> str:
     return _SYSTEM_PYTHON if os.path.exists(_SYSTEM_PYTHON) else os.path.realpath(sys.executable)
 
 
-def _in_memory(content: bytes) -> int:
+def _create_memfd(content: bytes) -> int:
     descriptor = os.memfd_create("retinue", os.MFD_CLOEXEC)
     os.write(descriptor, content)
     os.lseek(descriptor, 0, os.SEEK_SET)
     return descriptor
 
 
-async def _readable(descriptor: int) -> None:
+async def _wait_readable(descriptor: int) -> None:
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
     loop.add_reader(descriptor, lambda: ready.done() or ready.set_result(None))
@@ -429,11 +462,11 @@ async def _readable(descriptor: int) -> None:
 
 
 async def _read_some(descriptor: int) -> bytes:
-    await _readable(descriptor)
+    await _wait_readable(descriptor)
     return os.read(descriptor, STATUS_BYTES_MAX)
 
 
-def _documents(text: bytes) -> dict[str, Any]:
+def _parse_status(text: bytes) -> dict[str, Any]:
     """Parse the launcher's status output: several JSON documents in sequence."""
     said: dict[str, Any] = {}
     decoder = json.JSONDecoder()
@@ -448,9 +481,5 @@ def _documents(text: bytes) -> dict[str, Any]:
     return said
 
 
-def _out_of_memory(limits: Limits) -> str:
-    return f"it took more than {limits.memory_bytes // (1024 * 1024):,} MiB of memory"
-
-
-def _failed(because: str, try_this: str) -> SandboxFailed:
-    return SandboxFailed("the command was not begun", because=because, try_this=try_this)
+def _describe_out_of_memory(limits: ResourceLimits) -> str:
+    return f"it used more than {limits.memory_bytes // (1024 * 1024):,} MiB of memory"

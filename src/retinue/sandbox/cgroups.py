@@ -14,23 +14,23 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
-from retinue.sandbox.base import Limits
+from retinue.sandbox.base import ResourceLimits
 
 _ROOT = Path("/sys/fs/cgroup")
 _PREFIX = "retinue-command"
-LAUNCHERS = 1  # launcher processes in each group
+LAUNCHER_PROCESSES = 1  # launcher processes in each group
 _NUMBERS = itertools.count(1)
 
 
-class Place(Struct, frozen=True):
+class CgroupParent(Struct, frozen=True):
     """A folder in which groups can be created, and its controllers."""
 
     folder: Path
     controllers: frozenset[str]
-    unified: bool
+    is_v2: bool
 
 
-class Group(Struct):
+class CommandCgroup(Struct):
     """The control groups of one command, one per hierarchy."""
 
     folders: list[Path] = field(default_factory=list[Path])
@@ -41,74 +41,74 @@ class Group(Struct):
 
     def ran_out_of_memory(self) -> bool:
         """Return whether the kernel killed a process in it for lack of memory."""
-        return any(_kills(folder) for folder in self.folders)
+        return any(_count_oom_kills(folder) for folder in self.folders)
 
     def remove(self) -> bool:
         """Remove the groups. Returns False while one still contains a process."""
-        self.folders = [folder for folder in self.folders if not _removed(folder)]
+        self.folders = [folder for folder in self.folders if not _remove_group(folder)]
         return not self.folders
 
 
-class Cgroups:
+class CgroupManager:
     """Creates a control group per command. `controllers` is empty if it can limit nothing here."""
 
-    def __init__(self, places: Sequence[Place]) -> None:
-        self._places = places
-        self._left: list[Group] = []
+    def __init__(self, parents: Sequence[CgroupParent]) -> None:
+        self._parents = parents
+        self._released: list[CommandCgroup] = []
 
     @property
     def controllers(self) -> frozenset[str]:
-        return frozenset(name for place in self._places for name in place.controllers)
+        return frozenset(name for place in self._parents for name in place.controllers)
 
     @classmethod
-    def here(cls, own: str | None = None, root: Path = _ROOT) -> Cgroups:
+    def detect(cls, own_cgroups: str | None = None, root: Path = _ROOT) -> CgroupManager:
         """Detect what this process may use, by creating and removing a group."""
-        places: list[Place] = []
-        for line in (own if own is not None else _own()).splitlines():
+        places: list[CgroupParent] = []
+        for line in (own_cgroups if own_cgroups is not None else _read_own_cgroups()).splitlines():
             _, names, path = line.split(":", 2)
-            place = _version_1(root, names, path) if names else _version_2(root, path)
-            if place is not None and _can_be_used(place):
+            place = _find_v1_parent(root, names, path) if names else _find_v2_parent(root, path)
+            if place is not None and _is_usable(place):
                 places.append(place)
         return cls(places)
 
-    def group(self, limits: Limits) -> Group:
+    def create_group(self, limits: ResourceLimits) -> CommandCgroup:
         """Create a group with these limits. Raises `OSError` if that fails."""
-        self.tidy()
-        made = Group()
+        self.remove_released()
+        made = CommandCgroup()
         try:
-            for place in self._places:
+            for place in self._parents:
                 folder = place.folder / f"{_PREFIX}-{os.getpid()}-{next(_NUMBERS)}"
                 folder.mkdir()
                 made.folders.append(folder)
-                _limit(folder, place, limits)
+                _write_limits(folder, place, limits)
         except OSError:
             made.remove()
             raise
         return made
 
-    def give_back(self, group: Group) -> None:
+    def release(self, group: CommandCgroup) -> None:
         """Remove a group, now or later if its processes are still exiting."""
-        self._left.append(group)
-        self.tidy()
+        self._released.append(group)
+        self.remove_released()
 
-    def tidy(self) -> None:
-        self._left = [group for group in self._left if not group.remove()]
+    def remove_released(self) -> None:
+        self._released = [group for group in self._released if not group.remove()]
 
 
-def _own() -> str:
+def _read_own_cgroups() -> str:
     try:
         return Path("/proc/self/cgroup").read_text()
     except OSError:
         return ""
 
 
-def _version_1(root: Path, names: str, path: str) -> Place | None:
+def _find_v1_parent(root: Path, names: str, path: str) -> CgroupParent | None:
     found = {"pids", "memory"} & set(names.split(","))
     folder = root / names / path.lstrip("/")
-    return Place(folder, frozenset(found), unified=False) if found and folder.is_dir() else None
+    return CgroupParent(folder, frozenset(found), is_v2=False) if found and folder.is_dir() else None
 
 
-def _version_2(root: Path, path: str) -> Place | None:
+def _find_v2_parent(root: Path, path: str) -> CgroupParent | None:
     """Use the parent of our own group: a v2 group with processes cannot have children with limits."""
     if path == "/":
         return None
@@ -117,45 +117,45 @@ def _version_2(root: Path, path: str) -> Place | None:
         ruling = frozenset((folder / "cgroup.subtree_control").read_text().split()) & {"pids", "memory"}
     except OSError:
         return None
-    return Place(folder, ruling, unified=True) if ruling else None
+    return CgroupParent(folder, ruling, is_v2=True) if ruling else None
 
 
-def _can_be_used(place: Place) -> bool:
-    tried = place.folder / f"{_PREFIX}-{os.getpid()}-{next(_NUMBERS)}"
+def _is_usable(parent: CgroupParent) -> bool:
+    tried = parent.folder / f"{_PREFIX}-{os.getpid()}-{next(_NUMBERS)}"
     try:
-        _sweep(place.folder)
+        _remove_stale_groups(parent.folder)
         tried.mkdir()
         try:
-            _limit(tried, place, Limits())
+            _write_limits(tried, parent, ResourceLimits())
             # Moving a process needs write permission on both groups.
-            return os.access(place.folder / "cgroup.procs", os.W_OK)
+            return os.access(parent.folder / "cgroup.procs", os.W_OK)
         finally:
             tried.rmdir()
     except OSError:
         return False
 
 
-def _sweep(folder: Path) -> None:
+def _remove_stale_groups(folder: Path) -> None:
     """Remove groups of processes that no longer exist. A group that still has processes stays."""
     for left in folder.glob(f"{_PREFIX}-*-*"):
         pid = left.name.split("-")[2]
         if not Path("/proc", pid).exists():
-            _removed(left)
+            _remove_group(left)
 
 
-def _limit(folder: Path, place: Place, limits: Limits) -> None:
-    if "pids" in place.controllers:
-        (folder / "pids.max").write_text(str(limits.processes + LAUNCHERS))
-    if "memory" not in place.controllers:
+def _write_limits(folder: Path, parent: CgroupParent, limits: ResourceLimits) -> None:
+    if "pids" in parent.controllers:
+        (folder / "pids.max").write_text(str(limits.processes + LAUNCHER_PROCESSES))
+    if "memory" not in parent.controllers:
         return
-    name = "memory.max" if place.unified else "memory.limit_in_bytes"
+    name = "memory.max" if parent.is_v2 else "memory.limit_in_bytes"
     (folder / name).write_text(str(limits.memory_bytes))
-    if place.unified:
+    if parent.is_v2:
         with contextlib.suppress(FileNotFoundError):
             (folder / "memory.swap.max").write_text("0")
 
 
-def _kills(folder: Path) -> int:
+def _count_oom_kills(folder: Path) -> int:
     for name in ("memory.events", "memory.oom_control"):
         with contextlib.suppress(OSError):
             for line in (folder / name).read_text().splitlines():
@@ -165,7 +165,7 @@ def _kills(folder: Path) -> int:
     return 0
 
 
-def _removed(folder: Path) -> bool:
+def _remove_group(folder: Path) -> bool:
     try:
         folder.rmdir()
     except FileNotFoundError:

@@ -24,21 +24,22 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from retinue.sandbox.base import Ended, Limits, SandboxFailed
+from retinue.sandbox.base import CommandExit, ResourceLimits
+from retinue.sandbox.errors import CommandInputClosed
 
 READ_BYTES = 64 * 1024
 BUFFER_BYTES_MAX = 1024 * 1024  # buffered for the reader; beyond it, the command blocks
-INPUT_WAIT_S = 30.0
-END_WAIT_S = 10.0
-WATCH_S = 0.1
+INPUT_TIMEOUT_S = 30.0
+KILL_TIMEOUT_S = 10.0
+EXCESS_CHECK_INTERVAL_S = 0.1
 ROWS, COLUMNS = 24, 80
 ROWS_MAX = 10_000
 _END_OF_INPUT = b"\x04"
 # Without the signals that Popen restores itself: Python must continue to ignore them.
-_HEEDED = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}
+_RESTORED_SIGNALS = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}
 
 
-class Spawned(Struct, frozen=True):
+class SpawnedProcess(Struct, frozen=True):
     """A process with its output and input descriptors. With a terminal, both are the same."""
 
     popen: subprocess.Popen[bytes]
@@ -53,7 +54,7 @@ class Spawned(Struct, frozen=True):
             os.close(descriptor)
 
 
-class Process:
+class ChildProcess:
     """A child process in its own process group.
 
     `kill_all` kills everything it started. `last_pidfd` reports when all of that has ended.
@@ -64,40 +65,40 @@ class Process:
 
     def __init__(
         self,
-        spawned: Spawned,
+        spawned: SpawnedProcess,
         *,
-        limits: Limits,
-        end: Callable[[], None],
-        terminal: bool = False,
-        last: int | None = None,
-        excess: Callable[[], str] | None = None,
-        closing: Callable[[], None] | None = None,
-        ended_as: Callable[[Ended], Ended] | None = None,
+        limits: ResourceLimits,
+        kill_all: Callable[[], None],
+        has_terminal: bool = False,
+        last_pidfd: int | None = None,
+        find_excess: Callable[[], str] | None = None,
+        on_close: Callable[[], None] | None = None,
+        interpret_exit: Callable[[CommandExit], CommandExit] | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._popen = spawned.popen
         self._output: int | None = spawned.output
         self._input: int | None = spawned.input
-        self._terminal = terminal
+        self._has_terminal = has_terminal
         self._limits = limits
-        self._end = end
-        self._last = last
-        self._excess = excess
-        self._closing = closing
-        self._ended_as = ended_as
+        self._kill_all = kill_all
+        self._last_pidfd = last_pidfd
+        self._find_excess = find_excess
+        self._on_close = on_close
+        self._interpret_exit = interpret_exit
         self._because = ""
         self._chunks: deque[bytes] = deque()
-        self._held = self._said = 0
-        self._reading = False
-        self._changed = asyncio.Event()  # more output was read, or the output ended
-        self._ended: asyncio.Future[Ended] = self._loop.create_future()
-        self._writing = asyncio.Lock()
+        self._buffered_bytes = self._output_bytes = 0
+        self._is_reading = False
+        self._output_changed = asyncio.Event()  # more output was read, or the output ended
+        self._exit: asyncio.Future[CommandExit] = self._loop.create_future()
+        self._write_lock = asyncio.Lock()
         os.set_blocking(spawned.output, False)
         os.set_blocking(spawned.input, False)
         self._timer = self._loop.call_later(limits.seconds, self._expire)
-        self._watch = self._loop.call_later(WATCH_S, self._look) if excess else None
-        self._listen()
-        self._pidfd = _watch_exit(self._loop, spawned.popen, self._exited)
+        self._excess_timer = self._loop.call_later(EXCESS_CHECK_INTERVAL_S, self._check_excess) if find_excess else None
+        self._update_reader()
+        self._pidfd = _watch_exit(self._loop, spawned.popen, self._on_exit)
 
     @property
     def pid(self) -> int:
@@ -107,36 +108,36 @@ class Process:
         while not self._chunks:
             if self._output is None:
                 return b""
-            self._changed.clear()
-            self._listen()
-            await self._changed.wait()
+            self._output_changed.clear()
+            self._update_reader()
+            await self._output_changed.wait()
         chunk = self._chunks.popleft()
-        self._held -= len(chunk)
-        self._listen()
+        self._buffered_bytes -= len(chunk)
+        self._update_reader()
         return chunk
 
     async def write(self, data: bytes) -> None:
         try:
-            async with self._writing, asyncio.timeout(INPUT_WAIT_S):
+            async with self._write_lock, asyncio.timeout(INPUT_TIMEOUT_S):
                 await self._write(memoryview(data))
         except TimeoutError:
-            raise _takes_no_input(f"it has not read what it was given for {INPUT_WAIT_S:g} s") from None
+            raise CommandInputClosed(because=f"it has not read its input for {INPUT_TIMEOUT_S:g} s") from None
 
     async def _write(self, left: memoryview) -> None:
         while left:
             if self._input is None:
-                raise _takes_no_input()
+                raise CommandInputClosed()
             try:
                 left = left[os.write(self._input, left) :]
             except BlockingIOError:
-                await self._until_writable(self._input)
+                await self._wait_writable(self._input)
             except OSError:
-                raise _takes_no_input() from None
+                raise CommandInputClosed() from None
 
     def close_input(self) -> None:
         if self._input is None:
             return
-        if self._terminal:
+        if self._has_terminal:
             with contextlib.suppress(OSError):
                 os.write(self._input, _END_OF_INPUT)
             return
@@ -144,56 +145,56 @@ class Process:
 
     def resize(self, rows: int, columns: int) -> None:
         """Has no effect without a terminal."""
-        if not self._terminal or self._output is None:
+        if not self._has_terminal or self._output is None:
             return
-        set_size(self._output, rows, columns)
+        set_terminal_size(self._output, rows, columns)
 
-    async def wait(self) -> Ended:
+    async def wait(self) -> CommandExit:
         """Wait for the exit. Remaining output can still be read.
 
         If we ended it, nothing of it runs any more. If it exited by itself, its descendants were
         killed and are gone as soon as the kernel has finished with them.
         """
-        return await asyncio.shield(self._ended)
+        return await asyncio.shield(self._exit)
 
     async def kill(self) -> None:
-        self._stop("it was ended")
+        self._stop("it was stopped")
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(END_WAIT_S):
+            async with asyncio.timeout(KILL_TIMEOUT_S):
                 await self.wait()
                 while self._output is not None:  # buffered output can still be read; the pipe is closed
-                    if self._held >= BUFFER_BYTES_MAX:
+                    if self._buffered_bytes >= BUFFER_BYTES_MAX:
                         break
-                    self._changed.clear()
-                    await self._changed.wait()
+                    self._output_changed.clear()
+                    await self._output_changed.wait()
 
     def _stop(self, because: str) -> None:
-        if not self._ended.done() and not self._because:
+        if not self._exit.done() and not self._because:
             self._because = because
-            self._end()
+            self._kill_all()
 
     def _expire(self) -> None:
         self._stop(f"it took longer than {self._limits.seconds:g} s")
 
-    def _look(self) -> None:
-        if self._ended.done() or self._excess is None:
+    def _check_excess(self) -> None:
+        if self._exit.done() or self._find_excess is None:
             return
-        if because := self._excess():
+        if because := self._find_excess():
             self._stop(because)
-        self._watch = self._loop.call_later(WATCH_S, self._look)
+        self._excess_timer = self._loop.call_later(EXCESS_CHECK_INTERVAL_S, self._check_excess)
 
-    def _listen(self) -> None:
+    def _update_reader(self) -> None:
         """Watch the output while there is space in the buffer."""
         if self._output is None:
             return
-        wanted = self._held < BUFFER_BYTES_MAX
-        if wanted and not self._reading:
-            self._loop.add_reader(self._output, self._readable)
-        elif self._reading and not wanted:
+        wanted = self._buffered_bytes < BUFFER_BYTES_MAX
+        if wanted and not self._is_reading:
+            self._loop.add_reader(self._output, self._on_readable)
+        elif self._is_reading and not wanted:
             self._loop.remove_reader(self._output)
-        self._reading = wanted
+        self._is_reading = wanted
 
-    def _readable(self) -> None:
+    def _on_readable(self) -> None:
         if self._output is None:
             return
         try:
@@ -207,40 +208,40 @@ class Process:
         if not chunk:
             self._finish_output()
             return
-        room = self._limits.output_bytes - self._said
-        self._said += len(chunk)
+        room = self._limits.output_bytes - self._output_bytes
+        self._output_bytes += len(chunk)
         if room > 0:
             self._chunks.append(chunk[:room])
-            self._held += min(room, len(chunk))
+            self._buffered_bytes += min(room, len(chunk))
         if len(chunk) > room:
-            self._stop(f"it said more than {self._limits.output_bytes:,} bytes")
-        self._changed.set()
-        self._listen()
+            self._stop(f"it wrote more than {self._limits.output_bytes:,} bytes")
+        self._output_changed.set()
+        self._update_reader()
 
     def _finish_output(self) -> None:
         if self._output is None:
             return
-        if self._reading:
+        if self._is_reading:
             self._loop.remove_reader(self._output)
-            self._reading = False
-        if self._terminal:
+            self._is_reading = False
+        if self._has_terminal:
             self._drop_input()
         os.close(self._output)
         self._output = None
-        self._changed.set()
+        self._output_changed.set()
 
     def _drop_input(self) -> None:
         if self._input is None:
             return
         self._loop.remove_writer(self._input)
-        if not self._terminal:  # a terminal has one descriptor for both
+        if not self._has_terminal:  # a terminal has one descriptor for both
             os.close(self._input)
         self._input = None
 
-    def _exited(self) -> None:
-        if self._ended.done():
+    def _on_exit(self) -> None:
+        if self._exit.done():
             return
-        self._end()  # kill its descendants; until it is reaped, its pid cannot be reused
+        self._kill_all()  # kill its descendants; until it is reaped, its pid cannot be reused
         code = self._popen.poll()
         if code is None:
             return
@@ -249,36 +250,36 @@ class Process:
             os.close(self._pidfd)
             self._pidfd = None
         self._timer.cancel()
-        if self._last is not None and self._because:  # we ended it, so wait until all of it is gone
-            self._loop.add_reader(self._last, self._conclude, code)
+        if self._last_pidfd is not None and self._because:  # we ended it, so wait until all of it is gone
+            self._loop.add_reader(self._last_pidfd, self._conclude, code)
         else:
             self._conclude(code)
 
     def _conclude(self, code: int) -> None:
-        if self._last is not None:
-            self._loop.remove_reader(self._last)  # harmless if it was not watched
-            self._last = None
-        if self._watch is not None:
-            self._watch.cancel()
-        if not self._terminal:
+        if self._last_pidfd is not None:
+            self._loop.remove_reader(self._last_pidfd)  # harmless if it was not watched
+            self._last_pidfd = None
+        if self._excess_timer is not None:
+            self._excess_timer.cancel()
+        if not self._has_terminal:
             self._drop_input()
-        ended = Ended(code=None, signal=-code, because=self._because) if code < 0 else Ended(code=code)
+        ended = CommandExit(code=None, signal=-code, because=self._because) if code < 0 else CommandExit(code=code)
         if code >= 0 and self._because:
-            ended = Ended(code=None, signal=signal.SIGKILL, because=self._because)
-        if self._ended_as is not None:
-            ended = self._ended_as(ended)
-        if self._closing is not None:
-            self._closing()
-        self._ended.set_result(ended)
-        self._listen()
+            ended = CommandExit(code=None, signal=signal.SIGKILL, because=self._because)
+        if self._interpret_exit is not None:
+            ended = self._interpret_exit(ended)
+        if self._on_close is not None:
+            self._on_close()
+        self._exit.set_result(ended)
+        self._update_reader()
 
-    async def _until_writable(self, descriptor: int) -> None:
+    async def _wait_writable(self, descriptor: int) -> None:
         ready: asyncio.Future[None] = self._loop.create_future()
         self._loop.add_writer(descriptor, lambda: ready.done() or ready.set_result(None))
         try:
-            done, _ = await asyncio.wait((ready, self._ended), return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait((ready, self._exit), return_when=asyncio.FIRST_COMPLETED)
             if ready not in done:
-                raise _takes_no_input()
+                raise CommandInputClosed()
         finally:
             if self._input is not None:
                 self._loop.remove_writer(descriptor)
@@ -292,7 +293,7 @@ def spawn(
     pty: bool = False,
     new_session: bool = True,
     pass_fds: Sequence[int] = (),
-) -> Spawned:
+) -> SpawnedProcess:
     """Start a process. It inherits only the named descriptors.
 
     Call this in the event loop's thread: a child with a parent death signal dies with the thread
@@ -301,7 +302,7 @@ def spawn(
     """
     if pty:
         output, theirs = ptys.openpty()
-        set_size(output, ROWS, COLUMNS)
+        set_terminal_size(output, ROWS, COLUMNS)
         input, their_input, their_output = output, theirs, theirs
     else:
         their_input, input = os.pipe()
@@ -325,7 +326,7 @@ def spawn(
     finally:
         for descriptor in {their_input, their_output}:
             os.close(descriptor)
-    return Spawned(popen, output, input)
+    return SpawnedProcess(popen, output, input)
 
 
 @contextlib.contextmanager
@@ -337,7 +338,7 @@ def _default_signals() -> Generator[None]:
     that does nothing, which has the same effect for the server.
     """
     if threading.current_thread() is threading.main_thread():  # signal handlers can be set only in the main thread
-        for number in _HEEDED:
+        for number in _RESTORED_SIGNALS:
             if signal.getsignal(number) is signal.SIG_IGN:
                 signal.signal(number, _do_nothing)
     blocked = signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -351,27 +352,18 @@ def _do_nothing(_number: int, _frame: object) -> None:
     return
 
 
-def set_size(terminal: int, rows: int, columns: int) -> None:
+def set_terminal_size(terminal: int, rows: int, columns: int) -> None:
     size = struct.pack("HHHH", max(1, min(rows, ROWS_MAX)), max(1, min(columns, ROWS_MAX)), 0, 0)
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, size)
 
 
 def _watch_exit(
-    loop: asyncio.AbstractEventLoop, popen: subprocess.Popen[bytes], exited: Callable[[], None]
+    loop: asyncio.AbstractEventLoop, popen: subprocess.Popen[bytes], on_exit: Callable[[], None]
 ) -> int | None:
     if sys.platform == "linux":
         pidfd = os.pidfd_open(popen.pid)
-        loop.add_reader(pidfd, exited)
+        loop.add_reader(pidfd, on_exit)
         return pidfd
     waiting = loop.run_in_executor(None, popen.wait)
-    waiting.add_done_callback(lambda _: exited())
+    waiting.add_done_callback(lambda _: on_exit())
     return None
-
-
-def _takes_no_input(because: str = "it has ended, or its input was closed") -> SandboxFailed:
-    return SandboxFailed(
-        "the command takes no more input",
-        because=because,
-        try_this="look at what it said, and start it again",
-        code="sandbox.input-closed",
-    )

@@ -24,68 +24,74 @@ from typing import Any, cast
 from msgspec import Struct
 
 from retinue.config.sandbox import DockerSettings
-from retinue.domain.permission import KEYS_IN_HOME
+from retinue.domain.permission import USER_KEY_PATHS
 from retinue.domain.ports import Clock
 from retinue.sandbox import mounts
-from retinue.sandbox.base import Confinement, Limits, Probe, SandboxFailed
-from retinue.sandbox.child_process import Process, spawn
+from retinue.sandbox.base import Confinement, ResourceLimits, SandboxFailed, SandboxProbe
+from retinue.sandbox.child_process import ChildProcess, spawn
+from retinue.sandbox.errors import (
+    CommandNotStarted,
+    ContainerEngineFailed,
+    ContainerReplyInvalid,
+    ContainerVariableMultiline,
+    SandboxPathRefused,
+    SandboxUnavailable,
+)
 
 LABEL = "retinue.sandbox"
-CREATED, CONFIG, SCOPE = "retinue.created-ms", "retinue.config", "retinue.scope"
-IN_USE = timedelta(minutes=5)
-ENGINE_WAIT_S = 60.0
-SETUP_WAIT_S = 600.0
+CREATED_LABEL, CONFIG_LABEL, SCOPE_LABEL = "retinue.created-ms", "retinue.config", "retinue.scope"
+IN_USE_PERIOD = timedelta(minutes=5)
+ENGINE_TIMEOUT_S = 60.0
+SETUP_TIMEOUT_S = 600.0
 REPLY_BYTES_MAX = 1024 * 1024
 CONTAINERS_MAX = 256
-MARK = "RETINUE_COMMAND"
+MARKER_VARIABLE = "RETINUE_COMMAND"
 _NUMBERS = itertools.count(1)
-_KILL = (
+_KILL_SCRIPT = (
     'for e in /proc/[0-9]*/environ; do if tr "\\0" "\\n" <"$e" 2>/dev/null | grep -qx "$0"; then '
     'p=${e#/proc/}; kill -9 "${p%/environ}" 2>/dev/null; fi; done; true'
 )
-_CANARY = """
+_PROBE_SCRIPT = """
 cat {canary} >/dev/null 2>&1 && echo read-a-file-outside
 (echo x >/usr/x) 2>/dev/null && echo change-the-system
 echo stands
 """
 
 
-class Reply(Struct, frozen=True):
+class EngineReply(Struct, frozen=True):
     """The exit code and output of an engine command."""
 
     code: int
     text: str
 
 
-class Engine:
+class ContainerEngine:
     """Runs the `docker` command, with limits on time and output."""
 
     def __init__(self, program: str | None = None) -> None:
         self.program = program or shutil.which("docker") or ""
 
-    async def ask(self, *words: str, wait_s: float = ENGINE_WAIT_S) -> Reply:
-        child = Process(
-            spawned := spawn([self.program, *words], environment=client_environment(), folder=Path("/")),
-            limits=Limits(seconds=wait_s, output_bytes=REPLY_BYTES_MAX),
-            end=lambda: _kill_group(spawned.popen.pid),
+    async def run(self, *arguments: str, timeout_s: float = ENGINE_TIMEOUT_S) -> EngineReply:
+        child = ChildProcess(
+            spawned := spawn([self.program, *arguments], environment=build_client_environment(), folder=Path("/")),
+            limits=ResourceLimits(seconds=timeout_s, output_bytes=REPLY_BYTES_MAX),
+            kill_all=lambda: _kill_group(spawned.popen.pid),
         )
         child.close_input()
-        said = b""
+        output = b""
         while chunk := await child.read():
-            said += chunk
+            output += chunk
         ended = await child.wait()
-        return Reply(-1 if ended.code is None else ended.code, said.decode(errors="replace").strip())
+        return EngineReply(-1 if ended.code is None else ended.code, output.decode(errors="replace").strip())
 
-    async def must(self, *words: str, wait_s: float = ENGINE_WAIT_S) -> str:
-        reply = await self.ask(*words, wait_s=wait_s)
+    async def run_checked(self, *arguments: str, timeout_s: float = ENGINE_TIMEOUT_S) -> str:
+        reply = await self.run(*arguments, timeout_s=timeout_s)
         if reply.code != 0:
-            raise SandboxFailed(
-                f"the engine did not {words[0]} a container", because=_last_line(reply.text), try_this=_DOCTOR
-            )
+            raise ContainerEngineFailed(arguments[0], because=_last_line(reply.text))
         return reply.text
 
 
-class Containers:
+class ContainerPool:
     """All containers of an instance. `folder` stores the last use of each, which no engine knows."""
 
     def __init__(
@@ -94,54 +100,54 @@ class Containers:
         *,
         folder: Path,
         clock: Clock,
-        state: Sequence[Path] = (),
-        homes: Sequence[Path] = (),
+        private_paths: Sequence[Path] = (),
+        shareable_parents: Sequence[Path] = (),
         user_home: Path | None = None,
-        engine: Engine | None = None,
+        engine: ContainerEngine | None = None,
     ) -> None:
         self.settings = settings
-        self.engine = engine or Engine()
+        self.engine = engine or ContainerEngine()
         self.clock = clock
-        self.state = tuple(Path(os.path.realpath(path)) for path in state)
-        self.homes = tuple(Path(os.path.realpath(path)) for path in homes)
+        self.private_paths = tuple(Path(os.path.realpath(path)) for path in private_paths)
+        self.shareable_parents = tuple(Path(os.path.realpath(path)) for path in shareable_parents)
         self.user_home = user_home
         self.warnings: list[str] = []
-        self._used = folder / "containers.json"
+        self._uses_file = folder / "containers.json"
         self._probing, self._making = asyncio.Lock(), asyncio.Lock()
-        self._probed: Probe | None = None
-        self._ending: set[asyncio.Task[Reply]] = set()
+        self._probe_result: SandboxProbe | None = None
+        self._kill_tasks: set[asyncio.Task[EngineReply]] = set()
 
-    def for_scope(self, key: str, settings: DockerSettings | None = None) -> Container:
+    def for_scope(self, key: str, settings: DockerSettings | None = None) -> ContainerSandbox:
         """Return the sandbox of a scope, see `build_scope_key`. `settings` default to the
         instance's.
         """
-        return Container(self, key, settings or self.settings)
+        return ContainerSandbox(self, key, settings or self.settings)
 
-    async def probe(self) -> Probe:
+    async def probe(self) -> SandboxProbe:
         async with self._probing:
-            if self._probed is None:
-                self._probed = await self._try()
-            return self._probed
+            if self._probe_result is None:
+                self._probe_result = await self._run_probe()
+            return self._probe_result
 
-    async def ready(self, key: str, confinement: Confinement, settings: DockerSettings) -> str:
+    async def ensure_container(self, key: str, confinement: Confinement, settings: DockerSettings) -> str:
         """Return the name of a running container that shows exactly what the confinement names."""
         async with self._making:
-            walls_of = self._walls(confinement)
+            walls_of = self._build_mount_arguments(confinement)
             name = f"{self.settings.prefix}-{_slug(key)}-{_short_hash([key, *walls_of])}"
-            options = self._options(confinement.limits, settings)
+            options = self._build_options(confinement.limits, settings)
             wanted = _short_hash([*options, settings.image, settings.setup])
             found = await self._inspect(name)
             if found is not None and found.config != wanted:
-                if found.running and self._is_in_use(name):
-                    self._warn(f"{name} was used a moment ago, so changed settings take effect when it rests")
+                if found.is_running and self._is_in_use(name):
+                    self._warn(f"{name} was used recently, so changed settings take effect when it is idle")
                 else:
-                    await self.engine.must("rm", "--force", name)
+                    await self.engine.run_checked("rm", "--force", name)
                     found = None
             if found is None:
                 await self._create(name, key, wanted, [*options, *walls_of], settings)
-            elif not found.running:
-                await self.engine.must("start", name)
-            self._note(name)
+            elif not found.is_running:
+                await self.engine.run_checked("start", name)
+            self._record_use(name)
             return name
 
     async def prune(self) -> list[str]:
@@ -149,41 +155,46 @@ class Containers:
 
         Use is recorded when a command starts, not while it runs.
         """
-        now, used = self.clock.now(), self._uses()
+        now, used = self.clock.now(), self._read_uses()
         removed: list[str] = []
-        listing = await self.engine.must(
-            "ps", "--all", "--filter", f"label={LABEL}=1", "--format", f'{{{{.Names}}}}\t{{{{.Label "{CREATED}"}}}}'
+        listing = await self.engine.run_checked(
+            "ps",
+            "--all",
+            "--filter",
+            f"label={LABEL}=1",
+            "--format",
+            f'{{{{.Names}}}}\t{{{{.Label "{CREATED_LABEL}"}}}}',
         )
         present: set[str] = set()
         for line in listing.splitlines():
             name, _, made = line.partition("\t")
             present.add(name)
-            created_ms, idle, age = self._made(made)
+            created_ms, idle, age = self._parse_created_label(made)
             created = datetime.fromtimestamp(created_ms / 1000, now.tzinfo)
             last = max(created, used.get(name, created))
-            if now - last > idle or (now - created > age and now - last > IN_USE):
-                await self.engine.must("rm", "--force", name)
+            if now - last > idle or (now - created > age and now - last > IN_USE_PERIOD):
+                await self.engine.run_checked("rm", "--force", name)
                 removed.append(name)
-        self._keep({name: at for name, at in used.items() if name in present and name not in removed})
+        self._write_uses({name: at for name, at in used.items() if name in present and name not in removed})
         return removed
 
-    def _made(self, label: str) -> tuple[int, timedelta, timedelta]:
+    def _parse_created_label(self, label: str) -> tuple[int, timedelta, timedelta]:
         """Parse the creation time, maximum idle time and maximum age from a label."""
         created_ms, idle_hours, age_days, *_ = (*label.split("/"), "", "")
         idle = min(self.settings.idle_hours, float(idle_hours or self.settings.idle_hours))
         age = min(self.settings.age_days, float(age_days or self.settings.age_days))
         return int(created_ms or 0), timedelta(hours=idle), timedelta(days=age)
 
-    def end_in(self, name: str, mark: str) -> None:
+    def kill_marked(self, name: str, marker: str) -> None:
         """Kill every process with this marker in a container that keeps running."""
-        words = ("exec", "--user", "0", name, "/bin/sh", "-c", _KILL, mark)
-        task = asyncio.get_running_loop().create_task(self.engine.ask(*words))
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
+        words = ("exec", "--user", "0", name, "/bin/sh", "-c", _KILL_SCRIPT, marker)
+        task = asyncio.get_running_loop().create_task(self.engine.run(*words))
+        self._kill_tasks.add(task)
+        task.add_done_callback(self._kill_tasks.discard)
 
-    async def settle(self) -> None:
+    async def wait_for_kills(self) -> None:
         """Wait until all kills are done. Called before the server stops."""
-        await asyncio.gather(*self._ending, return_exceptions=True)
+        await asyncio.gather(*self._kill_tasks, return_exceptions=True)
 
     def checked_binds(self, confinement: Confinement) -> list[mounts.Bind]:
         """Check the folders to mount.
@@ -191,51 +202,60 @@ class Containers:
         An engine cannot hide a part of a mounted folder, so a folder with hidden content is
         refused.
         """
-        keys = [self.user_home / name for name in KEYS_IN_HOME] if self.user_home is not None else []
-        hidden = [*self.state, *(Path(os.path.realpath(key)) for key in keys)]
-        binds = mounts.checked_binds(confinement, state=self.state, homes=self.homes, covered=hidden)
+        keys = [self.user_home / name for name in USER_KEY_PATHS] if self.user_home is not None else []
+        hidden = [*self.private_paths, *(Path(os.path.realpath(key)) for key in keys)]
+        binds = mounts.build_binds(
+            confinement, private_paths=self.private_paths, shareable_parents=self.shareable_parents, hidden=hidden
+        )
         for bind in binds:
-            self._refuse_around(bind.path, hidden)
+            self._refuse_hidden_content(bind.path, hidden)
         return binds
 
-    def _refuse_around(self, path: Path, hidden: Sequence[Path]) -> None:
+    def _refuse_hidden_content(self, path: Path, hidden: Sequence[Path]) -> None:
         home = Path(os.path.realpath(self.user_home)) if self.user_home is not None else None
         if home is not None and home.is_relative_to(path):
-            raise mounts.refused(str(path), "it is the owner's home, or holds it", "share a folder in it")
+            raise SandboxPathRefused(
+                str(path), because="it is the owner's home, or contains it", try_this="share a folder inside it"
+            )
         if any(own != path and own.is_relative_to(path) and own.exists() for own in hidden):
-            raise mounts.refused(
+            raise SandboxPathRefused(
                 str(path),
-                "something in it must stay hidden, and a container shows a folder whole",
-                "share a part of it",
+                because="it contains a path that must stay hidden, and a container shows complete folders",
+                try_this="share a part of it",
             )
 
-    def _walls(self, confinement: Confinement) -> list[str]:
+    def _build_mount_arguments(self, confinement: Confinement) -> list[str]:
         if confinement.network is not None:
-            raise SandboxFailed(
-                "the command was not begun",
-                because="a container has no network here: there is no way out of it through the house's proxy",
-                try_this='use `kind = "bubblewrap"` for commands that reach out',
+            raise CommandNotStarted(
+                because="containers have no network: they cannot use the server's proxy",
+                try_this='set `kind = "bubblewrap"` for commands that need the network',
             )
         words: list[str] = []
         for bind in sorted(self.checked_binds(confinement), key=lambda each: each.path):
-            words += ["--mount", _mount(bind.path, bind.path, writable=bind.writable)]
+            words += ["--mount", _format_mount(bind.path, bind.path, writable=bind.writable)]
         for text in self.settings.binds:
-            words += ["--mount", self._configured(text)]
+            words += ["--mount", self._build_configured_mount(text)]
         return words
 
-    def _configured(self, text: str) -> str:
+    def _build_configured_mount(self, text: str) -> str:
         source, _, rest = text.partition(":")
         target, _, mode = rest.partition(":")
         if not source.startswith("/") or not target.startswith("/") or mode not in ("", "ro", "rw"):
-            raise mounts.refused(text, "a bind is FROM:TO or FROM:TO:ro, both from / on", "see [sandbox.docker] binds")
+            raise SandboxPathRefused(
+                text,
+                because="a bind must be FROM:TO or FROM:TO:ro, both absolute",
+                try_this="correct `binds` in [sandbox.docker]",
+            )
         path = Path(source)
         if not path.exists():
-            raise mounts.refused(source, "it is not there", "make it first, or take it out of [sandbox.docker] binds")
-        mounts.check_path(path, state=self.state, homes=())
-        self._refuse_around(path, self.state)
-        return _mount(path, Path(target), writable=mode != "ro")
+            raise SandboxPathRefused(
+                source, because="it does not exist", try_this="create it, or remove it from `binds` in [sandbox.docker]"
+            )
+        mounts.check_path(path, private_paths=self.private_paths, shareable_parents=())
+        self._refuse_hidden_content(path, self.private_paths)
+        return _format_mount(path, Path(target), writable=mode != "ro")
 
-    def _options(self, limits: Limits, settings: DockerSettings) -> list[str]:
+    def _build_options(self, limits: ResourceLimits, settings: DockerSettings) -> list[str]:
         """Return the isolation options. None of them is configurable."""
         user = f"{os.getuid()}:{os.getgid()}"  # owner of the workspace; uid 0 has no capabilities here
         scratch = f"rw,nosuid,nodev,size={limits.disk_bytes}"
@@ -253,119 +273,125 @@ class Containers:
         ]
 
     async def _create(self, name: str, key: str, config: str, options: Sequence[str], settings: DockerSettings) -> None:
-        if len(self._uses()) >= CONTAINERS_MAX:
+        if len(self._read_uses()) >= CONTAINERS_MAX:
             await self.prune()
         created = int(self.clock.now().timestamp() * 1000)
         made = f"{created}/{settings.idle_hours:g}/{settings.age_days:g}"
-        labels = {LABEL: "1", SCOPE: key, CREATED: made, CONFIG: config}
+        labels = {LABEL: "1", SCOPE_LABEL: key, CREATED_LABEL: made, CONFIG_LABEL: config}
         told = [word for label, value in labels.items() for word in ("--label", f"{label}={value}")]
-        await self.engine.must("create", "--name", name, *told, *options, settings.image, "sleep", "infinity")
+        await self.engine.run_checked("create", "--name", name, *told, *options, settings.image, "sleep", "infinity")
         try:
-            await self.engine.must("start", name)
+            await self.engine.run_checked("start", name)
             if settings.setup:
-                await self.engine.must("exec", name, "/bin/sh", "-lc", settings.setup, wait_s=SETUP_WAIT_S)
+                await self.engine.run_checked("exec", name, "/bin/sh", "-lc", settings.setup, timeout_s=SETUP_TIMEOUT_S)
         except SandboxFailed:
-            await self.engine.ask("rm", "--force", name)
+            await self.engine.run("rm", "--force", name)
             raise
 
-    async def _inspect(self, name: str) -> _Found | None:
-        reply = await self.engine.ask("container", "inspect", "--format", "{{json .}}", name)
+    async def _inspect(self, name: str) -> _InspectedContainer | None:
+        reply = await self.engine.run("container", "inspect", "--format", "{{json .}}", name)
         if reply.code != 0:
             return None
         try:
             said = cast("dict[str, Any]", json.loads(reply.text))
             labels = cast("dict[str, str]", said["Config"]["Labels"] or {})
-            return _Found(labels.get(CONFIG, ""), bool(said["State"]["Running"]))
+            return _InspectedContainer(labels.get(CONFIG_LABEL, ""), bool(said["State"]["Running"]))
         except (ValueError, KeyError, TypeError):
-            raise SandboxFailed(
-                f"the engine says nothing of {name} that we understand",
-                because=_last_line(reply.text),
-                try_this=_DOCTOR,
-            ) from None
+            raise ContainerReplyInvalid(name, because=_last_line(reply.text)) from None
 
-    async def _try(self) -> Probe:
+    async def _run_probe(self) -> SandboxProbe:
         if not self.engine.program:
-            return Probe(False, "docker is not installed", "install an engine, or use bubblewrap")
+            return SandboxProbe(False, "docker is not installed", "install docker, or use bubblewrap")
         try:
-            version = await self.engine.ask("version", "--format", "{{.Server.Version}}")
+            version = await self.engine.run("version", "--format", "{{.Server.Version}}")
             if version.code != 0:
-                return Probe(False, f"no engine runs: {_last_line(version.text)}", "start it, or use bubblewrap")
-            image = await self.engine.ask("image", "inspect", "--format", "{{.Id}}", self.settings.image)
+                return SandboxProbe(
+                    False, f"docker is not running: {_last_line(version.text)}", "start docker, or use bubblewrap"
+                )
+            image = await self.engine.run("image", "inspect", "--format", "{{.Id}}", self.settings.image)
             if image.code != 0:
-                return Probe(
-                    False, f"the image {self.settings.image} is not there", f"docker pull {self.settings.image}"
+                return SandboxProbe(
+                    False,
+                    f"the image {self.settings.image} does not exist locally",
+                    f"docker pull {self.settings.image}",
                 )
             with tempfile.NamedTemporaryFile(prefix="retinue-probe-") as canary:
-                script = _CANARY.format(canary=canary.name)
-                tried = await self.engine.ask(
-                    "run", "--rm", *self._options(Limits(), self.settings), self.settings.image, "/bin/sh", "-c", script
+                script = _PROBE_SCRIPT.format(canary=canary.name)
+                tried = await self.engine.run(
+                    "run",
+                    "--rm",
+                    *self._build_options(ResourceLimits(), self.settings),
+                    self.settings.image,
+                    "/bin/sh",
+                    "-c",
+                    script,
                 )
         except (SandboxFailed, OSError) as error:
-            return Probe(False, str(error), _DOCTOR)
+            return SandboxProbe(False, str(error), _TRY_DOCTOR)
         if tried.text.split() != ["stands"]:
-            return Probe(False, f"it does not hold: {_last_line(tried.text)}", _DOCTOR)
-        return Probe(True, notes=(f"docker {version.text}",))
+            return SandboxProbe(False, f"it does not isolate: {_last_line(tried.text)}", _TRY_DOCTOR)
+        return SandboxProbe(True, notes=(f"docker {version.text}",))
 
     def _is_in_use(self, name: str) -> bool:
-        used = self._uses().get(name)
-        return used is not None and self.clock.now() - used <= IN_USE
+        used = self._read_uses().get(name)
+        return used is not None and self.clock.now() - used <= IN_USE_PERIOD
 
-    def _note(self, name: str) -> None:
-        self._keep({**self._uses(), name: self.clock.now()})
+    def _record_use(self, name: str) -> None:
+        self._write_uses({**self._read_uses(), name: self.clock.now()})
 
-    def _uses(self) -> dict[str, datetime]:
+    def _read_uses(self) -> dict[str, datetime]:
         try:
-            held = cast("dict[str, str]", json.loads(self._used.read_bytes()))
+            held = cast("dict[str, str]", json.loads(self._uses_file.read_bytes()))
             return {name: datetime.fromisoformat(at) for name, at in held.items()}
         except (OSError, ValueError, AttributeError, TypeError):
             return {}
 
-    def _keep(self, used: dict[str, datetime]) -> None:
-        self._used.parent.mkdir(parents=True, exist_ok=True)
-        fresh = self._used.with_suffix(".new")
+    def _write_uses(self, used: dict[str, datetime]) -> None:
+        self._uses_file.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self._uses_file.with_suffix(".new")
         fresh.write_text(json.dumps({name: at.isoformat() for name, at in used.items()}))
-        fresh.replace(self._used)
+        fresh.replace(self._uses_file)
 
     def _warn(self, text: str) -> None:
         self.warnings = [*self.warnings[-9:], text]
 
 
-class _Found(Struct, frozen=True):
+class _InspectedContainer(Struct, frozen=True):
     config: str
-    running: bool
+    is_running: bool
 
 
-class Container:
+class ContainerSandbox:
     """The sandbox of one scope."""
 
     name = "docker"
 
-    def __init__(self, containers: Containers, key: str, settings: DockerSettings) -> None:
+    def __init__(self, containers: ContainerPool, key: str, settings: DockerSettings) -> None:
         self._containers = containers
         self._key = key
         self._settings = settings
 
-    async def probe(self) -> Probe:
+    async def probe(self) -> SandboxProbe:
         return await self._containers.probe()
 
-    async def start(self, argv: Sequence[str], confinement: Confinement, *, pty: bool = False) -> Process:
+    async def start(self, argv: Sequence[str], confinement: Confinement, *, pty: bool = False) -> ChildProcess:
         probe = await self.probe()
         if not probe.works:
-            raise SandboxFailed(
-                "commands cannot be confined on this machine", because=probe.because, try_this=probe.try_this
-            )
+            raise SandboxUnavailable(because=probe.because, try_this=probe.try_this)
         if not argv or any("\0" in word for word in argv):
-            raise SandboxFailed("the command was not begun", because="there is none", try_this="name a program")
-        mark = f"{MARK}={os.getpid()}-{next(_NUMBERS)}"
-        variables = _variables(confinement, mark)
-        name = await self._containers.ready(self._key, confinement, self._settings)
+            raise CommandNotStarted(
+                because="the command is empty or contains NUL", try_this="pass a program and its arguments"
+            )
+        mark = f"{MARKER_VARIABLE}={os.getpid()}-{next(_NUMBERS)}"
+        variables = _open_environment_file(confinement, mark)
+        name = await self._containers.ensure_container(self._key, confinement, self._settings)
         engine = self._containers.engine
         try:
             words = ["exec", "--interactive", *(["--tty"] if pty else []), "--workdir", str(confinement.folder)]
             words += ["--env-file", f"/dev/fd/{variables}", name, *argv]
             spawned = spawn(
                 [engine.program, *words],
-                environment=client_environment(),
+                environment=build_client_environment(),
                 folder=Path("/"),
                 pty=pty,
                 pass_fds=(variables,),
@@ -378,7 +404,7 @@ class Container:
             the container.
             """
             _kill_group(spawned.popen.pid)
-            self._containers.end_in(name, mark)
+            self._containers.kill_marked(name, mark)
 
         ended = False
 
@@ -388,10 +414,10 @@ class Container:
                 ended = True
                 end()
 
-        return Process(spawned, limits=confinement.limits, end=end_once, terminal=pty)
+        return ChildProcess(spawned, limits=confinement.limits, kill_all=end_once, has_terminal=pty)
 
 
-def client_environment() -> dict[str, str]:
+def build_client_environment() -> dict[str, str]:
     """Return the variables that the engine's client needs. It runs outside, so the command adds
     none.
     """
@@ -399,26 +425,25 @@ def client_environment() -> dict[str, str]:
     return {name: os.environ[name] for name in kept if name in os.environ}
 
 
-def _variables(confinement: Confinement, mark: str) -> int:
+def _open_environment_file(confinement: Confinement, marker: str) -> int:
     """Return a descriptor with the environment, because process lists show arguments."""
-    said = mounts.environment_of(confinement)
-    if any("\n" in value or "\r" in value for value in said.values()):
-        raise SandboxFailed(
-            "the command was not begun",
-            because="a variable has several lines, which an engine cannot be told",
-            try_this="put it into a file of the workspace",
-            code="sandbox.environment-invalid",
-        )
-    lines = "".join(f"{name}={value}\n" for name, value in said.items()) + f"{mark}\n"
+    environment = mounts.build_command_environment(confinement)
+    if any("\n" in value or "\r" in value for value in environment.values()):
+        raise ContainerVariableMultiline
+    lines = "".join(f"{name}={value}\n" for name, value in environment.items()) + f"{marker}\n"
     descriptor = os.memfd_create("retinue", os.MFD_CLOEXEC)
     os.write(descriptor, lines.encode(errors="surrogateescape"))
     os.lseek(descriptor, 0, os.SEEK_SET)
     return descriptor
 
 
-def _mount(source: Path, target: Path, *, writable: bool) -> str:
+def _format_mount(source: Path, target: Path, *, writable: bool) -> str:
     if "," in str(source) or "," in str(target):
-        raise mounts.refused(str(source), "an engine cannot be told of a folder with a comma", "name it otherwise")
+        raise SandboxPathRefused(
+            str(source),
+            because="docker does not accept folders with a comma in their path",
+            try_this="rename the folder",
+        )
     return f"type=bind,source={source},target={target}{'' if writable else ',readonly'}"
 
 
@@ -437,7 +462,7 @@ def _short_hash(words: Sequence[str]) -> str:
 
 def _last_line(text: str) -> str:
     lines = text.splitlines()
-    return lines[-1][:500] if lines else "it said nothing"
+    return lines[-1][:500] if lines else "no output"
 
 
-_DOCTOR = "run `retinue doctor` to see what is in the way"
+_TRY_DOCTOR = "find the cause: retinue doctor"

@@ -15,18 +15,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from retinue.sandbox.base import Confinement, Limits, Probe, SandboxFailed
-from retinue.sandbox.child_process import Process, spawn
-from retinue.sandbox.mounts import environment_of
-from retinue.sandbox.resource_monitor import Watch, descendants
+from retinue.sandbox.base import Confinement, ResourceLimits, SandboxProbe
+from retinue.sandbox.child_process import ChildProcess, spawn
+from retinue.sandbox.errors import CommandNotStarted
+from retinue.sandbox.mounts import build_command_environment
+from retinue.sandbox.resource_monitor import ResourceMonitor, list_process_tree
 
-MARK = "RETINUE_COMMAND"
+MARKER_VARIABLE = "RETINUE_COMMAND"
 """Environment variable that identifies processes of a command that left its process group."""
-ENDINGS_MAX = 5
+KILL_ROUNDS_MAX = 5
 _NUMBERS = itertools.count(1)
 
 
-class Host:
+class HostSandbox:
     """Runs commands on the host."""
 
     name = "off"
@@ -35,33 +36,48 @@ class Host:
         self._prlimit = shutil.which("prlimit")
         self._setsid = shutil.which("setsid")
 
-    async def probe(self) -> Probe:
-        return Probe(True, "it confines nothing: commands run as the house itself", 'set `kind = "bubblewrap"`')
+    async def probe(self) -> SandboxProbe:
+        return SandboxProbe(
+            True,
+            "it isolates nothing: commands run with the rights of the server",
+            'set `kind = "bubblewrap"` in [sandbox]',
+        )
 
-    async def start(self, argv: Sequence[str], confinement: Confinement, *, pty: bool = False) -> Process:
+    async def start(self, argv: Sequence[str], confinement: Confinement, *, pty: bool = False) -> ChildProcess:
         if confinement.network is not None and confinement.network.injected:
-            raise _failed("only a sandbox with a network of its own can use a secret without reading it", _SANDBOX)
+            raise CommandNotStarted(
+                because="a secret for the proxy needs a sandbox with its own network", try_this=_TRY_SANDBOX
+            )
         if not argv or any("\0" in word for word in argv):
-            raise _failed("there is no command, or it has a NUL in it", "name a program and its arguments")
+            raise CommandNotStarted(
+                because="the command is empty or contains NUL", try_this="pass a program and its arguments"
+            )
         mark = f"{os.getpid()}-{next(_NUMBERS)}"
-        environment = {**environment_of(confinement), MARK: mark}
+        environment = {**build_command_environment(confinement), MARKER_VARIABLE: mark}
         try:
             spawned = spawn(
-                [*self._limited(confinement.limits), *self._at_terminal(pty), *argv],
+                [*self._build_limit_arguments(confinement.limits), *self._build_terminal_arguments(pty), *argv],
                 environment=environment,
                 folder=confinement.folder,
                 pty=pty,
                 new_session=not (pty and self._setsid),
             )
         except OSError as error:
-            raise _failed(
-                error.strerror or "it cannot be run", "look whether the program and its folder are there"
+            raise CommandNotStarted(
+                because=error.strerror or "it cannot be executed",
+                try_this="check that the program and its folder exist",
             ) from error
         pid = spawned.popen.pid
-        watch = Watch(pid, confinement.limits).excess if sys.platform == "linux" else None
-        return Process(spawned, limits=confinement.limits, end=lambda: _end(pid, mark), terminal=pty, excess=watch)
+        watch = ResourceMonitor(pid, confinement.limits).find_excess if sys.platform == "linux" else None
+        return ChildProcess(
+            spawned,
+            limits=confinement.limits,
+            kill_all=lambda: _kill_tree(pid, mark),
+            has_terminal=pty,
+            find_excess=watch,
+        )
 
-    def _limited(self, limits: Limits) -> list[str]:
+    def _build_limit_arguments(self, limits: ResourceLimits) -> list[str]:
         """Return a prlimit command for limits per process, set before it starts.
 
         The number of processes and their total memory are monitored instead, because the kernel
@@ -76,17 +92,21 @@ class Host:
             "--core=0",
         ]
 
-    def _at_terminal(self, pty: bool) -> list[str]:
+    def _build_terminal_arguments(self, pty: bool) -> list[str]:
         return [self._setsid, "--ctty"] if pty and self._setsid else []
 
 
-def _end(pid: int, mark: str) -> None:
+def _kill_tree(pid: int, marker: str) -> None:
     """Kill the process group, its descendants, and processes outside of it that have the marker.
 
     Repeats until no new process is found.
     """
-    for _ in range(ENDINGS_MAX):
-        found = set(descendants(pid)) - {pid} | _marked(mark, pid) if sys.platform == "linux" else set[int]()
+    for _ in range(KILL_ROUNDS_MAX):
+        found = (
+            set(list_process_tree(pid)) - {pid} | _find_marked_processes(marker, pid)
+            if sys.platform == "linux"
+            else set[int]()
+        )
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -98,23 +118,19 @@ def _end(pid: int, mark: str) -> None:
             return
 
 
-def _marked(mark: str, first: int) -> set[int]:
+def _find_marked_processes(marker: str, first_pid: int) -> set[int]:
     """Return the processes with the marker. Only pids above the command's are checked, unless pids
     wrapped.
     """
-    wanted = f"{MARK}={mark}".encode()
+    wanted = f"{MARKER_VARIABLE}={marker}".encode()
     latest = int(Path("/proc/loadavg").read_text().rsplit(maxsplit=1)[1])
     pids = {int(name) for name in os.listdir("/proc") if name.isdigit()}
     found: set[int] = set()
-    for pid in pids if latest < first else {pid for pid in pids if pid > first}:
+    for pid in pids if latest < first_pid else {pid for pid in pids if pid > first_pid}:
         with contextlib.suppress(OSError):
             if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 found.add(pid)
     return found
 
 
-_SANDBOX = 'set `kind = "bubblewrap"` in [sandbox]'
-
-
-def _failed(because: str, try_this: str) -> SandboxFailed:
-    return SandboxFailed("the command was not begun", because=because, try_this=try_this)
+_TRY_SANDBOX = 'set `kind = "bubblewrap"` in [sandbox]'

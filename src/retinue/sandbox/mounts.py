@@ -11,17 +11,18 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from retinue.sandbox.base import Confinement, SandboxFailed
+from retinue.sandbox.base import Confinement
+from retinue.sandbox.errors import SandboxPathRefused, SandboxVariableInvalid, TooManySharedFolders
 
-USER, GROUP = 1000, 1000
+USER_ID, GROUP_ID = 1000, 1000
 PATH = "/usr/local/bin:/usr/bin:/bin"
 BINDS_MAX = 64
 SHM_BYTES_MAX = 64 * 1024 * 1024
 COVER_BYTES = 4096
 
-_SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_SYSTEM_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 # Small public files that many programs need. Nothing else of /etc is visible.
-_ETC = (
+_ETC_NAMES = (
     "alternatives",
     "ld.so.cache",
     "ld.so.conf",
@@ -40,16 +41,16 @@ _ETC = (
     "timezone",
 )
 _ETC_BYTES_MAX = 8 * 1024 * 1024
-_WRITTEN = {
-    "passwd": f"root:x:0:0:root:/:/bin/sh\nagent:x:{USER}:{GROUP}:agent:/tmp:/bin/sh\n"
+_GENERATED_FILES = {
+    "passwd": f"root:x:0:0:root:/:/bin/sh\nagent:x:{USER_ID}:{GROUP_ID}:agent:/tmp:/bin/sh\n"
     "nobody:x:65534:65534:nobody:/:/bin/false\n",
-    "group": f"root:x:0:\nagent:x:{GROUP}:\nnogroup:x:65534:\n",
+    "group": f"root:x:0:\nagent:x:{GROUP_ID}:\nnogroup:x:65534:\n",
     "hosts": "127.0.0.1 localhost\n::1 localhost\n",
     "resolv.conf": "",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
 }
 # Never shared with a command, whatever is granted: the machine and what controls it.
-_NEVER = (
+_UNSHAREABLE_PATHS = (
     "/",
     "/proc",
     "/sys",
@@ -64,8 +65,8 @@ _NEVER = (
     "/var/lib",
     "/tmp",
 )
-_RULING = ("/proc", "/sys", "/dev", "/run")  # /run contains the sockets of system services
-_SOCKETS = ("docker.sock", "podman.sock", "containerd.sock", "crio.sock")
+_KERNEL_FOLDERS = ("/proc", "/sys", "/dev", "/run")  # /run contains the sockets of system services
+_ENGINE_SOCKETS = ("docker.sock", "podman.sock", "containerd.sock", "crio.sock")
 
 
 class Bind(Struct, frozen=True):
@@ -76,18 +77,22 @@ class Bind(Struct, frozen=True):
     protected: bool = False  # inside a writable folder: cannot be renamed; read-only content unless writable
 
 
-def build_etc(folder: Path, inside: Path) -> None:
+def build_etc(folder: Path, entrypoint: Path) -> None:
     """Build the /etc of all sandboxes when the server starts, from copies of public files.
 
     An unchanged one from the last start is kept. Folders are only created here and mounted by
     `build_system_arguments`: certificates alone are hundreds of links, and copying them took 0.1 s.
     """
     made_of = folder.with_suffix(".made-of")
-    mounted = _etc_folders()
-    copied = [path for name in _ETC if (path := Path("/etc", name)) not in mounted]
-    sources = [*map(str, mounted), *map(_look, copied)]
-    written = {**_WRITTEN, "retinue/inside.py": inside.read_text()}
-    if folder.is_dir() and made_of.is_file() and made_of.read_text() == _told(sources, written, _look(folder)):
+    mounted = _list_etc_folders()
+    copied = [path for name in _ETC_NAMES if (path := Path("/etc", name)) not in mounted]
+    sources = [*map(str, mounted), *map(_fingerprint_path, copied)]
+    written = {**_GENERATED_FILES, "retinue/inside.py": entrypoint.read_text()}
+    if (
+        folder.is_dir()
+        and made_of.is_file()
+        and made_of.read_text() == _encode_fingerprint(sources, written, _fingerprint_path(folder))
+    ):
         return
     made_of.unlink(missing_ok=True)  # so that a partial build never counts as complete
     if folder.exists():
@@ -100,14 +105,14 @@ def build_etc(folder: Path, inside: Path) -> None:
     for name, text in written.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
-    made_of.write_text(_told(sources, written, _look(folder)))
+    made_of.write_text(_encode_fingerprint(sources, written, _fingerprint_path(folder)))
 
 
-def _told(*facts: object) -> str:
+def _encode_fingerprint(*facts: object) -> str:
     return json.dumps(facts, indent=1)
 
 
-def _look(path: Path | os.DirEntry[str]) -> object:
+def _fingerprint_path(path: Path | os.DirEntry[str]) -> object:
     """Return a value that changes when a file changes, or when a folder entry is added or removed.
 
     Links inside a folder are skipped, because changing a link means replacing it.
@@ -115,20 +120,22 @@ def _look(path: Path | os.DirEntry[str]) -> object:
     if isinstance(path, Path) and path.is_symlink():
         return os.readlink(path)
     if not path.is_dir() or not os.access(path, os.R_OK | os.X_OK):
-        return _stamp(path) if path.is_file() else None
+        return _fingerprint_status(path) if path.is_file() else None
     with os.scandir(path) as entries:
-        inside = [_look(entry) for entry in sorted(entries, key=attrgetter("name")) if not entry.is_symlink()]
-    return [*_stamp(path), inside]
+        inside = [
+            _fingerprint_path(entry) for entry in sorted(entries, key=attrgetter("name")) if not entry.is_symlink()
+        ]
+    return [*_fingerprint_status(path), inside]
 
 
-def _stamp(path: Path | os.DirEntry[str]) -> list[object]:
+def _fingerprint_status(path: Path | os.DirEntry[str]) -> list[object]:
     seen = path.stat()
     return [os.fspath(path), seen.st_mode, seen.st_size, seen.st_mtime_ns, seen.st_ino]
 
 
-def _etc_folders() -> list[Path]:
+def _list_etc_folders() -> list[Path]:
     """Return the folders of /etc that are mounted unchanged."""
-    paths = [Path("/etc", name) for name in _ETC]
+    paths = [Path("/etc", name) for name in _ETC_NAMES]
     return [path for path in paths if path.is_dir() and not path.is_symlink() and os.access(path, os.R_OK | os.X_OK)]
 
 
@@ -144,15 +151,15 @@ def _copy(source: Path, target: Path) -> None:
         target.chmod(0o644)
 
 
-def system_arguments(etc: Path, *, python_prefix: Path | None = None) -> list[str]:
+def build_system_arguments(etc: Path, *, python_prefix: Path | None = None) -> list[str]:
     """Return the arguments for what every command sees: programs, libraries and parts of /etc,
     read-only.
     """
     arguments = ["--ro-bind", "/usr", "/usr", "--ro-bind", str(etc), "/etc"]
-    for folder in _etc_folders():
+    for folder in _list_etc_folders():
         if (etc / folder.relative_to("/etc")).is_dir():
             arguments += ["--ro-bind-try", str(folder), str(folder)]  # an update may remove one meanwhile
-    for name in _SYSTEM:
+    for name in _SYSTEM_FOLDERS:
         path = Path(name)
         if path.is_symlink():
             arguments += ["--symlink", os.readlink(path), name]
@@ -164,7 +171,7 @@ def system_arguments(etc: Path, *, python_prefix: Path | None = None) -> list[st
     return [*arguments, "--proc", "/proc", "--remount-ro", "/proc"]
 
 
-def scratch_arguments(disk_bytes: int, binds: Iterable[Bind]) -> list[str]:
+def build_scratch_arguments(disk_bytes: int, binds: Iterable[Bind]) -> list[str]:
     """Return the arguments for devices and temporary folders, which are deleted with the command."""
     shm_bytes = min(disk_bytes, SHM_BYTES_MAX)
     beside = any(bind.path.is_relative_to("/var/tmp") for bind in binds)  # a mount below it needs a folder, not a link
@@ -176,17 +183,23 @@ def scratch_arguments(disk_bytes: int, binds: Iterable[Bind]) -> list[str]:
     ]
 
 
-def check_beginning(folder: Path, binds: Iterable[Bind]) -> None:
+def check_working_directory(folder: Path, binds: Iterable[Bind]) -> None:
     """Raise if a command cannot start in a folder: it is not mounted or does not exist."""
     if folder == Path("/tmp"):
         return
     if not any(folder.is_relative_to(bind.path) for bind in binds):
-        raise refused(str(folder), "it is in no folder that this command may see", "begin in the workspace, or in /tmp")
+        raise SandboxPathRefused(
+            str(folder),
+            because="it is outside the folders that this command can see",
+            try_this="start in the workspace, or in /tmp",
+        )
     if ".." in folder.parts or not folder.is_dir():
-        raise refused(str(folder), "there is no such folder", "make it first, or begin in the workspace")
+        raise SandboxPathRefused(
+            str(folder), because="it does not exist", try_this="create it, or start in the workspace"
+        )
 
 
-def folder_arguments(binds: Sequence[Bind], covered: Iterable[Path]) -> list[str]:
+def build_folder_arguments(binds: Sequence[Bind], hidden: Iterable[Path]) -> list[str]:
     """Return the mount arguments, outer folders first, so that an inner mount hides what an outer
     one shows.
 
@@ -195,12 +208,12 @@ def folder_arguments(binds: Sequence[Bind], covered: Iterable[Path]) -> list[str
     """
     mounts: dict[Path, list[str]] = {}
     shown = {bind.path for bind in binds}
-    for path in covered:
+    for path in hidden:
         if path in shown or not path.exists():
             continue
         for bind in binds:
             if path.is_relative_to(bind.path):
-                mounts[path] = _cover(path)
+                mounts[path] = _build_hide_arguments(path)
                 between = path.relative_to(bind.path).parents[:-1] if bind.writable else ()
                 for part in between:
                     mounts.setdefault(bind.path / part, ["--bind", *[str(bind.path / part)] * 2])
@@ -209,14 +222,18 @@ def folder_arguments(binds: Sequence[Bind], covered: Iterable[Path]) -> list[str
     return [argument for path in sorted(mounts, key=lambda p: (len(p.parts), p)) for argument in mounts[path]]
 
 
-def _cover(path: Path) -> list[str]:
+def _build_hide_arguments(path: Path) -> list[str]:
     if path.is_dir():
         return ["--size", str(COVER_BYTES), "--tmpfs", str(path)]
     return ["--ro-bind", "/dev/null", str(path)]
 
 
-def checked_binds(
-    confinement: Confinement, *, state: Sequence[Path], homes: Sequence[Path], covered: Sequence[Path]
+def build_binds(
+    confinement: Confinement,
+    *,
+    private_paths: Sequence[Path],
+    shareable_parents: Sequence[Path],
+    hidden: Sequence[Path],
 ) -> list[Bind]:
     """Return the mounts of a confinement. Raises `SandboxFailed` if one is not allowed.
 
@@ -226,18 +243,18 @@ def checked_binds(
     found: dict[Path, Bind] = {}
     for writable, paths in ((False, confinement.readable), (True, confinement.writable)):
         for path in paths:
-            check_path(path, state=state, homes=homes)
+            check_path(path, private_paths=private_paths, shareable_parents=shareable_parents)
             if path.exists():  # a granted path may have been deleted since
                 found[path] = Bind(path, writable)
     if len(found) > BINDS_MAX:
-        raise refused(f"{len(found)} folders", f"a command can be given at most {BINDS_MAX}", "grant wider folders")
+        raise TooManySharedFolders(len(found), count_max=BINDS_MAX)
     around = [bind.path for bind in found.values() if bind.writable]
     for path in confinement.protected:
         within = [each for each in around if path.is_relative_to(each)]
         if not within:
             continue
         if is_guardable(path):
-            check_path(path, state=state, homes=homes)
+            check_path(path, private_paths=private_paths, shareable_parents=shareable_parents)
             found[path] = Bind(path, protected=True)
         # Folders on the way are bound to themselves, so that they cannot be renamed and replaced.
         for part in path.relative_to(min(within)).parents[:-1]:
@@ -245,7 +262,7 @@ def checked_binds(
             known = found.get(on_the_way)
             if is_guardable(on_the_way) and (known is None or known.writable):
                 found[on_the_way] = Bind(on_the_way, writable=True, protected=True)
-    return [each for each in found.values() if each.protected or not _is_shown_by(each, found.values(), covered)]
+    return [each for each in found.values() if each.protected or not _is_shown_by(each, found.values(), hidden)]
 
 
 def is_guardable(path: Path) -> bool:
@@ -253,7 +270,7 @@ def is_guardable(path: Path) -> bool:
     return os.path.realpath(path) == str(path) and (path.is_dir() or path.is_file())
 
 
-def _is_shown_by(bind: Bind, others: Iterable[Bind], covered: Sequence[Path]) -> bool:
+def _is_shown_by(bind: Bind, others: Iterable[Bind], hidden: Sequence[Path]) -> bool:
     """Return whether an outer mount already shows it, with nothing hidden in between.
 
     A mount inside a writable folder must come from that folder's mount, because its content can
@@ -263,37 +280,43 @@ def _is_shown_by(bind: Bind, others: Iterable[Bind], covered: Sequence[Path]) ->
         other is not bind
         and bind.path.is_relative_to(other.path)
         and (other.writable or not bind.writable)
-        and not any(bind.path.is_relative_to(path) and path.is_relative_to(other.path) for path in covered)
+        and not any(bind.path.is_relative_to(path) and path.is_relative_to(other.path) for path in hidden)
         for other in others
     )
 
 
-def check_path(path: Path, *, state: Sequence[Path], homes: Sequence[Path]) -> None:
+def check_path(path: Path, *, private_paths: Sequence[Path], shareable_parents: Sequence[Path]) -> None:
     """Raise if no command may see a path, whatever is granted."""
     text = str(path)
     if not path.is_absolute() or "\0" in text or ".." in path.parts:
-        raise refused(text, "it is no absolute path", "name the folder from / on")
+        raise SandboxPathRefused(text, because="it is not an absolute path", try_this="write the path from / on")
     real = Path(os.path.realpath(path))
     if real != path:
-        raise refused(text, "it is or goes through a symbolic link", f"name what it leads to: {real}")
+        raise SandboxPathRefused(
+            text, because="it is a symbolic link, or contains one", try_this=f"use the path that it leads to: {real}"
+        )
     if path.exists() and not (path.is_dir() or path.is_file()):
-        raise refused(text, "it is no folder and no file", "share the folder around it with nobody")
-    if text in _NEVER or any(path.is_relative_to(ruling) for ruling in _RULING):
-        raise refused(text, "it would show the whole machine, or rule it", "grant a folder further in")
-    if path.name in _SOCKETS:
-        raise refused(text, "who speaks to it commands the machine", "share no engine's socket")
-    for own in state:
-        if path.is_relative_to(own) and not any(path.is_relative_to(h) and path != h for h in homes):
-            raise refused(text, "it belongs to the house itself", "grant a folder outside of the house")
+        raise SandboxPathRefused(
+            text, because="it is neither a folder nor a file", try_this="do not share the folder around it"
+        )
+    if text in _UNSHAREABLE_PATHS or any(path.is_relative_to(ruling) for ruling in _KERNEL_FOLDERS):
+        raise SandboxPathRefused(
+            text, because="it would expose or control the whole machine", try_this="grant a folder inside it"
+        )
+    if path.name in _ENGINE_SOCKETS:
+        raise SandboxPathRefused(
+            text,
+            because="access to this socket gives control of the machine",
+            try_this="do not share the socket of a container engine",
+        )
+    for own in private_paths:
+        if path.is_relative_to(own) and not any(path.is_relative_to(h) and path != h for h in shareable_parents):
+            raise SandboxPathRefused(
+                text, because="it is private to the server", try_this="grant a folder outside the data directory"
+            )
 
 
-def refused(what: str, because: str, try_this: str) -> SandboxFailed:
-    return SandboxFailed(
-        f"{what} cannot be shown to a command", because=because, try_this=try_this, code="sandbox.folder-refused"
-    )
-
-
-def environment_of(confinement: Confinement, *, proxy: str = "") -> Mapping[str, str]:
+def build_command_environment(confinement: Confinement, *, proxy: str = "") -> Mapping[str, str]:
     """Return the complete environment of a command, with defaults for what it needs to run."""
     needed = {
         "PATH": PATH,
@@ -304,17 +327,12 @@ def environment_of(confinement: Confinement, *, proxy: str = "") -> Mapping[str,
         "USER": "agent",
         "LOGNAME": "agent",
     }
-    said = {**needed, **confinement.environment}
-    for name, value in said.items():
+    environment = {**needed, **confinement.environment}
+    for name, value in environment.items():
         if not name or "=" in name or "\0" in name or "\0" in value:
-            raise SandboxFailed(
-                f"{name[:100]!r} cannot be a variable",
-                because="a name has no = in it, and neither it nor its value a NUL",
-                try_this="name it otherwise",
-                code="sandbox.environment-invalid",
-            )
+            raise SandboxVariableInvalid(name)
     if proxy:
         names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-        said |= {spelling: proxy for name in names for spelling in (name, name.lower())}
-        said |= {"NO_PROXY": "", "no_proxy": ""}
-    return said
+        environment |= {spelling: proxy for name in names for spelling in (name, name.lower())}
+        environment |= {"NO_PROXY": "", "no_proxy": ""}
+    return environment

@@ -9,24 +9,25 @@ from collections.abc import Callable
 from pathlib import Path
 
 from retinue.config.sandbox import SandboxKind, SandboxSettings
-from retinue.sandbox.base import Sandbox, SandboxFailed
-from retinue.sandbox.bubblewrap import Bubblewrap
-from retinue.sandbox.host import Host
+from retinue.sandbox.base import Sandbox
+from retinue.sandbox.bubblewrap import BubblewrapSandbox
+from retinue.sandbox.errors import CommandNotStarted
+from retinue.sandbox.host import HostSandbox
 
-HOMES = ("hooks", "hooks-data", "speech")
+SHAREABLE_FOLDERS = ("hooks", "hooks-data", "speech")
 """Folders of the data directory below which the owner's programs may see files."""
 
 
-class OwnersSandbox:
+class OwnerSandbox:
     """Returns the sandbox of the current settings."""
 
-    def __init__(self, settings: Callable[[], SandboxSettings], *, home: Path, user_home: Path) -> None:
+    def __init__(self, settings: Callable[[], SandboxSettings], *, data_directory: Path, user_home: Path) -> None:
         self._settings = settings
-        self._host = Host()
-        self._walls = Bubblewrap(
-            folder=home / "sandbox",
-            state=(home, *settings().hidden),
-            homes=tuple(home / name for name in HOMES),
+        self._host = HostSandbox()
+        self._bubblewrap = BubblewrapSandbox(
+            folder=data_directory / "sandbox",
+            private_paths=(data_directory, *settings().hidden),
+            shareable_parents=tuple(data_directory / name for name in SHAREABLE_FOLDERS),
             user_home=user_home,
         )
 
@@ -36,13 +37,12 @@ class OwnersSandbox:
             case SandboxKind.OFF:
                 return self._host
             case SandboxKind.BUBBLEWRAP:
-                probe = await self._walls.probe()
+                probe = await self._bubblewrap.probe()
                 if not probe.works:
-                    raise SandboxFailed("it was not begun", because=probe.because, try_this=probe.try_this)
-                return self._walls
+                    raise CommandNotStarted(because=probe.because, try_this=probe.try_this)
+                return self._bubblewrap
             case SandboxKind.DOCKER:
-                raise SandboxFailed(
-                    "it was not begun",
-                    because="programs of the house itself run behind bubblewrap, not in a container",
-                    try_this='set `kind = "bubblewrap"` of [sandbox]',
+                raise CommandNotStarted(
+                    because="programs of the owner run in bubblewrap, not in a container",
+                    try_this='set `kind = "bubblewrap"` in [sandbox]',
                 )

@@ -7,55 +7,58 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from retinue.sandbox.base import MIB, Limits
+from retinue.sandbox.base import MIB, ResourceLimits
 
 PAGE_BYTES = 4096
-TREE_MAX = 100_000
+PROCESSES_MAX = 100_000
 _PROC = Path("/proc")
 
 
-class Watch:
+class ResourceMonitor:
     """Reports which limit a process tree exceeds; empty while it is within its limits.
 
     Resident memory counts shared pages once per process and is cheap to read. Only if that sum is
     too high is the proportional share (PSS) read, which is expensive.
     """
 
-    def __init__(self, root: int, limits: Limits, *, itself: int = 0) -> None:
+    def __init__(self, root: int, limits: ResourceLimits, *, launcher_processes: int = 0) -> None:
         self._root = root
         self._limits = limits
-        self._itself = itself  # launcher processes, which are not counted
+        self._launcher_processes = launcher_processes  # launcher processes, which are not counted
 
-    def excess(self) -> str:
-        processes = list(_tree(self._root))
+    def find_excess(self) -> str:
+        processes = list(_iterate_process_tree(self._root))
         threads = 0
         resident = 0
         for pid in processes:
-            threads += _threads(pid)
-            resident += _resident(pid)
-        if threads - self._itself > self._limits.processes:
-            return f"it began more than {self._limits.processes:,} processes"
-        if resident > self._limits.memory_bytes and sum(map(_share, processes)) > self._limits.memory_bytes:
-            return f"it took more than {self._limits.memory_bytes // MIB:,} MiB of memory"
+            threads += _count_threads(pid)
+            resident += _read_resident_bytes(pid)
+        if threads - self._launcher_processes > self._limits.processes:
+            return f"it started more than {self._limits.processes:,} processes"
+        if (
+            resident > self._limits.memory_bytes
+            and sum(map(_read_proportional_bytes, processes)) > self._limits.memory_bytes
+        ):
+            return f"it used more than {self._limits.memory_bytes // MIB:,} MiB of memory"
         return ""
 
 
-def descendants(root: int) -> list[int]:
+def list_process_tree(root: int) -> list[int]:
     """Return a process and its descendants that were not reparented."""
-    return list(_tree(root))
+    return list(_iterate_process_tree(root))
 
 
-def _tree(root: int) -> Iterator[int]:
+def _iterate_process_tree(root: int) -> Iterator[int]:
     waiting = [root]
     seen = 0
-    while waiting and seen < TREE_MAX:
+    while waiting and seen < PROCESSES_MAX:
         pid = waiting.pop()
         seen += 1
         yield pid
-        waiting += _children(pid)
+        waiting += _list_children(pid)
 
 
-def _children(pid: int) -> list[int]:
+def _list_children(pid: int) -> list[int]:
     found: list[int] = []
     try:
         for task in (_PROC / str(pid) / "task").iterdir():
@@ -65,21 +68,21 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-def _threads(pid: int) -> int:
+def _count_threads(pid: int) -> int:
     try:
         return len(list((_PROC / str(pid) / "task").iterdir()))
     except OSError:
         return 0
 
 
-def _resident(pid: int) -> int:
+def _read_resident_bytes(pid: int) -> int:
     try:
         return int((_PROC / str(pid) / "statm").read_text().split()[1]) * PAGE_BYTES
     except (OSError, IndexError):
         return 0
 
 
-def _share(pid: int) -> int:
+def _read_proportional_bytes(pid: int) -> int:
     """Return the proportional memory. If unreadable, return the resident memory, which is never
     lower.
     """
@@ -88,5 +91,5 @@ def _share(pid: int) -> int:
             if line.startswith("Pss:"):
                 return int(line.split()[1]) * 1024
     except OSError:
-        return _resident(pid)
+        return _read_resident_bytes(pid)
     return 0

@@ -11,29 +11,29 @@ import _socket
 import posix
 import sys
 
-NOT_BEGUN = 125
+NOT_STARTED = 125
 NOT_FOUND = 127
 BACKLOG = 64
 SIGPIPE, SIGXFSZ, _DEFAULT = 13, 25, 0
 
 
-def main(door: int, port: int, argv: list[str]) -> int:
+def main(socket_fd: int, port: int, argv: list[str]) -> int:
     listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
     listener.bind(("127.0.0.1", port))
     listener.listen(BACKLOG)
-    house = _socket.socket(fileno=door)
+    house = _socket.socket(fileno=socket_fd)
     handed = listener.fileno().to_bytes(4, sys.byteorder)
     house.sendmsg([b"x"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, handed)])
     if house.recv(1) != b"x":
-        return NOT_BEGUN
+        return NOT_STARTED
     house.close()
     listener.close()
     for number in (SIGPIPE, SIGXFSZ):  # Python ignores both; commands expect the default
         _signal.signal(number, _DEFAULT)  # pyright: ignore[reportUnknownMemberType]
-    return become(argv)
+    return exec_command(argv)
 
 
-def become(argv: list[str]) -> int:
+def exec_command(argv: list[str]) -> int:
     """Replace this process by the command. Returns only if the command cannot be executed."""
     folders = [""] if "/" in argv[0] else posix.environ.get(b"PATH", b"/usr/bin:/bin").decode().split(":")
     because = "No such file or directory"

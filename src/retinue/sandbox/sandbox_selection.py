@@ -12,20 +12,27 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from retinue.config.sandbox import LimitSettings, SandboxKind, SandboxMode, SandboxSettings, Scope, WorkspaceAccess
-from retinue.domain.decision import Decision, Verdict
-from retinue.domain.permission import Rights, is_lent
+from retinue.config.sandbox import (
+    CommandLimitSettings,
+    SandboxKind,
+    SandboxMode,
+    SandboxScope,
+    SandboxSettings,
+    WorkspaceAccess,
+)
+from retinue.domain.decision import Decision, DecisionKind
+from retinue.domain.permission import AgentRights, is_lent_workspace
 from retinue.domain.session import OriginKind
-from retinue.domain.structs import names, replace
-from retinue.sandbox.base import MIB, Confinement, Limits, Network, Probe
-from retinue.sandbox.mounts import refused
-from retinue.sandbox.network_rules import covered
+from retinue.domain.structs import field_names, replace
+from retinue.sandbox.base import MIB, Confinement, NetworkAccess, ResourceLimits, SandboxProbe
+from retinue.sandbox.errors import SandboxPathRefused
+from retinue.sandbox.network_rules import filter_allowed
 
-NOWHERE = Path("/tmp")  # working directory without access to the workspace
+SCRATCH_FOLDER = Path("/tmp")  # working directory without access to the workspace
 _STRICTEST_FIRST = (WorkspaceAccess.NONE, WorkspaceAccess.READ, WorkspaceAccess.WRITE)
 
 
-class Facts(Struct, frozen=True, kw_only=True):
+class CommandFacts(Struct, frozen=True, kw_only=True):
     """Who runs a command, and where. `agents_directory` contains the agent directories of all
     agents.
     """
@@ -33,21 +40,21 @@ class Facts(Struct, frozen=True, kw_only=True):
     agent: str
     session: str
     origin: OriginKind
-    owner: bool  # whether the run works for the owner
-    rights: Rights
-    home: Path
-    homes: Path
+    is_for_owner: bool  # whether the run works for the owner
+    rights: AgentRights
+    agent_directory: Path
+    agents_directory: Path
 
     @property
-    def main(self) -> bool:
+    def is_main(self) -> bool:
         """Whether the owner uses the session directly. A channel does not count, because others can
         write there.
         """
-        return self.owner and self.origin in (OriginKind.TERMINAL, OriginKind.WEB)
+        return self.is_for_owner and self.origin in (OriginKind.TERMINAL, OriginKind.WEB)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class RequestedConfinement:
     """The request of a call. It can only reduce what is configured."""
 
     folder: Path | None = None
@@ -57,7 +64,7 @@ class Asked:
     environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
 
 
-class Choice(Struct, frozen=True, kw_only=True):
+class SandboxChoice(Struct, frozen=True, kw_only=True):
     """The sandbox `kind` for a command, if `decision` allows it. `key` identifies the shared
     container.
 
@@ -71,52 +78,57 @@ class Choice(Struct, frozen=True, kw_only=True):
     decision: Decision
 
 
-def choose(
-    settings: SandboxSettings, facts: Facts, probes: Mapping[SandboxKind, Probe], asked: Asked | None = None
-) -> Choice:
+def choose_sandbox(
+    settings: SandboxSettings,
+    facts: CommandFacts,
+    probes: Mapping[SandboxKind, SandboxProbe],
+    requested: RequestedConfinement | None = None,
+) -> SandboxChoice:
     """Choose a sandbox. `probes` are the test results of sandboxes.
 
     Raises `SandboxFailed` if a permission names a path of another agent.
     """
-    kind, decision = _kind(settings, facts, probes)
-    return Choice(
+    kind, decision = _choose_kind(settings, facts, probes)
+    return SandboxChoice(
         kind=kind,
-        key=scope_key(settings.scope, facts),
-        confinement=confinement(settings, facts, asked or Asked()),
+        key=build_scope_key(settings.scope, facts),
+        confinement=build_confinement(settings, facts, requested or RequestedConfinement()),
         decision=decision,
     )
 
 
-def _kind(settings: SandboxSettings, facts: Facts, probes: Mapping[SandboxKind, Probe]) -> tuple[SandboxKind, Decision]:
+def _choose_kind(
+    settings: SandboxSettings, facts: CommandFacts, probes: Mapping[SandboxKind, SandboxProbe]
+) -> tuple[SandboxKind, Decision]:
     if settings.kind is SandboxKind.OFF:
-        return SandboxKind.OFF, Decision(Verdict.ALLOW, 'the owner chose no sandbox: `sandbox.kind = "off"`')
+        return SandboxKind.OFF, Decision(DecisionKind.ALLOW, 'the owner disabled the sandbox: `sandbox.kind = "off"`')
     if settings.mode is SandboxMode.OFF:
-        return SandboxKind.OFF, Decision(Verdict.ALLOW, 'the owner chose no sandbox: `sandbox.mode = "off"`')
-    if settings.mode is SandboxMode.NON_MAIN and facts.main:
-        because = 'the owner sits before this session, and `sandbox.mode` is "non-main"'
-        return SandboxKind.OFF, Decision(Verdict.ALLOW, because)
-    probe = probes.get(settings.kind, Probe(False, "it was never tried"))
+        return SandboxKind.OFF, Decision(DecisionKind.ALLOW, 'the owner disabled the sandbox: `sandbox.mode = "off"`')
+    if settings.mode is SandboxMode.NON_MAIN and facts.is_main:
+        because = 'the owner follows this session, and `sandbox.mode` is "non-main"'
+        return SandboxKind.OFF, Decision(DecisionKind.ALLOW, because)
+    probe = probes.get(settings.kind, SandboxProbe(False, "it was not tested yet"))
     if probe.works:
-        return settings.kind, Decision(Verdict.ALLOW, f"it is confined by {settings.kind}")
-    because = f"{settings.kind} does not work here, so it would run bare: {probe.because}"
-    return SandboxKind.OFF, Decision(Verdict.ASK, because)
+        return settings.kind, Decision(DecisionKind.ALLOW, f"it runs in the sandbox {settings.kind}")
+    because = f"{settings.kind} does not work here, so it would run without a sandbox: {probe.because}"
+    return SandboxKind.OFF, Decision(DecisionKind.ASK, because)
 
 
-def scope_key(scope: Scope, facts: Facts) -> str:
+def build_scope_key(scope: SandboxScope, facts: CommandFacts) -> str:
     match scope:
-        case Scope.SESSION:
+        case SandboxScope.SESSION:
             return f"session:{facts.session}"
-        case Scope.AGENT:
+        case SandboxScope.AGENT:
             return f"agent:{facts.agent}"
-        case Scope.SHARED:
+        case SandboxScope.SHARED:
             return "shared"
 
 
-def confinement(settings: SandboxSettings, facts: Facts, asked: Asked) -> Confinement:
+def build_confinement(settings: SandboxSettings, facts: CommandFacts, requested: RequestedConfinement) -> Confinement:
     rights, workspace = facts.rights, facts.rights.workspace
     for path in (*rights.writable, *rights.readable):
-        _check_own(path, facts)
-    access = strictest(settings.workspace, asked.workspace)
+        _refuse_other_agents_path(path, facts)
+    access = strictest(settings.workspace, requested.workspace)
     writable, readable = list(rights.write), list(rights.read)
     if access is WorkspaceAccess.WRITE:
         writable.append(workspace)
@@ -125,63 +137,71 @@ def confinement(settings: SandboxSettings, facts: Facts, asked: Asked) -> Confin
         writable = [path for path in writable if path not in inside]
         readable = [path for path in (*readable, *inside) if not path.is_relative_to(workspace)]
         readable += [workspace] if access is WorkspaceAccess.READ else []
-    limits = limits_of(settings.limits)
-    if asked.seconds is not None:
-        limits = replace(limits, seconds=min(limits.seconds, asked.seconds))
+    limits = build_limits(settings.limits)
+    if requested.seconds is not None:
+        limits = replace(limits, seconds=min(limits.seconds, requested.seconds))
     return Confinement(
-        folder=asked.folder or (NOWHERE if access is WorkspaceAccess.NONE else workspace),
+        folder=requested.folder or (SCRATCH_FOLDER if access is WorkspaceAccess.NONE else workspace),
         writable=tuple(writable),
         readable=tuple(readable),
-        network=_network(settings, rights, asked.hosts),
+        network=_build_network(settings, rights, requested.hosts),
         limits=limits,
-        environment=asked.environment,
+        environment=requested.environment,
     )
 
 
-def tightened(settings: SandboxSettings, facts: Facts, asked: Confinement) -> Confinement:
+def tighten_confinement(settings: SandboxSettings, facts: CommandFacts, requested: Confinement) -> Confinement:
     """Reduce a confinement built elsewhere to what the settings allow."""
-    for path in (*asked.writable, *asked.readable):
-        _check_own(path, facts)
-    workspace, limits = facts.rights.workspace, limits_of(settings.limits)
-    writable, readable, folder = asked.writable, asked.readable, asked.folder
+    for path in (*requested.writable, *requested.readable):
+        _refuse_other_agents_path(path, facts)
+    workspace, limits = facts.rights.workspace, build_limits(settings.limits)
+    writable, readable, folder = requested.writable, requested.readable, requested.folder
     if settings.workspace is not WorkspaceAccess.WRITE:
         inside = [path for path in (*writable, *readable) if path.is_relative_to(workspace)]
         writable = tuple(path for path in writable if path not in inside)
         readable = tuple(path for path in readable if path not in inside)
         readable += (workspace,) if settings.workspace is WorkspaceAccess.READ and inside else ()
     if settings.workspace is WorkspaceAccess.NONE and folder.is_relative_to(workspace):
-        folder = NOWHERE
-    hosts = asked.network.hosts if asked.network is not None else ()
+        folder = SCRATCH_FOLDER
+    hosts = requested.network.hosts if requested.network is not None else ()
     return replace(
-        asked,
+        requested,
         folder=folder,
         writable=writable,
         readable=readable,
-        network=_network(settings, facts.rights, hosts),
-        limits=Limits(**{name: min(getattr(limits, name), getattr(asked.limits, name)) for name in names(limits)}),
+        network=_build_network(settings, facts.rights, hosts),
+        limits=ResourceLimits(
+            **{name: min(getattr(limits, name), getattr(requested.limits, name)) for name in field_names(limits)}
+        ),
     )
 
 
-def _check_own(path: Path, facts: Facts) -> None:
+def _refuse_other_agents_path(path: Path, facts: CommandFacts) -> None:
     workspace = facts.rights.workspace
-    lent = path.is_relative_to(workspace) and is_lent(str(workspace), str(facts.homes))
-    if path.is_relative_to(facts.homes) and not path.is_relative_to(facts.home) and not lent:
-        raise refused(str(path), "it is in the home of another agent", "let that agent send what is needed")
+    lent = path.is_relative_to(workspace) and is_lent_workspace(str(workspace), str(facts.agents_directory))
+    if path.is_relative_to(facts.agents_directory) and not path.is_relative_to(facts.agent_directory) and not lent:
+        raise SandboxPathRefused(
+            str(path),
+            because="it is in the agent directory of another agent",
+            try_this="ask that agent to send the file",
+        )
 
 
-def _network(settings: SandboxSettings, rights: Rights, asked: Sequence[str] | None) -> Network | None:
-    hosts = settings.hosts if asked is None else covered(asked, settings.hosts)
+def _build_network(
+    settings: SandboxSettings, rights: AgentRights, requested: Sequence[str] | None
+) -> NetworkAccess | None:
+    hosts = settings.hosts if requested is None else filter_allowed(requested, settings.hosts)
     if not rights.web or not hosts:
         return None
-    return Network(hosts=tuple(hosts), private_hosts=settings.private_hosts)
+    return NetworkAccess(hosts=tuple(hosts), private_hosts=settings.private_hosts)
 
 
-def strictest(configured: WorkspaceAccess, asked: WorkspaceAccess | None) -> WorkspaceAccess:
-    return min(configured, asked or configured, key=_STRICTEST_FIRST.index)
+def strictest(configured: WorkspaceAccess, requested: WorkspaceAccess | None) -> WorkspaceAccess:
+    return min(configured, requested or configured, key=_STRICTEST_FIRST.index)
 
 
-def limits_of(settings: LimitSettings) -> Limits:
-    return Limits(
+def build_limits(settings: CommandLimitSettings) -> ResourceLimits:
+    return ResourceLimits(
         seconds=settings.seconds,
         memory_bytes=settings.memory_mib * MIB,
         processes=settings.processes,

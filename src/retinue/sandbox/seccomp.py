@@ -19,25 +19,25 @@ from msgspec import Struct
 _LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
-_X32 = 0x40000000
+_X32_BIT = 0x40000000
 
 # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
 _NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 _TERMINAL_REQUESTS = (0x5412, 0x541C)  # TIOCSTI types into a terminal, TIOCLINUX pastes into one
 _SETUID_OR_SETGID = 0o4000 | 0o2000
-_CREATES = 0o100 | 0o20000000  # O_CREAT, __O_TMPFILE: without either, open ignores its mode, which may be garbage
-_FAMILIES = (1, 2, 10, 16)  # unix, inet, inet6, netlink: vsock of a virtual machine is in no network namespace
+_CREATE_FLAGS = 0o100 | 0o20000000  # O_CREAT, __O_TMPFILE: without either, open ignores its mode, which may be garbage
+_ALLOWED_FAMILIES = (1, 2, 10, 16)  # unix, inet, inet6, netlink: vsock of a virtual machine is in no network namespace
 
 
-class Machine(Struct, frozen=True):
+class SyscallTable(Struct, frozen=True):
     """The system call numbers of an architecture."""
 
     architecture: int
-    number: Mapping[str, int]
+    numbers: Mapping[str, int]
     has_x32: bool = False
 
 
-_ALIKE = {  # since Linux 5 the same on all architectures
+_COMMON_NUMBERS = {  # since Linux 5 the same on all architectures
     "pidfd_send_signal": 424,
     "io_uring_setup": 425,
     "io_uring_enter": 426,
@@ -57,11 +57,11 @@ _ALIKE = {  # since Linux 5 the same on all architectures
     "fchmodat2": 452,
 }
 
-MACHINES: Mapping[str, Machine] = {
-    "x86_64": Machine(
+MACHINES: Mapping[str, SyscallTable] = {
+    "x86_64": SyscallTable(
         0xC000003E,
         {
-            **_ALIKE,
+            **_COMMON_NUMBERS,
             "open": 2,
             "ioctl": 16,
             "shmget": 29,
@@ -116,10 +116,10 @@ MACHINES: Mapping[str, Machine] = {
         },
         has_x32=True,
     ),
-    "aarch64": Machine(
+    "aarch64": SyscallTable(
         0xC00000B7,
         {
-            **_ALIKE,
+            **_COMMON_NUMBERS,
             "ioctl": 29,
             "mknodat": 33,
             "umount2": 39,
@@ -171,7 +171,7 @@ MACHINES: Mapping[str, Machine] = {
 
 # Index of the mode argument. ARM64 has only fchmod and the names that end in "at". mkdir is missing on purpose: the
 # kernel drops these bits from its mode, and `cp -r` passes them for every folder that inherited one.
-_MODE_AT = {
+_MODE_ARGUMENT = {
     "chmod": 1,
     "fchmod": 1,
     "fchmodat": 2,
@@ -180,87 +180,94 @@ _MODE_AT = {
     "mknod": 1,
     "mknodat": 2,
 }
-_FLAGS_AT = {"open": 1, "openat": 2}  # the mode argument follows the flags
+_FLAGS_ARGUMENT = {"open": 1, "openat": 2}  # the mode argument follows the flags
 # Checked by their arguments, below.
-_JUDGED = frozenset({"ioctl", "clone", "socket", "socketpair", *_MODE_AT, *_FLAGS_AT})
+_CHECKED_BY_ARGUMENT = frozenset({"ioctl", "clone", "socket", "socketpair", *_MODE_ARGUMENT, *_FLAGS_ARGUMENT})
 _ALLOWED = frozenset({"pidfd_send_signal"})  # listed to show that it was reviewed: signals stay in the pid namespace
 # Reported as missing so that programs fall back. No filter can read the flags of `clone3` and `openat2`; glibc falls
 # back to `clone`, and programs to `openat`. Unaccounted memory has an alternative: a file in /dev/shm, whose size is
 # limited.
-_NOT_THERE = frozenset({"clone3", "openat2", "memfd_create", "memfd_secret", "shmget", "msgget", "io_uring_setup"})
+_REPORTED_MISSING = frozenset(
+    {"clone3", "openat2", "memfd_create", "memfd_secret", "shmget", "msgget", "io_uring_setup"}
+)
 
 
-def program(machine: str | None = None) -> bytes | None:
+def build_filter(machine: str | None = None) -> bytes | None:
     """Return the filter for this or the named machine, or None if its call numbers are unknown."""
     known = MACHINES.get(machine or platform.machine())
     if known is None:
         return None
     code = [
-        _op(_LOAD, _ARCHITECTURE),
-        _op(_JUMP_EQUAL, known.architecture, 1, 0),
-        _op(_RETURN, _KILL),  # another architecture has other call numbers
-        _op(_LOAD, _NUMBER),
+        _instruction(_LOAD, _ARCHITECTURE),
+        _instruction(_JUMP_EQUAL, known.architecture, 1, 0),
+        _instruction(_RETURN, _KILL),  # another architecture has other call numbers
+        _instruction(_LOAD, _NUMBER),
     ]
     if known.has_x32:
-        code += [_op(_JUMP_AT_LEAST, _X32, 0, 1), _op(_RETURN, _ERRNO | errno.ENOSYS)]
-    for name, number in known.number.items():
-        if name in _JUDGED or name in _ALLOWED:
+        code += [_instruction(_JUMP_AT_LEAST, _X32_BIT, 0, 1), _instruction(_RETURN, _ERRNO | errno.ENOSYS)]
+    for name, number in known.numbers.items():
+        if name in _CHECKED_BY_ARGUMENT or name in _ALLOWED:
             continue
-        refusal = errno.ENOSYS if name in _NOT_THERE else errno.EPERM
-        code += [_op(_JUMP_EQUAL, number, 0, 1), _op(_RETURN, _ERRNO | refusal)]
-    code += _when(known.number["clone"], _has_any_bit(0, _NAMESPACES))
-    code += _when(known.number["ioctl"], _is_one_of(1, _TERMINAL_REQUESTS))
+        refusal = errno.ENOSYS if name in _REPORTED_MISSING else errno.EPERM
+        code += [_instruction(_JUMP_EQUAL, number, 0, 1), _instruction(_RETURN, _ERRNO | refusal)]
+    code += _check_call(known.numbers["clone"], _refuse_any_bit(0, _NAMESPACES))
+    code += _check_call(known.numbers["ioctl"], _refuse_values(1, _TERMINAL_REQUESTS))
     for name in ("socket", "socketpair"):
-        code += _when(known.number[name], _is_none_of(0, _FAMILIES))
-    for name, index in _MODE_AT.items():
-        if name in known.number:
-            code += _when(known.number[name], _has_any_bit(index, _SETUID_OR_SETGID))
-    for name, index in _FLAGS_AT.items():
-        if name in known.number:
-            code += _when(known.number[name], _creates_with_any_bit(index, _SETUID_OR_SETGID))
-    code.append(_op(_RETURN, _ALLOW))
+        code += _check_call(known.numbers[name], _allow_only_values(0, _ALLOWED_FAMILIES))
+    for name, index in _MODE_ARGUMENT.items():
+        if name in known.numbers:
+            code += _check_call(known.numbers[name], _refuse_any_bit(index, _SETUID_OR_SETGID))
+    for name, index in _FLAGS_ARGUMENT.items():
+        if name in known.numbers:
+            code += _check_call(known.numbers[name], _refuse_create_with_any_bit(index, _SETUID_OR_SETGID))
+    code.append(_instruction(_RETURN, _ALLOW))
     return b"".join(code)
 
 
-def _when(number: int, judged: list[bytes]) -> list[bytes]:
+def _check_call(number: int, check: list[bytes]) -> list[bytes]:
     """Check one call by an argument. The check overwrites the loaded number, and returns in every
     case.
     """
-    return [_op(_JUMP_EQUAL, number, 0, len(judged)), *judged]
+    return [_instruction(_JUMP_EQUAL, number, 0, len(check)), *check]
 
 
-def _argument(index: int) -> bytes:
+def _load_argument(index: int) -> bytes:
     """Load the low 32 bits of an argument. The kernel reads no more of the arguments checked here."""
-    return _op(_LOAD, _ARGUMENTS + 8 * index)
+    return _instruction(_LOAD, _ARGUMENTS + 8 * index)
 
 
-def _has_any_bit(index: int, bits: int) -> list[bytes]:
+def _refuse_any_bit(index: int, bits: int) -> list[bytes]:
     return [
-        _argument(index),
-        _op(_JUMP_ANY_BIT, bits, 0, 1),
-        _op(_RETURN, _ERRNO | errno.EPERM),
-        _op(_RETURN, _ALLOW),
+        _load_argument(index),
+        _instruction(_JUMP_ANY_BIT, bits, 0, 1),
+        _instruction(_RETURN, _ERRNO | errno.EPERM),
+        _instruction(_RETURN, _ALLOW),
     ]
 
 
-def _creates_with_any_bit(flags_index: int, bits: int) -> list[bytes]:
+def _refuse_create_with_any_bit(flags_index: int, bits: int) -> list[bytes]:
     return [
-        _argument(flags_index),
-        _op(_JUMP_ANY_BIT, _CREATES, 1, 0),
-        _op(_RETURN, _ALLOW),
-        *_has_any_bit(flags_index + 1, bits),
+        _load_argument(flags_index),
+        _instruction(_JUMP_ANY_BIT, _CREATE_FLAGS, 1, 0),
+        _instruction(_RETURN, _ALLOW),
+        *_refuse_any_bit(flags_index + 1, bits),
     ]
 
 
-def _is_one_of(index: int, values: tuple[int, ...]) -> list[bytes]:
-    tests = [_op(_JUMP_EQUAL, value, len(values) - at, 0) for at, value in enumerate(values)]
-    return [_argument(index), *tests, _op(_RETURN, _ALLOW), _op(_RETURN, _ERRNO | errno.EPERM)]
+def _refuse_values(index: int, values: tuple[int, ...]) -> list[bytes]:
+    tests = [_instruction(_JUMP_EQUAL, value, len(values) - at, 0) for at, value in enumerate(values)]
+    return [_load_argument(index), *tests, _instruction(_RETURN, _ALLOW), _instruction(_RETURN, _ERRNO | errno.EPERM)]
 
 
-def _is_none_of(index: int, values: tuple[int, ...]) -> list[bytes]:
-    tests = [_op(_JUMP_EQUAL, value, len(values) - at, 0) for at, value in enumerate(values)]
-    return [_argument(index), *tests, _op(_RETURN, _ERRNO | errno.EAFNOSUPPORT), _op(_RETURN, _ALLOW)]
+def _allow_only_values(index: int, values: tuple[int, ...]) -> list[bytes]:
+    tests = [_instruction(_JUMP_EQUAL, value, len(values) - at, 0) for at, value in enumerate(values)]
+    return [
+        _load_argument(index),
+        *tests,
+        _instruction(_RETURN, _ERRNO | errno.EAFNOSUPPORT),
+        _instruction(_RETURN, _ALLOW),
+    ]
 
 
-def _op(code: int, value: int, then: int = 0, otherwise: int = 0) -> bytes:
+def _instruction(code: int, value: int, then: int = 0, otherwise: int = 0) -> bytes:
     return struct.pack("=HBBI", code, then, otherwise, value)

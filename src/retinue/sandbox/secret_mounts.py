@@ -14,11 +14,12 @@ from msgspec import Struct
 
 from retinue.config.sandbox import SandboxSettings, SecretRule
 from retinue.domain.structs import replace
-from retinue.sandbox.base import Confinement, SandboxFailed
-from retinue.sandbox.network_rules import covered
+from retinue.sandbox.base import Confinement
+from retinue.sandbox.errors import SandboxSecretUnusable
+from retinue.sandbox.network_rules import filter_allowed
 
 
-class Given(Struct, frozen=True):
+class ApplicableSecret(Struct, frozen=True):
     """A rule that applies to one command. `hosts` are the rule's hosts that this command may reach."""
 
     name: str
@@ -27,43 +28,44 @@ class Given(Struct, frozen=True):
     variable: str = ""
 
 
-def applicable(settings: SandboxSettings, agent: str, program: Path, confinement: Confinement) -> tuple[Given, ...]:
+def find_applicable_secrets(
+    settings: SandboxSettings, agent: str, program: Path, confinement: Confinement
+) -> tuple[ApplicableSecret, ...]:
     """Return the secrets for a command. `program` is its real path, because a bare name could be
     any program.
     """
-    return tuple(_applicable(settings, agent, program, confinement))
+    return tuple(_iterate_applicable(settings, agent, program, confinement))
 
 
-def _applicable(settings: SandboxSettings, agent: str, program: Path, confinement: Confinement) -> Iterator[Given]:
+def _iterate_applicable(
+    settings: SandboxSettings, agent: str, program: Path, confinement: Confinement
+) -> Iterator[ApplicableSecret]:
     reachable = confinement.network.hosts if confinement.network is not None else ()
     for name, rule in settings.secrets.items():
         if rule.secret is None or (rule.agents and agent not in rule.agents):
             continue
-        hosts = covered(rule.hosts, reachable) if rule.header else ()
+        hosts = filter_allowed(rule.hosts, reachable) if rule.header else ()
         variable = rule.variable if str(program) in rule.commands else ""
         if hosts or variable:
-            yield Given(name, rule, hosts, variable)
+            yield ApplicableSecret(name, rule, hosts, variable)
 
 
-def with_secrets(confinement: Confinement, given: tuple[Given, ...], environment: Mapping[str, str]) -> Confinement:
+def add_secrets(
+    confinement: Confinement, secrets: tuple[ApplicableSecret, ...], environment: Mapping[str, str]
+) -> Confinement:
     """Return the confinement with the secrets, read now. Raises if a secret is missing."""
     injected: dict[str, dict[str, str]] = {}
-    told: dict[str, str] = {}
-    for each in given:
+    variables: dict[str, str] = {}
+    for each in secrets:
         assert each.rule.secret is not None
         value = each.rule.secret.read(environment)
         if not value.isprintable() or not value.isascii():
-            raise SandboxFailed(
-                f"the secret {each.name!r} cannot be used",
-                because="it is not one line of plain characters",
-                try_this=f"write it anew to where {each.rule.secret} is",
-                code="sandbox.secret-unusable",
-            )
+            raise SandboxSecretUnusable(each.name, location=str(each.rule.secret))
         for host in each.hosts:
             injected.setdefault(host, {})[each.rule.header] = f"{each.rule.before}{value}"
         if each.variable:
-            told[each.variable] = value
+            variables[each.variable] = value
     network = confinement.network
     if network is not None and injected:
         network = replace(network, injected={**network.injected, **injected})
-    return replace(confinement, network=network, environment={**confinement.environment, **told})
+    return replace(confinement, network=network, environment={**confinement.environment, **variables})

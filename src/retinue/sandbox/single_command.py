@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from retinue.domain.errors import RetinueError
 from retinue.domain.structs import replace
-from retinue.sandbox.base import Child, Confinement, Sandbox
+from retinue.sandbox.base import Confinement, RunningCommand, Sandbox
 
-LIMIT_SLACK_S = 5.0  # we end an overdue command; the sandbox does if we could not
+LIMIT_MARGIN_S = 5.0  # we end an overdue command; the sandbox does if we could not
 SHOWN_CHARS_MAX = 200
 
 
@@ -24,12 +24,22 @@ class CommandFailed(RetinueError):
     code = "command.failed"
 
 
-async def run(
+class OwnerCommandFailed(CommandFailed):
+    """A program that the settings name ended with an error, took too long, or wrote too much."""
+
+    def __init__(self, argv: Sequence[str], *, because: str) -> None:
+        program = argv[0].rpartition("/")[2] if argv else ""
+        super().__init__(
+            f"the command {program[:64]!r} failed", because=because, try_this="run the command in a terminal"
+        )
+
+
+async def run_command(
     sandbox: Sandbox,
     argv: Sequence[str],
     confinement: Confinement,
     *,
-    given: bytes = b"",
+    input_data: bytes = b"",
     timeout_s: float,
     bytes_max: int,
 ) -> bytes:
@@ -38,36 +48,31 @@ async def run(
 
     The timeout is in real seconds, independent of the server's clock.
     """
-    limits = replace(confinement.limits, seconds=timeout_s + LIMIT_SLACK_S, output_bytes=bytes_max + 1)
+    limits = replace(confinement.limits, seconds=timeout_s + LIMIT_MARGIN_S, output_bytes=bytes_max + 1)
     child = await sandbox.start(argv, replace(confinement, limits=limits))
     kept = bytearray()
     try:
         async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as tasks:
-            tasks.create_task(_give(child, given))
+            tasks.create_task(_write_input(child, input_data))
             while data := await child.read():
                 kept += data[: bytes_max + 1 - len(kept)]
             ended = await child.wait()
     except TimeoutError:
-        raise _failed(argv, f"it took longer than {timeout_s:g} seconds, and was ended") from None
+        raise OwnerCommandFailed(argv, because=f"it took longer than {timeout_s:g} seconds, and was stopped") from None
     finally:
         await child.kill()
     if ended.code != 0:
         how = ended.because or (f"exit {ended.code}" if ended.code is not None else f"signal {ended.signal}")
-        said = " ".join(kept.decode(errors="replace").split())[:SHOWN_CHARS_MAX]
-        raise _failed(argv, f"{how}: {said}" if said else how)
+        output = " ".join(kept.decode(errors="replace").split())[:SHOWN_CHARS_MAX]
+        raise OwnerCommandFailed(argv, because=f"{how}: {output}" if output else how)
     if len(kept) > bytes_max:
-        raise _failed(argv, f"it said more than {bytes_max:,} bytes")
+        raise OwnerCommandFailed(argv, because=f"it wrote more than {bytes_max:,} bytes")
     return bytes(kept)
 
 
-async def _give(child: Child, given: bytes) -> None:
+async def _write_input(child: RunningCommand, input_data: bytes) -> None:
     """Write the input. A command that does not read it has not failed."""
     with contextlib.suppress(OSError, RetinueError):
-        if given:
-            await child.write(given)
+        if input_data:
+            await child.write(input_data)
         child.close_input()
-
-
-def _failed(argv: Sequence[str], because: str) -> CommandFailed:
-    name = argv[0].rpartition("/")[2] if argv else ""
-    return CommandFailed(f"the command {name[:64]!r} failed", because=because, try_this="try it in a terminal")

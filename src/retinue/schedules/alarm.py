@@ -27,15 +27,15 @@ class Alarm:
         self._clock = clock
         self._tick_max_s = tick_max_s
         self._ring = ring
-        self._poked = asyncio.Event()
+        self._triggered = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._forever(), name="alarm")
+        self._task = asyncio.create_task(self._run(), name="alarm")
 
-    def poke(self) -> None:
+    def trigger(self) -> None:
         """Call `ring` now."""
-        self._poked.set()
+        self._triggered.set()
 
     def abandon(self) -> None:
         if self._task is not None:
@@ -46,13 +46,13 @@ class Alarm:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _forever(self) -> None:
+    async def _run(self) -> None:
         while True:
-            self._poked.clear()
+            self._triggered.clear()
             try:
                 wait_s = await self._ring()
             except Exception:
-                log.exception("alarm failed, rings again")
+                log.exception("alarm failed, will retry")
                 wait_s = RETRY_S
             await self._wait(self._tick_max_s if wait_s is None else min(wait_s, self._tick_max_s))
 
@@ -65,8 +65,8 @@ class Alarm:
         if seconds <= 0:
             await self._clock.sleep(0)
             return
-        take_back = self._clock.later(seconds, self._poked.set)
+        take_back = self._clock.call_later(seconds, self._triggered.set)
         try:
-            await self._poked.wait()
+            await self._triggered.wait()
         finally:
             take_back()

@@ -19,44 +19,44 @@ from retinue.domain.ports import Clock
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 5.0
+POLL_INTERVAL_S = 5.0
 READ_BYTES = 65_536
-SETTLE_S = 0.05  # an editor writes a file in several steps, and one check covers them all
-AGAIN_S = 1.0  # retry delay after a failure
+DEBOUNCE_S = 0.05  # an editor writes a file in several steps, and one check covers them all
+RETRY_S = 1.0  # retry delay after a failure
 
 _CLOSE_WRITE, _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE, _DELETE_SELF = 0x8, 0x40, 0x80, 0x100, 0x200, 0x400
-_CHANGES = _CLOSE_WRITE | _MOVED_FROM | _MOVED_TO | _DELETE | _DELETE_SELF | _CREATE
+_CHANGE_MASK = _CLOSE_WRITE | _MOVED_FROM | _MOVED_TO | _DELETE | _DELETE_SELF | _CREATE
 
 
-class Watcher:
+class DirectoryWatcher:
     """Calls `on_change` after a file in the directory was written, moved, created or removed.
 
     May call it needlessly.
     """
 
-    def __init__(self, folder: Path, clock: Clock, changed: Callable[[], None]) -> None:
-        self._folder = folder
+    def __init__(self, directory: Path, clock: Clock, on_change: Callable[[], None]) -> None:
+        self._directory = directory
         self._clock = clock
-        self._changed = changed
+        self._on_change = on_change
         self._fd: int | None = None
-        self._take_back: Callable[[], None] | None = None
+        self._cancel_timer: Callable[[], None] | None = None
 
     def start(self) -> None:
-        self._fd = _told_by_the_kernel(self._folder)
+        self._fd = _open_inotify(self._directory)
         if self._fd is not None:
-            asyncio.get_running_loop().add_reader(self._fd, self._heard)
+            asyncio.get_running_loop().add_reader(self._fd, self._on_readable)
         else:
-            self._look_later()
+            self._schedule_poll()
 
     def stop(self) -> None:
         if self._fd is not None:
             asyncio.get_running_loop().remove_reader(self._fd)
             os.close(self._fd)
             self._fd = None
-        if self._take_back is not None:
-            self._take_back()
+        if self._cancel_timer is not None:
+            self._cancel_timer()
 
-    def _heard(self) -> None:
+    def _on_readable(self) -> None:
         if self._fd is None:
             return
         try:
@@ -64,60 +64,60 @@ class Watcher:
                 pass
         except BlockingIOError:
             pass
-        self._changed()
+        self._on_change()
 
-    def _look_later(self) -> None:
-        self._take_back = self._clock.later(LOOK_S, self._look)
+    def _schedule_poll(self) -> None:
+        self._cancel_timer = self._clock.call_later(POLL_INTERVAL_S, self._poll)
 
-    def _look(self) -> None:
-        self._changed()
-        self._look_later()
+    def _poll(self) -> None:
+        self._on_change()
+        self._schedule_poll()
 
 
-class Looking:
+class DebouncedTask:
     """Runs a task after it was triggered: once for triggers close together, and again if it failed."""
 
-    def __init__(self, look: Callable[[], Awaitable[None]], clock: Clock, *, what: str) -> None:
-        self._look = look
+    def __init__(self, task: Callable[[], Awaitable[None]], clock: Clock, *, name: str) -> None:
+        self._action = task
         self._clock = clock
-        self._what = what
-        self._poked = asyncio.Event()
+        self._name = name
+        self._triggered = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._forever(), name=self._what)
+        self._task = asyncio.create_task(self._run(), name=self._name)
 
     async def stop(self) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def poke(self) -> None:
-        self._poked.set()
+    def trigger(self) -> None:
+        self._triggered.set()
 
-    async def _forever(self) -> None:
+    async def _run(self) -> None:
         while True:
-            await self._poked.wait()
-            await asyncio.sleep(SETTLE_S)
-            self._poked.clear()
+            await self._triggered.wait()
+            await asyncio.sleep(DEBOUNCE_S)
+            self._triggered.clear()
             try:
-                await self._look()
+                await self._action()
             except (StoreError, OSError) as error:
-                log.warning("not looked at", extra={"what": self._what, "error": str(error)})
-                await self._clock.sleep(AGAIN_S)
-                self._poked.set()
+                log.warning("watched files not read", extra={"what": self._name, "error": str(error)})
+                await self._clock.sleep(RETRY_S)
+                self._triggered.set()
 
 
-def _told_by_the_kernel(folder: Path) -> int | None:
+def _open_inotify(directory: Path) -> int | None:
     if not sys.platform.startswith("linux"):
         return None
     libc = ctypes.CDLL(None, use_errno=True)
     fd: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     if fd < 0:
         return None
-    if libc.inotify_add_watch(fd, os.fsencode(folder), _CHANGES) < 0:
+    if libc.inotify_add_watch(fd, os.fsencode(directory), _CHANGE_MASK) < 0:
         os.close(fd)
         if ctypes.get_errno() in (errno.ENOENT, errno.ENOTDIR, errno.ENOSPC, errno.EACCES):
             return None
-        raise OSError(ctypes.get_errno(), "cannot be watched", str(folder))
+        raise OSError(ctypes.get_errno(), "cannot watch the directory", str(directory))
     return fd

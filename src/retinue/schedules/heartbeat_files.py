@@ -24,75 +24,70 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from retinue.agents.instruction_files import Look
-from retinue.agents.skill_front_matter import FENCE, split
-from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError, TooLarge
-from retinue.domain.heartbeat import FOLDER, TASKS_MAX, TITLE_CHARS_MAX, Task, task_id
-from retinue.domain.schedule import Gate, check_gate
-from retinue.domain.storable_text import is_storable, storable, unstorable
+from retinue.agents.instruction_files import ReadWithTrust
+from retinue.agents.skill_front_matter import FENCE, split_front_matter
+from retinue.domain.errors import Invalid, RetinueError
+from retinue.domain.heartbeat import TASK_TITLE_CHARS_MAX, TASKS_FOLDER, TASKS_MAX, HeartbeatTask, validate_task_id
+from retinue.domain.schedule import ScheduleGate, check_gate
+from retinue.domain.shared_errors import TooManyHeartbeatTasks
+from retinue.domain.storable_text import is_storable, make_storable, unstorable_error
 from retinue.domain.trust import Trust
-from retinue.schedules.schedule_front_matter import plain_gate
-from retinue.schedules.schedule_parser import GateForm, gate_of
+from retinue.schedules.errors import (
+    HeartbeatFolderUnusable,
+    HeartbeatTaskEmpty,
+    HeartbeatTaskExists,
+    HeartbeatTaskInvalid,
+    HeartbeatTaskNotFound,
+    HeartbeatTaskTooLarge,
+)
+from retinue.schedules.schedule_front_matter import normalize_gate_keys
+from retinue.schedules.schedule_parser import GateForm, parse_gate_form
 
-TASK_BYTES_MAX = 32_768
-ENTRIES_LOOKED_AT_MAX = 1_000
+TASK_FILE_BYTES_MAX = 32_768
+ENTRIES_READ_MAX = 1_000
 
 
-class Filed(Struct, frozen=True):
+class HeartbeatTaskFile(Struct, frozen=True):
     """A task as read from its file. `because` is set if it cannot be performed, and says why."""
 
-    task: Task
-    gate: Gate | None = None
+    task: HeartbeatTask
+    gate: ScheduleGate | None = None
     because: str = ""
 
 
-def folder_of(home: Path) -> Path:
-    return home / FOLDER
+def tasks_directory(agent_directory: Path) -> Path:
+    return agent_directory / TASKS_FOLDER
 
 
-def parse(id_: str, text: str) -> Filed:
+def parse_task(id_: str, text: str) -> HeartbeatTaskFile:
     """Parse a task file. Raises with the reason if it is invalid."""
-    said: dict[str, Any] = {}
-    words = text
+    fields: dict[str, Any] = {}
+    body = text
     if text.removeprefix("\ufeff").startswith(FENCE):
-        said, words = split(text)
-    unknown = sorted(set(said) - {"title", "name", "gate"})
+        fields, body = split_front_matter(text)
+    unknown = sorted(set(fields) - {"title", "name", "gate"})
     if unknown:
-        raise _unreadable(f"`{unknown[0]}` says nothing here; there are `title` and `gate`")
-    words = words.strip("\n")
-    title = " ".join(str(said.get("title") or said.get("name") or _heading(words) or id_).split())
+        raise HeartbeatTaskInvalid(f"the key `{unknown[0]}` is unknown; the keys are `title` and `gate`")
+    body = body.strip("\n")
+    title = " ".join(str(fields.get("title") or fields.get("name") or _first_heading(body) or id_).split())
     try:
-        form = msgspec.convert(plain_gate(said.get("gate")), GateForm | None)
+        form = msgspec.convert(normalize_gate_keys(fields.get("gate")), GateForm | None)
     except msgspec.ValidationError as error:
-        raise _unreadable(f"its gate: {error}") from None
-    gate = gate_of(form)
+        raise HeartbeatTaskInvalid(f"invalid gate: {error}") from None
+    gate = parse_gate_form(form)
     if gate is not None:
         check_gate(gate)
-    if not words.strip():
-        raise Invalid(
-            "it has no words",
-            because="what is to be done stands below the front matter",
-            try_this="say what is to be done",
-            code="heartbeat.empty",
-        )
-    return Filed(Task(id=id_, title=title[:TITLE_CHARS_MAX], text=words), gate)
+    if not body.strip():
+        raise HeartbeatTaskEmpty
+    return HeartbeatTaskFile(HeartbeatTask(id=id_, title=title[:TASK_TITLE_CHARS_MAX], text=body), gate)
 
 
-def _unreadable(because: str) -> Invalid:
-    return Invalid(
-        "this task cannot be read",
-        because=because,
-        try_this="look at docs/guides/heartbeats.md for what may stand there",
-        code="heartbeat.task-unreadable",
-    )
-
-
-def _heading(words: str) -> str:
-    lines = (line.strip() for line in words.splitlines())
+def _first_heading(text: str) -> str:
+    lines = (line.strip() for line in text.splitlines())
     return next((line.lstrip("#").strip() for line in lines if line.startswith("#")), "")
 
 
-def render(task: Task, gate: GateForm | None) -> str:
+def render_task(task: HeartbeatTask, gate: GateForm | None) -> str:
     """Return the file text of a task. Parsing it again gives the same task."""
     front: dict[str, Any] = {"title": task.title}
     if gate is not None:
@@ -105,32 +100,32 @@ def render(task: Task, gate: GateForm | None) -> str:
 
 
 @contextmanager
-def _opened(home: Path) -> Generator[int]:
+def _open_directory(agent_directory: Path) -> Generator[int]:
     """Open the directory itself, never a link in its place.
 
     An agent that may write there could put a link at any moment.
     """
-    folder = os.open(folder_of(home), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    folder = os.open(tasks_directory(agent_directory), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         yield folder
     finally:
         os.close(folder)
 
 
-def listed(home: Path) -> list[str]:
+def list_task_ids(agent_directory: Path) -> list[str]:
     """Return the task ids in order. Links and names that are not valid ids are ignored."""
     try:
-        with _opened(home) as folder:
-            return _listed(folder)
+        with _open_directory(agent_directory) as folder:
+            return _list_task_ids(folder)
     except OSError:  # it does not exist, or is not a directory
         return []
 
 
-def _listed(folder: int) -> list[str]:
+def _list_task_ids(folder: int) -> list[str]:
     with os.scandir(folder) as entries:
         names = [
             entry.name.removesuffix(".md")
-            for entry in islice(entries, ENTRIES_LOOKED_AT_MAX)
+            for entry in islice(entries, ENTRIES_READ_MAX)
             if entry.name.endswith(".md") and entry.is_file(follow_symlinks=False)
         ]
     return sorted(name for name in names if _is_id(name))[:TASKS_MAX]
@@ -138,72 +133,66 @@ def _listed(folder: int) -> list[str]:
 
 def _is_id(name: str) -> bool:
     try:
-        return task_id(name) == name
+        return validate_task_id(name) == name
     except Invalid:
         return False
 
 
-async def read_all(home: Path, look: Look) -> list[Filed]:
+async def read_tasks(agent_directory: Path, read_file: ReadWithTrust) -> list[HeartbeatTaskFile]:
     """Read every task, including those that cannot be performed, with the reason."""
-    folder = os.path.realpath(folder_of(home))
-    if folder != os.path.join(os.path.realpath(home), FOLDER):
+    folder = os.path.realpath(tasks_directory(agent_directory))
+    if folder != os.path.join(os.path.realpath(agent_directory), TASKS_FOLDER):
         return []  # a link in its place would expose its target
-    found = [await _read(folder, id_, look) for id_ in await asyncio.to_thread(listed, home)]
+    found = [
+        await _read_task(folder, id_, read_file) for id_ in await asyncio.to_thread(list_task_ids, agent_directory)
+    ]
     return [each for each in found if each is not None]
 
 
-async def _read(folder: str, id_: str, look: Look) -> Filed | None:
-    nothing = Task(id=id_, title=id_, text="")
+async def _read_task(folder: str, id_: str, read_file: ReadWithTrust) -> HeartbeatTaskFile | None:
+    nothing = HeartbeatTask(id=id_, title=id_, text="")
     try:
-        looked = await look(os.path.join(folder, f"{id_}.md"))
+        looked = await read_file(os.path.join(folder, f"{id_}.md"))
         if looked is None:
             return None
-        if len(looked.data) > TASK_BYTES_MAX:
-            return Filed(nothing, because=f"it has more than {TASK_BYTES_MAX:,} bytes")
+        if len(looked.data) > TASK_FILE_BYTES_MAX:
+            return HeartbeatTaskFile(nothing, because=f"it is too large: the limit is {TASK_FILE_BYTES_MAX:,} bytes")
         if looked.trust is Trust.UNTRUSTED:
-            return Filed(nothing, because="it holds words from outside, which are nobody's orders")
-        return parse(id_, storable(looked.data.decode(errors="replace")))
+            return HeartbeatTaskFile(nothing, because="it has untrusted content, which cannot give instructions")
+        return parse_task(id_, make_storable(looked.data.decode(errors="replace")))
     except RetinueError as error:
-        return Filed(nothing, because=f"{error.sentence}: {error.because}" if error.because else error.sentence)
+        return HeartbeatTaskFile(
+            nothing, because=f"{error.sentence}: {error.because}" if error.because else error.sentence
+        )
 
 
-def put(home: Path, task: Task, gate: GateForm | None, *, overwrite: bool) -> Path:
+def write_task(agent_directory: Path, task: HeartbeatTask, gate: GateForm | None, *, overwrite: bool) -> Path:
     """Write a task file atomically. An existing task is replaced only with `overwrite`."""
-    text = render(task, gate)
+    text = render_task(task, gate)
     if not is_storable(text):
-        raise unstorable("this task")
-    if len(text.encode()) > TASK_BYTES_MAX:
-        raise TooLarge(
-            "this task is too long",
-            because=f"its file may have {TASK_BYTES_MAX:,} bytes",
-            try_this="keep the rest in a file, and name it there",
-            code="heartbeat.too-large",
-        )
-    parse(task.id, text)
+        raise unstorable_error("this task")
+    if len(text.encode()) > TASK_FILE_BYTES_MAX:
+        raise HeartbeatTaskTooLarge(bytes_max=TASK_FILE_BYTES_MAX)
+    parse_task(task.id, text)
     try:
-        folder_of(home).mkdir(mode=0o700, exist_ok=True)
-        with _opened(home) as folder:
-            _check_free(_listed(folder), task.id, overwrite=overwrite)
-            _write(folder, f"{task.id}.md", text)
+        tasks_directory(agent_directory).mkdir(mode=0o700, exist_ok=True)
+        with _open_directory(agent_directory) as folder:
+            _check_id_free(_list_task_ids(folder), task.id, overwrite=overwrite)
+            _write_atomically(folder, f"{task.id}.md", text)
     except OSError as error:
-        raise _unusable(error) from error
-    return folder_of(home) / f"{task.id}.md"
+        raise _directory_unusable(error) from error
+    return tasks_directory(agent_directory) / f"{task.id}.md"
 
 
-def _check_free(there: list[str], id_: str, *, overwrite: bool) -> None:
-    taken = next((name for name in there if name.casefold() == id_.casefold()), None)
+def _check_id_free(existing: list[str], id_: str, *, overwrite: bool) -> None:
+    taken = next((name for name in existing if name.casefold() == id_.casefold()), None)
     if taken is not None and not (overwrite and taken == id_):
-        raise _taken(taken)
-    if taken is None and len(there) >= TASKS_MAX:
-        raise TooLarge(
-            "there are too many tasks",
-            because=f"a heartbeat has at most {TASKS_MAX}",
-            try_this="remove some, or put several into one",
-            code="heartbeat.too-many",
-        )
+        raise HeartbeatTaskExists(taken)
+    if taken is None and len(existing) >= TASKS_MAX:
+        raise TooManyHeartbeatTasks(tasks_max=TASKS_MAX)
 
 
-def _write(folder: int, name: str, text: str) -> None:
+def _write_atomically(folder: int, name: str, text: str) -> None:
     beside = f".{name}.new"
     with suppress(FileNotFoundError):
         os.unlink(beside, dir_fd=folder)
@@ -215,40 +204,21 @@ def _write(folder: int, name: str, text: str) -> None:
     os.replace(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
-def _unusable(error: OSError) -> Invalid:
-    return Invalid(
-        f"{FOLDER} cannot be used",
-        because=f"a link may lie in its place, which leads elsewhere ({error.strerror or type(error).__name__})",
-        try_this=f"look at what {FOLDER} is in the agent's home",
-        code="heartbeat.folder-unusable",
-    )
+def _directory_unusable(error: OSError) -> HeartbeatFolderUnusable:
+    return HeartbeatFolderUnusable(TASKS_FOLDER, because=error.strerror or type(error).__name__)
 
 
-def _taken(id_: str) -> Conflict:
-    return Conflict(
-        f"there is a task '{id_}' already",
-        because="nothing is overwritten unless you say so",
-        try_this="choose another id, or overwrite = true for the very same one",
-        code="heartbeat.id-taken",
-    )
-
-
-def remove(home: Path, id_: str) -> None:
-    if task_id(id_) not in listed(home):
-        raise no_task(id_)
+def remove_task(agent_directory: Path, id_: str) -> None:
+    if validate_task_id(id_) not in list_task_ids(agent_directory):
+        raise HeartbeatTaskNotFound(id_)
     try:
-        with _opened(home) as folder:
+        with _open_directory(agent_directory) as folder:
             os.unlink(f"{id_}.md", dir_fd=folder)
     except FileNotFoundError:
-        raise no_task(id_) from None
+        raise HeartbeatTaskNotFound(id_) from None
     except OSError as error:
-        raise _unusable(error) from error
+        raise _directory_unusable(error) from error
 
 
-def no_task(id_: str) -> NotFound:
-    return NotFound(
-        f"there is no task '{id_}'",
-        because="no file of that name is in the folder",
-        try_this="look at `retinue heartbeat list`",
-        code="heartbeat.task-not-found",
-    )
+def task_not_found(id_: str) -> HeartbeatTaskNotFound:
+    return HeartbeatTaskNotFound(id_)

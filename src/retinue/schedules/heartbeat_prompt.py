@@ -13,127 +13,145 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from retinue.agents.instruction_files import Look, take_now
-from retinue.agents.instructions import FileState
+from retinue.agents.instruction_files import ReadWithTrust, read_instruction_file
+from retinue.agents.instructions import InstructionFileState
 from retinue.domain import heartbeat
 from retinue.domain.agent import Agent
-from retinue.domain.heartbeat import CHECKLIST, Task
+from retinue.domain.heartbeat import CHECKLIST_FILE, HeartbeatTask
 from retinue.domain.ids import SessionId
-from retinue.domain.ports import AskGate, Clock
-from retinue.domain.schedule import TEXT_BYTES_MAX, Every, GateSaid, Place, Schedule, spell_out
+from retinue.domain.ports import Clock, RunGate
+from retinue.domain.schedule import (
+    SCHEDULE_TEXT_BYTES_MAX,
+    EveryTrigger,
+    GateResult,
+    Schedule,
+    ScheduleSession,
+    format_duration,
+)
 from retinue.domain.trust import Trust
-from retinue.schedules.heartbeat_files import Filed, read_all
+from retinue.schedules.heartbeat_files import HeartbeatTaskFile, read_tasks
 
-BUSY_S_MIN, BUSY_S_MAX = 1.0, 30.0  # seconds between checks of a busy session
+BUSY_CHECK_S_MIN, BUSY_CHECK_S_MAX = 1.0, 30.0  # seconds between checks of a busy session
 BUSY_WAIT_S_MAX = 600.0
-GATES_AT_ONCE_MAX = 4
+CONCURRENT_GATES_MAX = 4
 BECAUSE_CHARS_MAX = 1_000
-EMPTY = "empty: nothing is on its checklist"
+CHECKLIST_EMPTY = "empty: its checklist is empty"
 
 
-class _Due(Struct, frozen=True):
+class _CheckedTask(Struct, frozen=True):
     """A task that is due, or the reason why it is not."""
 
-    task: Task
+    task: HeartbeatTask
     output: str = ""  # untrusted output of its gate
     because: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checklists:
+class ChecklistReader:
     """Reads the checklist and tasks for one heartbeat at a time."""
 
     clock: Clock
-    look: Look
+    read_file: ReadWithTrust
     is_busy: Callable[[SessionId], Awaitable[bool]]
-    home_of: Callable[[str], Path]
+    agent_directory_of: Callable[[str], Path]
     workspace_of: Callable[[Agent, Path], Path]
-    gates: AskGate
+    run_gate: RunGate
     # returns why an agent may not run a command without approval, or an empty string
-    why_no_gate: Callable[[Agent], str]
-    mask: Callable[[str], str] = str
-    _asking: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(GATES_AT_ONCE_MAX), repr=False)
+    gate_refusal: Callable[[Agent], str]
+    redact: Callable[[str], str] = str
+    _gate_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CONCURRENT_GATES_MAX), repr=False)
 
     async def __call__(
         self, schedule: Schedule, agent: Agent, session: SessionId, *, wanted: tuple[str, ...], forced: bool
-    ) -> GateSaid:
-        if not forced and (because := await self._why_busy(schedule, session)):
-            return GateSaid(open=False, because=because)
-        home = self.home_of(agent.name)
-        filed = await read_all(home, self.look)
+    ) -> GateResult:
+        if not forced and (because := await self._busy_reason(schedule, session)):
+            return GateResult(is_open=False, because=because)
+        home = self.agent_directory_of(agent.name)
+        filed = await read_tasks(home, self.read_file)
         if wanted:
-            return await self._ask_for(schedule, agent, session, _among(filed, wanted), "", forced=forced)
-        file = await take_now(
-            self.look, home=home, workspace=self.workspace_of(agent, home), name=CHECKLIST, mask=self.mask
+            return await self._build_prompt(schedule, agent, session, _select_tasks(filed, wanted), "", forced=forced)
+        file = await read_instruction_file(
+            self.read_file,
+            agent_directory=home,
+            workspace=self.workspace_of(agent, home),
+            name=CHECKLIST_FILE,
+            redact=self.redact,
         )
-        if file.state is FileState.UNTRUSTED and not filed:
-            return GateSaid(open=False, because=f"untrusted: {CHECKLIST} holds words from outside")
-        checklist = "" if heartbeat.is_empty(file.text) else file.text
+        if file.state is InstructionFileState.UNTRUSTED and not filed:
+            return GateResult(is_open=False, because=f"untrusted: {CHECKLIST_FILE} has untrusted content")
+        checklist = "" if heartbeat.is_checklist_empty(file.text) else file.text
         asked_for = schedule.heartbeat is not None and schedule.heartbeat.asked_for
-        if not checklist and not filed and (file.state is not FileState.MISSING or not asked_for):
-            return GateSaid(open=False, because=EMPTY)
-        return await self._ask_for(schedule, agent, session, filed, checklist, forced=forced)
+        if not checklist and not filed and (file.state is not InstructionFileState.MISSING or not asked_for):
+            return GateResult(is_open=False, because=CHECKLIST_EMPTY)
+        return await self._build_prompt(schedule, agent, session, filed, checklist, forced=forced)
 
-    async def _why_busy(self, schedule: Schedule, session: SessionId) -> str:
+    async def _busy_reason(self, schedule: Schedule, session: SessionId) -> str:
         """Wait until the session is idle, but not without limit and not into the next occurrence.
 
         Returns the reason if it stayed busy.
         """
-        every_s = schedule.when.seconds if isinstance(schedule.when, Every) else BUSY_WAIT_S_MAX
+        every_s = schedule.when.seconds if isinstance(schedule.when, EveryTrigger) else BUSY_WAIT_S_MAX
         waited_s, longest_s = 0.0, min(BUSY_WAIT_S_MAX, every_s / 2)
         while await self.is_busy(session):
             if waited_s >= longest_s:
-                return f"busy: its conversation had something else to do for {spell_out(int(waited_s))}"
+                return f"busy: its conversation was busy for {format_duration(int(waited_s))}"
             # Wait as long again as before: short runs are not missed, and long ones are not polled often.
-            wait_s = min(max(waited_s, BUSY_S_MIN), BUSY_S_MAX, longest_s - waited_s)
+            wait_s = min(max(waited_s, BUSY_CHECK_S_MIN), BUSY_CHECK_S_MAX, longest_s - waited_s)
             await self.clock.sleep(wait_s)
             waited_s += wait_s
         return ""
 
-    async def _ask_for(
+    async def _build_prompt(
         self,
         schedule: Schedule,
         agent: Agent,
         session: SessionId,
-        filed: Sequence[Filed],
+        task_files: Sequence[HeartbeatTaskFile],
         checklist: str,
         *,
         forced: bool,
-    ) -> GateSaid:
-        looked = await asyncio.gather(*(self._due(schedule, agent, session, each, forced) for each in filed))
+    ) -> GateResult:
+        looked = await asyncio.gather(
+            *(self._check_task(schedule, agent, session, each, forced) for each in task_files)
+        )
         due = [each for each in looked if not each.because]
         left_out = "; ".join(f"{each.task.id}: {each.because}" for each in looked if each.because)
-        if filed and not due and not checklist:
-            return GateSaid(open=False, because=f"nothing is due. {left_out}"[:BECAUSE_CHARS_MAX])
-        text = heartbeat.prompt_of(schedule.text, checklist, [each.task for each in due])
-        if schedule.place is Place.MAIN and heartbeat.TOKEN not in text:
-            text = f"{text}\n\n{heartbeat.OTHERWISE}"  # a dedicated session has this in its system prompt
-        if len(text.encode()) > TEXT_BYTES_MAX:
-            because = f"too much: what is due has more than {TEXT_BYTES_MAX:,} bytes"
-            return GateSaid(open=False, because=because)
+        if task_files and not due and not checklist:
+            return GateResult(is_open=False, because=f"nothing is due. {left_out}"[:BECAUSE_CHARS_MAX])
+        text = heartbeat.build_prompt(schedule.text, checklist, [each.task for each in due])
+        if schedule.place is ScheduleSession.MAIN and heartbeat.OK_TOKEN not in text:
+            text = f"{text}\n\n{heartbeat.OK_INSTRUCTION}"  # a dedicated session has this in its system prompt
+        if len(text.encode()) > SCHEDULE_TEXT_BYTES_MAX:
+            because = f"too large: the tasks that are due have more than {SCHEDULE_TEXT_BYTES_MAX:,} bytes"
+            return GateResult(is_open=False, because=because)
         output = "\n\n".join(f"{each.task.id}:\n{each.output}" for each in due if each.output)
-        return GateSaid(open=True, text=text, output=output)
+        return GateResult(is_open=True, text=text, output=output)
 
-    async def _due(self, schedule: Schedule, agent: Agent, session: SessionId, filed: Filed, forced: bool) -> _Due:
-        task = filed.task
-        if filed.because or filed.gate is None or forced:
-            return _Due(task, because=filed.because)
-        if because := self.why_no_gate(agent):
-            return _Due(task, because=f"gate: it was not run, {because}")
+    async def _check_task(
+        self, schedule: Schedule, agent: Agent, session: SessionId, task_file: HeartbeatTaskFile, forced: bool
+    ) -> _CheckedTask:
+        task = task_file.task
+        if task_file.because or task_file.gate is None or forced:
+            return _CheckedTask(task, because=task_file.because)
+        if because := self.gate_refusal(agent):
+            return _CheckedTask(task, because=f"gate: it was not run: {because}")
         # An agent that may write the file may have written its gate: it gets the trust of that directory.
-        asked = replace(schedule, name=task.id, gate=filed.gate, trust=Trust.PRIVATE)
-        async with self._asking:
-            said = await self.gates(asked, agent, session)
-        if not said.open:
-            return _Due(task, because=said.because)
-        if said.output and said.trust is Trust.UNTRUSTED:
-            return _Due(task, output=said.output)
-        output = f"\n\n[Gate output]\n{said.output}" if said.output else ""
-        return _Due(replace(task, text=f"{task.text}{output}"))
+        asked = replace(schedule, name=task.id, gate=task_file.gate, trust=Trust.PRIVATE)
+        async with self._gate_slots:
+            result = await self.run_gate(asked, agent, session)
+        if not result.is_open:
+            return _CheckedTask(task, because=result.because)
+        if result.output and result.trust is Trust.UNTRUSTED:
+            return _CheckedTask(task, output=result.output)
+        output = f"\n\n[Gate output]\n{result.output}" if result.output else ""
+        return _CheckedTask(replace(task, text=f"{task.text}{output}"))
 
 
-def _among(filed: Sequence[Filed], wanted: tuple[str, ...]) -> list[Filed]:
+def _select_tasks(task_files: Sequence[HeartbeatTaskFile], wanted: tuple[str, ...]) -> list[HeartbeatTaskFile]:
     """Return the wanted tasks. A task that no longer exists is returned with the reason."""
-    by_id = {each.task.id: each for each in filed}
-    gone = "there is no such task any more"
-    return [by_id.get(id_) or Filed(Task(id=id_, title=id_, text=""), because=gone) for id_ in dict.fromkeys(wanted)]
+    by_id = {each.task.id: each for each in task_files}
+    gone = "the task does not exist any more"
+    return [
+        by_id.get(id_) or HeartbeatTaskFile(HeartbeatTask(id=id_, title=id_, text=""), because=gone)
+        for id_ in dict.fromkeys(wanted)
+    ]

@@ -6,24 +6,26 @@ import asyncio
 import os
 from functools import partial
 
-from retinue.agents.instruction_files import FILE_BYTES_MAX, Looked
-from retinue.domain.trust import least
+from retinue.agents.instruction_files import FILE_BYTES_MAX, ContentWithTrust
+from retinue.domain.trust import least_trust
 from retinue.store.agents import file_trust
-from retinue.tools.files.file_access import Ground
-from retinue.tools.files.file_snapshot import look_if_there
+from retinue.tools.files.file_access import FileServices
+from retinue.tools.files.file_snapshot import read_snapshot_if_exists
 
 
-async def look_for(ground: Ground, path: str) -> Looked | None:
+async def read_with_trust(file_access: FileServices, path: str) -> ContentWithTrust | None:
     """Read a file and its trust. For a link, the trust of the link counts too: its author chose the file."""
     real = await asyncio.to_thread(os.path.realpath, path)
-    async with ground.alone_with(real):
+    async with file_access.lock_file(real):
         found = await asyncio.to_thread(
-            partial(look_if_there, real, text=os.path.basename(path), bytes_max=FILE_BYTES_MAX)
+            partial(read_snapshot_if_exists, real, text=os.path.basename(path), bytes_max=FILE_BYTES_MAX)
         )
         if found is None:
             return None
-        trust = await ground.trust_of(real, found)
+        trust = await file_access.trust_of(real, found)
         if real != path:
             made_ms = file_trust.ctime_ms(os.lstat(path))
-            trust = least((trust, await ground.store.read(partial(file_trust.label, path=path, ctime_ms=made_ms))))
-        return Looked(found.data, trust)
+            trust = least_trust(
+                (trust, await file_access.store.read(partial(file_trust.get_trust, path=path, ctime_ms=made_ms)))
+            )
+        return ContentWithTrust(found.data, trust)

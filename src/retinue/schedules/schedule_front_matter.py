@@ -19,12 +19,13 @@ from typing import Any, cast
 
 import msgspec
 
-from retinue.agents.skill_front_matter import split
-from retinue.domain.errors import Invalid, RetinueError
+from retinue.agents.skill_front_matter import split_front_matter
+from retinue.domain.errors import RetinueError
 from retinue.domain.ids import ID_LENGTH, ScheduleId
-from retinue.schedules.schedule_parser import Form
+from retinue.schedules.errors import ScheduleFileInvalid
+from retinue.schedules.schedule_parser import ScheduleForm
 
-FILE_BYTES_MAX = 262_144
+SCHEDULE_FILE_BYTES_MAX = 262_144
 
 # Names that other products use for these keys.
 _ALIASES = {
@@ -38,68 +39,68 @@ _ALIASES = {
 _GATE_ALIASES = {"timeoutMs": "timeout_ms", "allowedDomains": "domains"}
 _ID = re.compile(rf"[0-9a-f]{{{ID_LENGTH}}}")
 _KEY_LINE = re.compile(r"(?P<key>[A-Za-z_][A-Za-z0-9_.-]*)\s*:")
-_AT = re.compile(r"`\$\.(?P<key>[A-Za-z_]+)")
+_ERROR_KEY = re.compile(r"`\$\.(?P<key>[A-Za-z_]+)")
 
 
-class Filed(msgspec.Struct, frozen=True):
+class ScheduleFile(msgspec.Struct, frozen=True):
     """The content of a schedule file."""
 
     id: ScheduleId
-    form: Form
-    enabled: bool
+    form: ScheduleForm
+    is_enabled: bool
 
 
-class NoId(Exception):
+class MissingScheduleId(Exception):
     """The file has no schedule id."""
 
 
-def parse(text: str) -> Filed:
+def parse_schedule_file(text: str) -> ScheduleFile:
     """Parse a schedule file. Raises with the line number if it is invalid."""
     try:
-        said, words = split(text)
+        fields, body = split_front_matter(text)
     except RetinueError as error:
-        raise _unreadable(error.because) from None
-    lines = _lines(text)
-    front = {_ALIASES.get(key, key): value for key, value in said.items()}
-    front["gate"] = plain_gate(front.get("gate"))
+        raise ScheduleFileInvalid(error.because) from None
+    lines = _line_numbers(text)
+    front = {_ALIASES.get(key, key): value for key, value in fields.items()}
+    front["gate"] = normalize_gate_keys(front.get("gate"))
     id_, enabled = front.pop("id", ""), front.pop("enabled", True)
     for known in ("name", "owner"):  # informational only: the file name and the store decide
         front.pop(known, None)
     if not id_:
-        raise NoId
+        raise MissingScheduleId
     if not isinstance(id_, str) or not _ID.fullmatch(id_.replace("-", "").lower()):
-        raise _unreadable(f"line {lines.get('id', 1)}: an id is {ID_LENGTH} hex digits")
+        raise ScheduleFileInvalid(f"line {lines.get('id', 1)}: an id must have {ID_LENGTH} hex digits")
     if not isinstance(enabled, bool):
-        raise _unreadable(f"line {lines.get('enabled', 1)}: `enabled` is true or false")
+        raise ScheduleFileInvalid(f"line {lines.get('enabled', 1)}: `enabled` must be true or false")
     if "text" in front:
-        raise _unreadable(f"line {lines['text']}: the text stands below the front matter")
+        raise ScheduleFileInvalid(f"line {lines['text']}: the text must be below the front matter")
     if str(front.get("at", "")).strip().startswith(("+", "-")):
-        raise _unreadable(f"line {lines['at']}: a file names the moment itself, not how far away it is")
+        raise ScheduleFileInvalid(f"line {lines['at']}: `at` must be an absolute time in a file")
     try:
-        form = msgspec.convert({**front, "text": words}, Form, strict=False)
+        form = msgspec.convert({**front, "text": body}, ScheduleForm, strict=False)
     except msgspec.ValidationError as error:
-        key = found["key"] if (found := _AT.search(str(error))) else _unknown_key(str(error))
-        raise _unreadable(f"line {lines.get(key, 1)}: {error}") from None
-    return Filed(ScheduleId(id_.replace("-", "").lower()), form, enabled)
+        key = found["key"] if (found := _ERROR_KEY.search(str(error))) else _unknown_key_of(str(error))
+        raise ScheduleFileInvalid(f"line {lines.get(key, 1)}: {error}") from None
+    return ScheduleFile(ScheduleId(id_.replace("-", "").lower()), form, enabled)
 
 
-def plain_gate(said: Any) -> Any:
+def normalize_gate_keys(gate: Any) -> Any:
     """Return a gate table with our key names. A value that is not a table is returned unchanged."""
-    if not isinstance(said, dict):
-        return said
-    return {_GATE_ALIASES.get(str(k), k): _number(k, v) for k, v in cast("dict[Any, Any]", said).items()}
+    if not isinstance(gate, dict):
+        return gate
+    return {_GATE_ALIASES.get(str(k), k): _parse_timeout(k, v) for k, v in cast("dict[Any, Any]", gate).items()}
 
 
-def _number(key: Any, value: Any) -> Any:
+def _parse_timeout(key: Any, value: Any) -> Any:
     return int(value) if key in ("timeoutMs", "timeout_ms") and isinstance(value, str) and value.isdigit() else value
 
 
-def _unknown_key(said: str) -> str:
-    found = re.search(r"unknown field `(\w+)`", said)
+def _unknown_key_of(error_text: str) -> str:
+    found = re.search(r"unknown field `(\w+)`", error_text)
     return found[1] if found else ""
 
 
-def _lines(text: str) -> dict[str, int]:
+def _line_numbers(text: str) -> dict[str, int]:
     """Return the line number of each key."""
     found: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -110,22 +111,13 @@ def _lines(text: str) -> dict[str, int]:
     return found
 
 
-def render(id_: str, form: Form, *, enabled: bool, owner: str = "") -> str:
+def render_schedule_file(id_: str, form: ScheduleForm, *, enabled: bool, owner: str = "") -> str:
     """Return the file text of a schedule. Parsing it again gives the same schedule."""
     front: dict[str, Any] = {"id": id_, **msgspec.to_builtins(form)}
-    words = front.pop("text", "")
+    body = front.pop("text", "")
     if owner:
         front["owner"] = owner
     if not enabled:
         front["enabled"] = False
     lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in front.items()]
-    return "\n".join(("---", *lines, "---", "", str(words), ""))
-
-
-def _unreadable(because: str) -> Invalid:
-    return Invalid(
-        "this file of a schedule cannot be read",
-        because=because,
-        try_this="look at docs/guides/schedules.md for what may stand there",
-        code="schedule.file-unreadable",
-    )
+    return "\n".join(("---", *lines, "---", "", str(body), ""))

@@ -10,28 +10,33 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from retinue.config.declarations import ScheduleGate
+from retinue.config.declarations import DeclaredGate
 from retinue.domain import address, cron
-from retinue.domain.address import Address, AddressKind, valid_name
-from retinue.domain.errors import Invalid
+from retinue.domain.address import Address, AddressKind, validate_name
 from retinue.domain.ids import ScheduleId
 from retinue.domain.schedule import (
     GATE_TIMEOUT_MS,
-    Cron,
-    Every,
-    Gate,
-    Kind,
-    Missed,
-    Once,
-    Place,
+    CronTrigger,
+    EveryTrigger,
+    MissedPolicy,
+    OnceTrigger,
     Schedule,
-    When,
-    check,
-    spell_out,
+    ScheduleGate,
+    ScheduleKind,
+    ScheduleSession,
+    ScheduleTrigger,
+    check_schedule,
+    format_duration,
 )
-from retinue.domain.times import parse_when, show
-from retinue.domain.times import zone as known_zone
+from retinue.domain.times import format_time, parse_time
+from retinue.domain.times import load_zone as known_zone
 from retinue.domain.trust import Trust
+from retinue.schedules.errors import (
+    DurationInvalid,
+    ScheduleDeliveryInvalid,
+    ScheduleRecipientMissing,
+    ScheduleTriggerInvalid,
+)
 
 SPAN_LENGTH_MAX = 32
 NOWHERE = "none"
@@ -54,32 +59,38 @@ class GateForm(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     domains: list[str] = []
 
 
-class Form(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+class ScheduleForm(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """The written form of a schedule. Exactly one of `at`, `every` and `cron` must be set."""
 
-    to: Annotated[str, Meta(description="agent:NAME, agent:NAME/SESSION, person:NAME or channel:CONNECTOR:ROOM")] = ""
-    text: Annotated[str, Meta(description="what is written to them")] = ""
-    at: Annotated[str, Meta(description="once, at a time: +2h, or 2026-01-28T20:30 with or without an offset")] = ""
-    every: Annotated[str, Meta(description="again and again: 30m, 1h30m, 1d")] = ""
-    cron: Annotated[str, Meta(description="5 fields, 6 with seconds first, or @hourly @daily @weekly @monthly")] = ""
-    zone: Annotated[str, Meta(description="by which it goes; left out, the owner's, wherever they are")] = ""
+    to: Annotated[
+        str, Meta(description="recipient: agent:NAME, agent:NAME/SESSION, person:NAME or channel:CONNECTOR:CHANNEL")
+    ] = ""
+    text: Annotated[str, Meta(description="text of the message")] = ""
+    at: Annotated[
+        str, Meta(description="time of a single occurrence: +2h, or 2026-01-28T20:30 with or without an offset")
+    ] = ""
+    every: Annotated[str, Meta(description="interval: 30m, 1h30m, 1d")] = ""
+    cron: Annotated[
+        str, Meta(description="cron expression: 5 fields, 6 with seconds first, or @hourly @daily @weekly @monthly")
+    ] = ""
+    zone: Annotated[str, Meta(description="time zone. Default: the owner's current one")] = ""
     place: Annotated[
-        Place | None,
+        ScheduleSession | None,
         Meta(
-            description="fresh: a conversation of its own, begun anew each time; own: it remembers; main: the owner's"
+            description="fresh: a dedicated conversation, reset each time; own: it keeps its context; main: the owner's"
         ),
     ] = None
-    deliver: Annotated[str, Meta(description="where the answer goes: an address, or none")] = ""
-    missed: Annotated[Missed | None, Meta(description="what becomes of a slot at which the house was closed")] = None
-    delete_after_run: Annotated[bool, Meta(description="delete it once it has run")] = False
+    deliver: Annotated[str, Meta(description="address that gets the answer, or none")] = ""
+    missed: Annotated[MissedPolicy | None, Meta(description="what to do with an occurrence that was missed")] = None
+    delete_after_run: Annotated[bool, Meta(description="whether to delete it after its run")] = False
     gate: GateForm | None = None
     model: str = ""
-    title: Annotated[str, Meta(description="of its own conversation")] = ""
-    attributes: Annotated[dict[str, Any], Meta(description="to keep with its own conversation")] = {}
-    description: Annotated[str, Meta(description="what it is for")] = ""
+    title: Annotated[str, Meta(description="title of its dedicated conversation")] = ""
+    attributes: Annotated[dict[str, Any], Meta(description="attributes of its dedicated conversation")] = {}
+    description: Annotated[str, Meta(description="purpose of the schedule")] = ""
 
 
-class Setting(msgspec.Struct, frozen=True, kw_only=True):
+class ScheduleContext(msgspec.Struct, frozen=True, kw_only=True):
     """Everything about a schedule that is not in its form: who sets it, when and with which time zone."""
 
     id: ScheduleId
@@ -89,67 +100,57 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     now: datetime
     zone: ZoneInfo  # the owner's time zone
     source: str = "api"
-    kind: Kind = Kind.SCHEDULE
+    kind: ScheduleKind = ScheduleKind.SCHEDULE
     start: datetime | None = None  # start of the intervals; None: now
 
 
-def read(form: Form, by: Setting) -> Schedule:
+def parse_form(form: ScheduleForm, context: ScheduleContext) -> Schedule:
     """Return the schedule that a form describes. Raises if it is invalid; nothing is guessed."""
-    zone = known_zone(form.zone) if form.zone else by.zone
+    zone = known_zone(form.zone) if form.zone else context.zone
     schedule = Schedule(
-        id=by.id,
-        name=valid_name(by.name, what="a schedule") if by.name else "",
-        owner=by.owner,
-        to=_recipient(form.to),
-        when=_when(form, by, zone),
-        kind=by.kind,
+        id=context.id,
+        name=validate_name(context.name, what="a schedule") if context.name else "",
+        owner=context.owner,
+        to=_parse_recipient(form.to),
+        when=_parse_form_when(form, context, zone),
+        kind=context.kind,
         text=form.text.strip("\n"),
         description=form.description,
         zone=form.zone or None,
-        place=form.place or Place.FRESH,
-        deliver=_delivery(form, by),
+        place=form.place or ScheduleSession.FRESH,
+        deliver=_parse_delivery(form, context),
         missed=form.missed,
         delete_after_run=form.delete_after_run,
-        gate=gate_of(form.gate),
+        gate=parse_gate_form(form.gate),
         model=form.model or None,
         title=form.title,
         attributes=form.attributes,
-        trust=by.trust,
-        source=by.source,
+        trust=context.trust,
+        source=context.source,
     )
-    check(schedule, now=by.now, zone=zone)
+    check_schedule(schedule, now=context.now, zone=zone)
     return schedule
 
 
-def _recipient(text: str) -> Address:
+def _parse_recipient(text: str) -> Address:
     if not text:
-        raise Invalid(
-            "this schedule is for nobody",
-            because="`to` says who is written to",
-            try_this="to = agent:NAME",
-            code="schedule.recipient-invalid",
-        )
-    return address.parse(text)
+        raise ScheduleRecipientMissing
+    return address.parse_address(text)
 
 
-def _delivery(form: Form, by: Setting) -> str:
+def _parse_delivery(form: ScheduleForm, context: ScheduleContext) -> str:
     if form.deliver in ("", NOWHERE):
         return form.deliver
-    to = address.parse(form.deliver)
+    to = address.parse_address(form.deliver)
     if to.kind not in (AddressKind.PERSON, AddressKind.CHANNEL):
-        raise Invalid(
-            f"an answer cannot go to {to}",
-            because="it goes to a person or into a channel, or to nobody",
-            try_this="deliver = person:NAME, or none",
-            code="schedule.deliver-invalid",
-        )
+        raise ScheduleDeliveryInvalid(str(to))
     return str(to)
 
 
-def gate_of(form: GateForm | None) -> Gate | None:
+def parse_gate_form(form: GateForm | None) -> ScheduleGate | None:
     if form is None:
         return None
-    return Gate(
+    return ScheduleGate(
         command=form.command,
         cwd=form.cwd,
         timeout_ms=form.timeout_ms,
@@ -159,7 +160,7 @@ def gate_of(form: GateForm | None) -> Gate | None:
     )
 
 
-def form_of(gate: Gate | ScheduleGate | None) -> GateForm | None:
+def gate_to_form(gate: ScheduleGate | DeclaredGate | None) -> GateForm | None:
     if gate is None:
         return None
     return GateForm(
@@ -172,45 +173,37 @@ def form_of(gate: Gate | ScheduleGate | None) -> GateForm | None:
     )
 
 
-def _when(form: Form, by: Setting, zone: ZoneInfo) -> When:
+def _parse_form_when(form: ScheduleForm, context: ScheduleContext, zone: ZoneInfo) -> ScheduleTrigger:
     given = [name for name in ("at", "every", "cron") if getattr(form, name)]
     if len(given) != 1:
-        raise Invalid(
-            "this schedule does not say when" if not given else "this schedule says when in two ways",
-            because="exactly one of `at`, `every` and `cron` is needed",
-            try_this="for example: cron = 0 9 * * 1-5",
-            code="schedule.when-invalid",
-        )
-    return read_when(at=form.at, every=form.every, expression=form.cron, now=by.now, zone=zone, start=by.start)
+        raise ScheduleTriggerInvalid(given)
+    return parse_when_fields(
+        at=form.at, every=form.every, expression=form.cron, now=context.now, zone=zone, start=context.start
+    )
 
 
-def read_when(
+def parse_when_fields(
     *, at: str = "", every: str = "", expression: str = "", now: datetime, zone: ZoneInfo, start: datetime | None = None
-) -> When:
+) -> ScheduleTrigger:
     if at:
-        return Once(parse_when(at, now=now, zone=zone))
+        return OnceTrigger(parse_time(at, now=now, zone=zone))
     if every:
-        return Every(span_s(every), (start or now).replace(microsecond=0))
-    return Cron(cron.checked(expression))
+        return EveryTrigger(parse_span_s(every), (start or now).replace(microsecond=0))
+    return CronTrigger(cron.normalize_cron(expression))
 
 
-def span_s(text: str) -> int:
+def parse_span_s(text: str) -> int:
     """Parse `1h30m`, `45s` or `1d` into seconds. A bare number is seconds."""
     compact = "".join(text.lower().split())[:SPAN_LENGTH_MAX]
     if compact.isascii() and compact.isdigit():
         return int(compact)
     units = [unit for _, unit in _PART.findall(compact)]
     if not _SPAN.fullmatch(compact) or len(set(units)) != len(units):
-        raise Invalid(
-            f"{text[:SPAN_LENGTH_MAX]!r} is not a span of time",
-            because="it is numbers with the units d h m s, each at most once",
-            try_this="for example: 30m, 1h30m, 1d",
-            code="schedule.every-invalid",
-        )
+        raise DurationInvalid(text[:SPAN_LENGTH_MAX])
     return sum(int(number) * _SECONDS[unit] for number, unit in _PART.findall(compact))
 
 
-def short_span(seconds: int) -> str:
+def format_span(seconds: int) -> str:
     """Format seconds so that `parse_span_s` can read them."""
     parts: list[str] = []
     for unit, size in _SECONDS.items():
@@ -220,21 +213,21 @@ def short_span(seconds: int) -> str:
     return "".join(parts) or "0s"
 
 
-def write(schedule: Schedule, zone: ZoneInfo) -> Form:
+def schedule_to_form(schedule: Schedule, zone: ZoneInfo) -> ScheduleForm:
     """Return the form of a schedule, with times in `zone`. Reading it again gives the same schedule."""
     when = schedule.when
-    return Form(
+    return ScheduleForm(
         to=str(schedule.to),
         text=schedule.text,
-        at=show(when.at, zone) if isinstance(when, Once) else "",
-        every=short_span(when.seconds) if isinstance(when, Every) else "",
-        cron=when.expression if isinstance(when, Cron) else "",
+        at=format_time(when.at, zone) if isinstance(when, OnceTrigger) else "",
+        every=format_span(when.seconds) if isinstance(when, EveryTrigger) else "",
+        cron=when.expression if isinstance(when, CronTrigger) else "",
         zone=schedule.zone or "",
-        place=schedule.place if schedule.place is not Place.FRESH else None,
+        place=schedule.place if schedule.place is not ScheduleSession.FRESH else None,
         deliver=schedule.deliver,
         missed=schedule.missed,
         delete_after_run=schedule.delete_after_run,
-        gate=form_of(schedule.gate),
+        gate=gate_to_form(schedule.gate),
         model=schedule.model or "",
         title=schedule.title,
         attributes=dict(schedule.attributes),
@@ -242,28 +235,28 @@ def write(schedule: Schedule, zone: ZoneInfo) -> Form:
     )
 
 
-def changed(form: Form, changes: Mapping[str, Any]) -> Form:
+def change_form(form: ScheduleForm, changes: Mapping[str, Any]) -> ScheduleForm:
     """Return a form with changes applied. A new `at`, `every` or `cron` replaces the old one."""
     if any(changes.get(name) for name in ("at", "every", "cron")):
         form = msgspec.structs.replace(form, at="", every="", cron="")
     return msgspec.structs.replace(form, **changes)
 
 
-def means_the_same(one: Schedule, other: Schedule) -> bool:
+def is_same_schedule(one: Schedule, other: Schedule) -> bool:
     """Whether two schedules are equal, apart from their author and the start of their intervals."""
-    return write(one, ZoneInfo("UTC")) == write(other, ZoneInfo("UTC"))
+    return schedule_to_form(one, ZoneInfo("UTC")) == schedule_to_form(other, ZoneInfo("UTC"))
 
 
 __all__ = [
-    "Form",
     "GateForm",
-    "Setting",
-    "changed",
-    "form_of",
-    "gate_of",
-    "means_the_same",
-    "read",
-    "span_s",
-    "spell_out",
-    "write",
+    "ScheduleContext",
+    "ScheduleForm",
+    "change_form",
+    "format_duration",
+    "gate_to_form",
+    "is_same_schedule",
+    "parse_form",
+    "parse_gate_form",
+    "parse_span_s",
+    "schedule_to_form",
 ]

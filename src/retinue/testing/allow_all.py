@@ -4,45 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from retinue.config.access import DoorSettings
-from retinue.connectors.base import Incoming
+from retinue.config.access import AccessSettings
+from retinue.connectors.base import InboundMessage
 from retinue.domain import address
-from retinue.domain.access import DmPolicy, GroupPolicy, Overheard
+from retinue.domain.access import AmbientMessage, DmPolicy, GroupPolicy
 from retinue.domain.address import Address
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.principal import Principal
 from retinue.domain.trust import Trust
-from retinue.intake.access_control import Welcome, speaker_of
+from retinue.intake.access_control import Admission, get_sender_id
 from retinue.intake.routing import OWNER
 
-WIDE_OPEN = DoorSettings(dm=DmPolicy.OPEN, group_policy=GroupPolicy.OPEN)
+OPEN_ACCESS = AccessSettings(dm=DmPolicy.OPEN, group_policy=GroupPolicy.OPEN)
 
 
-class OpenDoor:
+class AllowAllAccess:
     """Admits everyone. `agent_for_channel` returns the agent that answers in a channel, or None if there is none."""
 
-    def __init__(self, bound: Callable[[Address], Address | None], settings: DoorSettings = WIDE_OPEN) -> None:
-        self._bound = bound
+    def __init__(
+        self, agent_for_channel: Callable[[Address], Address | None], settings: AccessSettings = OPEN_ACCESS
+    ) -> None:
+        self._agent_for_channel = agent_for_channel
         self._settings = settings
 
-    async def meet(self, instance: str, incoming: Incoming) -> Welcome | None:
-        agent = self._bound(address.parse(f"channel:{instance}:{incoming.room}"))
+    async def admit(self, connector: str, incoming: InboundMessage) -> Admission | None:
+        agent = self._agent_for_channel(address.parse_address(f"channel:{connector}:{incoming.room}"))
         if agent is None:
             return None
         is_boss = incoming.context.from_boss
-        return Welcome(
+        return Admission(
             agents=(agent.name,),
             trust=Trust.OWNER if is_boss else Trust.UNTRUSTED,
             may_command=is_boss,
-            speaker=speaker_of(incoming),
+            sender_id=get_sender_id(incoming),
             from_boss=is_boss,
             settings=self._settings,
         )
 
-    async def who_pressed(self, instance: str, incoming: Incoming) -> Principal | None:
+    async def identify_presser(self, connector: str, incoming: InboundMessage) -> Principal | None:
         boss = Principal(address=OWNER, level=PermissionLevel.BOSS, trust=Trust.OWNER)
         return boss if incoming.context.from_boss else None
 
-    async def told(self, instance: str, room: str, before: tuple[Overheard, ...]) -> None: ...
+    async def mark_ambient_read(self, connector: str, channel: str, messages: tuple[AmbientMessage, ...]) -> None: ...
 
-    async def moved(self, instance: str, incoming: Incoming) -> None: ...
+    async def migrate_channel(self, connector: str, incoming: InboundMessage) -> None: ...

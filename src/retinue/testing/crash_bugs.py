@@ -14,62 +14,62 @@ from msgspec.structs import replace
 
 from retinue.app import server
 from retinue.domain.delegation import Delegation, DelegationKind, DelegationState
-from retinue.domain.delegation_request import Handed
-from retinue.domain.envelope import Draft, Receipt
-from retinue.domain.ids import EnvelopeId, derived
-from retinue.domain.schedule import Schedule, Slot
+from retinue.domain.delegation_request import DelegationStatus
+from retinue.domain.envelope import EnvelopeDraft, Receipt
+from retinue.domain.ids import EnvelopeId, derive_id
+from retinue.domain.schedule import Occurrence, Schedule
 from retinue.domain.tool import Call, ToolResult
 from retinue.engine import delegations as handing
 from retinue.engine import scheduler
 from retinue.engine.journal import RunJournal
-from retinue.engine.run_context import Append
+from retinue.engine.run_context import RecordAppender
 from retinue.intake import external_callbacks
-from retinue.intake.accept import Inbox, Wake, enter
+from retinue.intake.accept import EnvelopeIntake, Wake, accept_in_transaction
 from retinue.intake.external_callbacks import Callback
 from retinue.store.core import tables as t
-from retinue.store.core.transaction import Page
+from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelopes
 from retinue.store.runs import delegations
 from retinue.store.schedules import schedules
-from retinue.store.schedules.schedules import Kept
+from retinue.store.schedules.schedules import StoredSchedule
 from retinue.store.sessions import sessions
 
-COMMITS_AFTER_S = 0.1
+COMMIT_DELAY_S = 0.1
 
 # The patched objects, as Any, because no type allows this.
-_inbox: Any = Inbox
-_journal: Any = RunJournal
-_append: Any = Append
-_sessions: Any = sessions
-_daemon: Any = server
-_handing: Any = handing
-_delegations: Any = delegations
-_clockwork: Any = scheduler
-_schedules: Any = schedules
-_callbacks: Any = external_callbacks
+_patched_intake: Any = EnvelopeIntake
+_patched_journal: Any = RunJournal
+_patched_appender: Any = RecordAppender
+_patched_sessions: Any = sessions
+_patched_server: Any = server
+_patched_engine_delegations: Any = handing
+_patched_store_delegations: Any = delegations
+_patched_scheduler: Any = scheduler
+_patched_schedules: Any = schedules
+_patched_callbacks: Any = external_callbacks
 
 
 def acknowledge_before_commit() -> None:
     """Return the receipt at once, and store the envelope a moment later."""
-    post: Callable[[Inbox, Draft], Awaitable[Receipt]] = _inbox.post
+    post: Callable[[EnvelopeIntake, EnvelopeDraft], Awaitable[Receipt]] = _patched_intake.accept
     storing: set[asyncio.Task[Receipt]] = set()
 
-    async def store(self: Inbox, draft: Draft) -> Receipt:
-        await asyncio.sleep(COMMITS_AFTER_S)  # sleep: the bug is that it is stored later
+    async def store(self: EnvelopeIntake, draft: EnvelopeDraft) -> Receipt:
+        await asyncio.sleep(COMMIT_DELAY_S)  # sleep: the bug is that it is stored later
         return await post(self, draft)
 
-    async def acknowledge(self: Inbox, draft: Draft) -> Receipt:
+    async def acknowledge(self: EnvelopeIntake, draft: EnvelopeDraft) -> Receipt:
         task = asyncio.create_task(store(self, draft))
         storing.add(task)
         task.add_done_callback(storing.discard)
-        return Receipt(envelope=draft.id, session=None, news_seq=0)
+        return Receipt(envelope=draft.id, session=None, event_seq=0)
 
-    _inbox.post = acknowledge
+    _patched_intake.accept = acknowledge
 
 
 def effect_before_intent() -> None:
     """Perform a call first, and store its intent afterwards."""
-    perform = _journal.perform
+    perform = _patched_journal.perform
 
     async def act_first(
         self: RunJournal, turn: int, index: int, call: Call, act: Callable[[], Awaitable[ToolResult]], **kw: Any
@@ -81,12 +81,12 @@ def effect_before_intent() -> None:
 
         return await perform(self, turn, index, call, nothing_more, **kw)
 
-    _journal.perform = act_first
+    _patched_journal.perform = act_first
 
 
 def epoch_not_checked() -> None:
     """Write to a session without checking whether another worker has claimed it."""
-    guard, guard_step = sessions.guard, sessions.guard_step
+    guard, guard_step = sessions.update_fenced, sessions.update_step_fenced
 
     def unguarded(conn: sa.Connection, id_: str, *, epoch: int, new_epoch: int | None = None, **kw: Any) -> None:
         session = sessions.get(conn, id_)
@@ -99,26 +99,26 @@ def epoch_not_checked() -> None:
         assert session is not None
         guard_step(conn, id_, epoch=session.epoch, **kw)
 
-    def where_it_stands(self: Append) -> int:
+    def where_it_stands(self: RecordAppender) -> int:
         if self.records:
             return self.records[-1].seq
-        session = sessions.get(self.page.conn, self.session.id)
+        session = sessions.get(self.tx.conn, self.session.id)
         assert session is not None
         return session.record_seq
 
-    _sessions.guard = unguarded
-    _sessions.guard_step = unguarded_step
-    _append.seq = property(where_it_stands)
+    _patched_sessions.update_fenced = unguarded
+    _patched_sessions.update_step_fenced = unguarded_step
+    _patched_appender.last_seq = property(where_it_stands)
 
 
 def answer_read_twice() -> None:
     """Give a waiting call its answer, and leave the answer in the queue as well."""
 
-    def collect(page: Page, delegation: Delegation) -> Handed:
-        delegations.release_one(page.conn, delegation.id)
-        return Handed(delegation=delegation, answer=envelopes.get(page.conn, delegation.result or ""))
+    def collect(page: Transaction, delegation: Delegation) -> DelegationStatus:
+        delegations.release_delegation(page.conn, delegation.id)
+        return DelegationStatus(delegation=delegation, answer=envelopes.get(page.conn, delegation.result or ""))
 
-    _handing._collect = collect
+    _patched_engine_delegations._collect = collect
 
 
 def answer_to_another_call() -> None:
@@ -126,9 +126,9 @@ def answer_to_another_call() -> None:
 
     def same_for_all(run: str, call: str) -> EnvelopeId:
         del call
-        return EnvelopeId(derived(run, "delegation"))
+        return EnvelopeId(derive_id(run, "delegation"))
 
-    _handing.delegation_id = same_for_all
+    _patched_engine_delegations.delegation_id = same_for_all
 
 
 def failure_not_told() -> None:
@@ -138,79 +138,81 @@ def failure_not_told() -> None:
     def only_good_ends(conn: sa.Connection, id_: str, state: DelegationState, **kw: Any) -> bool:
         return state is DelegationState.DONE and end(conn, id_, state, **kw)
 
-    _delegations.end = only_good_ends
+    _patched_store_delegations.end = only_good_ends
 
 
 def slot_fired_twice() -> None:
     """Send the envelope of a schedule twice."""
-    let_go = _clockwork._let_go
+    let_go = _patched_scheduler._release_envelope
 
-    def twice(page: Page, schedule: Schedule, slot: Slot, **kw: Any) -> tuple[Wake, ...]:
+    def twice(page: Transaction, schedule: Schedule, slot: Occurrence, **kw: Any) -> tuple[Wake, ...]:
         wakes = let_go(page, schedule, slot, **kw)
         sent = envelopes.get(page.conn, slot.envelope or "")
         if sent is None or sent.session is None:
             return wakes
-        again = Draft(
-            id=EnvelopeId(derived(sent.id, "again")),
+        again = EnvelopeDraft(
+            id=EnvelopeId(derive_id(sent.id, "again")),
             sender=sent.sender,
             recipient=sent.recipient,
             text=sent.text,
             source=sent.source,
-            key=f"{sent.key}/again",
+            idempotency_key=f"{sent.idempotency_key}/again",
         )
-        return (*wakes, *enter(page, again).wakes)
+        return (*wakes, *accept_in_transaction(page, again).wakes)
 
-    _clockwork._let_go = twice
+    _patched_scheduler._release_envelope = twice
 
 
 def next_not_made() -> None:
     """Continue a schedule only if its envelope was answered."""
-    go_on = _schedules._go_on
+    go_on = _patched_schedules._continue_schedule
 
-    def only_after_success(page: Page, kept: Kept, slot: Slot, *, worked: bool, because: str) -> None:
-        if not (worked and because):
-            go_on(page, kept, slot, worked=worked, because=because)
+    def only_after_success(
+        page: Transaction, kept: StoredSchedule, slot: Occurrence, *, has_run: bool, because: str
+    ) -> None:
+        if not (has_run and because):
+            go_on(page, kept, slot, has_run=has_run, because=because)
 
-    _schedules._go_on = only_after_success
+    _patched_schedules._continue_schedule = only_after_success
 
 
 def skip_not_told() -> None:
     """Do not record occurrences that were missed while the server was down or busy."""
 
-    def nothing(page: Page, kept: Kept, since: datetime, until: datetime, *, because: str) -> None:
+    def nothing(page: Transaction, kept: StoredSchedule, since: datetime, until: datetime, *, because: str) -> None:
         del page, kept, since, until, because
 
-    _schedules._pass_by = nothing
+    _patched_schedules._record_skipped = nothing
 
 
 def callback_heard_twice() -> None:
     """Treat a repeated callback of an external agent as a new one."""
-    hear = external_callbacks.hear
+    hear = external_callbacks.accept_callback
 
     def always_new(conn: sa.Connection, *, callback: Callback, now_ms: int) -> Any:
-        times = conn.execute(_TIMES, {"key": callback.message}).scalar_one()
+        times = conn.execute(_CALLBACK_COUNT, {"key": callback.message}).scalar_one()
         new = replace(callback, message=f"{callback.message}+{times}") if times else callback
         return hear(conn, callback=new, now_ms=now_ms)
 
-    _callbacks.hear = always_new
+    _patched_callbacks.accept_callback = always_new
 
 
 def callback_to_another_session() -> None:
     """Treat every callback as the answer to the oldest open request, of whatever session."""
 
-    def oldest_of_all(page: Page, callback: Callback) -> Delegation | None:
+    def oldest_of_all(page: Transaction, callback: Callback) -> Delegation | None:
         del callback
-        found = page.conn.execute(_OLDEST_OUT).one_or_none()
+        found = page.conn.execute(_OLDEST_REQUEST).one_or_none()
         return delegations.get(page.conn, found.id) if found is not None else None
 
-    _callbacks._asked = oldest_of_all
+    _patched_callbacks._find_request = oldest_of_all
 
 
 _e, _d = t.envelopes, t.delegations
-_TIMES = sa.select(sa.func.count()).where(
+_CALLBACK_COUNT = sa.select(sa.func.count()).where(
     _e.c.source.like("external:%"), _e.c.dedupe_key.like(sa.bindparam("key", type_=sa.String) + "%")
 )
-_OLDEST_OUT = (
+_OLDEST_REQUEST = (
     sa.select(_d.c.id)
     .where(_d.c.kind == DelegationKind.EXTERNAL.value, _d.c.state == DelegationState.OPEN.value)
     .order_by(_d.c.created_ms, _d.c.id)
@@ -222,11 +224,11 @@ def lock_not_held() -> None:
     """Serve a data directory that another process serves, as happens if a network disk has broken locks."""
 
     @contextmanager
-    def unlocked(home: Path) -> Generator[None]:
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    def unlocked(data_dir: Path) -> Generator[None]:
+        data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         yield
 
-    _daemon.instance_lock = unlocked
+    _patched_server.instance_lock = unlocked
 
 
 BUGS: dict[str, Callable[[], None]] = {

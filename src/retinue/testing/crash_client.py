@@ -19,15 +19,25 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from retinue.testing import crash_script as script
-from retinue.testing.crash_log import Acknowledged, Answered, Complaint, Decided, Log, Retried, Sent, Settled, Shown
-from retinue.testing.crash_script import Do, Question
+from retinue.testing.crash_log import (
+    AcknowledgedEntry,
+    AnsweredEntry,
+    ComplaintEntry,
+    CrashLog,
+    DecidedEntry,
+    FinalAnswersEntry,
+    RetriedEntry,
+    SentEntry,
+    SettledEntry,
+)
+from retinue.testing.crash_script import ScriptAction, ScriptQuestion
 
 CALL_S_MAX = 120.0
-CALL_AGAIN_S = 0.1  # fifty clients that retry without a pause would keep the server from starting
-LOOK_S = 2.0
+RETRY_PAUSE_S = 0.1  # fifty clients that retry without a pause would keep the server from starting
+POLL_S = 2.0
 EXPIRES_AFTER_S = 0.15
 APPROVAL_WAIT_S = 1.0  # how long the test's agents wait for a person
-FOR_LONGER = 0.15  # share of the approvals that apply to the whole session
+SESSION_SCOPE_SHARE = 0.15  # share of the approvals that apply to the whole session
 
 T = TypeVar("T")
 Parameters = dict[str, Any]
@@ -36,25 +46,25 @@ Parameters = dict[str, Any]
 # --- HTTP ---
 
 
-class Closed(Exception):
+class ConnectionClosed(Exception):
     """The server did not answer: it may or may not have performed the request."""
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The server answered with an error."""
 
     def __init__(self, status: int, error: dict[str, str]) -> None:
         super().__init__(f"{status} {error}")
         self.code = error.get("code", "")
         self.because = error.get("because", "")
-        self.for_now = status >= 500
+        self.is_temporary = status >= 500
 
 
-class Line:
+class ApiConnection:
     """One connection to the server, opened again whenever it breaks."""
 
-    def __init__(self, home: Path) -> None:
-        self._home = home
+    def __init__(self, data_dir: Path) -> None:
+        self._data_dir = data_dir
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def call(self, operation: str, **parameters: Any) -> Parameters:
@@ -65,26 +75,26 @@ class Line:
         whole = False
         try:
             async with asyncio.timeout(CALL_S_MAX):
-                reader = await self._ask("POST", path, body, headers)
+                reader = await self._send_request("POST", path, body, headers)
                 status, said = await read_head(reader)
                 answer = json.loads(await reader.readexactly(int(said["content-length"])))
                 whole = True
         except (OSError, EOFError, ValueError, LookupError, TimeoutError) as error:
-            raise Closed(path) from error
+            raise ConnectionClosed(path) from error
         finally:
             if not whole:
-                self.hang_up()
+                self.close()
         if status >= 400:
-            raise Refused(status, answer["error"])
+            raise RequestRefused(status, answer["error"])
         return answer
 
-    async def news(self, after: int) -> AsyncIterator[tuple[str, Parameters]]:
+    async def stream_events(self, after: int) -> AsyncIterator[tuple[str, Parameters]]:
         """Yield (event, data) pairs until the connection breaks, which always raises `Closed`."""
         try:
-            reader = await self._ask("GET", f"/api/news?after={after}", b"")
+            reader = await self._send_request("GET", f"/api/news?after={after}", b"")
             status, _ = await read_head(reader)
             if status != 200:
-                raise Closed("news")
+                raise ConnectionClosed("news")
             waiting = b""
             while size := int(await reader.readline() or b"0", 16):
                 chunk: bytes = await reader.readexactly(size + 2)
@@ -94,24 +104,24 @@ class Line:
                     if fields:
                         yield fields[b"event"].decode(), json.loads(fields[b"data"])
         except (OSError, EOFError, ValueError, LookupError) as error:
-            raise Closed("news") from error
+            raise ConnectionClosed("news") from error
         finally:
-            self.hang_up()
-        raise Closed("news")
+            self.close()
+        raise ConnectionClosed("news")
 
-    def hang_up(self) -> None:
+    def close(self) -> None:
         if self._streams is not None:
             self._streams[1].close()
             self._streams = None
 
-    async def _ask(
+    async def _send_request(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str] | None = None
     ) -> asyncio.StreamReader:
         if self._streams is None:
-            self._streams = await asyncio.open_unix_connection((self._home / "socket").read_text())
+            self._streams = await asyncio.open_unix_connection((self._data_dir / "socket").read_text())
         reader, writer = self._streams
         if headers is None:
-            token = (self._home / "owner-token").read_text().strip()
+            token = (self._data_dir / "owner-token").read_text().strip()
             headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         lines = [
             f"{name}: {value}" for name, value in {"Host": "retinue", "Content-Length": len(body), **headers}.items()
@@ -121,7 +131,7 @@ class Line:
         return reader
 
 
-def _asked_about(call: Parameters) -> str:
+def _approval_subject(call: Parameters) -> str:
     """Returns what identifies a call that needs approval: the text it would write, or its id."""
     return call["arguments"].get("text") or call["id"]
 
@@ -141,90 +151,123 @@ async def read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Habit:
+class SenderProfile:
     """What a group of senders does, with the weight of each action."""
 
-    to: str
-    does: dict[Do, int]
-    waiting_max: int = 3
+    recipient: str
+    action_weights: dict[ScriptAction, int]
+    open_max: int = 3
     pause_s: float = 0.15
-    thinks_s: float | None = None  # model delay of each question; None: short or none
-    expires: bool = False  # every other question expires soon
-    retries: bool = False  # retries dead letters
-    restless: bool = False  # stops, resets and reconfigures its session
+    delay_s: float | None = None  # model delay of each question; None: short or none
+    uses_expiry: bool = False  # every other question expires soon
+    retries_dead_letters: bool = False  # retries dead letters
+    disturbs_session: bool = False  # stops, resets and reconfigures its session
 
 
-ERRANDS = {Do.HAND: 2, Do.HAND_TWO: 1, Do.HAND_ASK: 1, Do.SPAWN: 1, Do.SPAWN_ASK: 1}
-MIXED = {Do.PLAIN: 4, Do.STATUS: 1, Do.TOOL: 3, Do.TWO_TOOLS: 2, Do.ASK: 2, **ERRANDS}
-ONLY_PLAIN = {Do.PLAIN: 1}
+DELEGATION_ACTIONS = {
+    ScriptAction.DELEGATE: 2,
+    ScriptAction.DELEGATE_TWO: 1,
+    ScriptAction.DELEGATE_ASK: 1,
+    ScriptAction.SPAWN: 1,
+    ScriptAction.SPAWN_ASK: 1,
+}
+MIXED_ACTIONS = {
+    ScriptAction.PLAIN: 4,
+    ScriptAction.STATUS: 1,
+    ScriptAction.TOOL: 3,
+    ScriptAction.TWO_TOOLS: 2,
+    ScriptAction.ASK: 2,
+    **DELEGATION_ACTIONS,
+}
+PLAIN_ACTIONS = {ScriptAction.PLAIN: 1}
 # The recipients of all fifty senders. The agents are those of `crash_server`.
-HABITS: Sequence[tuple[int, Habit]] = (
-    (14, Habit(to="agent:ada", does=MIXED)),
+SENDER_PROFILES: Sequence[tuple[int, SenderProfile]] = (
+    (14, SenderProfile(recipient="agent:ada", action_weights=MIXED_ACTIONS)),
     # Alone in their sessions: text of an external agent is untrusted, and most calls of a run that
     # read it need approval.
-    (2, Habit(to="agent:ada", does={Do.PLAIN: 1, Do.HAND_OUT: 2}, waiting_max=1)),
-    (3, Habit(to=f"agent:{script.ELSEWHERE}", does=ONLY_PLAIN)),
-    (8, Habit(to="agent:bob", does=MIXED)),
-    (7, Habit(to="agent:cat", does=MIXED)),
-    (4, Habit(to="agent:eve", does=MIXED)),
-    (2, Habit(to="agent:ivy", does=MIXED, waiting_max=2)),
-    (2, Habit(to="agent:bob", does={Do.FAIL: 1, Do.PLAIN: 1}, retries=True)),
-    (2, Habit(to="agent:bob", does=ONLY_PLAIN, expires=True)),
-    (2, Habit(to="agent:ada", does=MIXED, restless=True)),
-    (2, Habit(to=f"channel:{script.STEADY}:room-{{}}", does=ONLY_PLAIN)),
-    (2, Habit(to=f"channel:{script.RISKY}:room-{{}}", does=ONLY_PLAIN)),
+    (
+        2,
+        SenderProfile(
+            recipient="agent:ada", action_weights={ScriptAction.PLAIN: 1, ScriptAction.DELEGATE_EXTERNAL: 2}, open_max=1
+        ),
+    ),
+    (3, SenderProfile(recipient=f"agent:{script.EXTERNAL_AGENT}", action_weights=PLAIN_ACTIONS)),
+    (8, SenderProfile(recipient="agent:bob", action_weights=MIXED_ACTIONS)),
+    (7, SenderProfile(recipient="agent:cat", action_weights=MIXED_ACTIONS)),
+    (4, SenderProfile(recipient="agent:eve", action_weights=MIXED_ACTIONS)),
+    (2, SenderProfile(recipient="agent:ivy", action_weights=MIXED_ACTIONS, open_max=2)),
+    (
+        2,
+        SenderProfile(
+            recipient="agent:bob",
+            action_weights={ScriptAction.FAIL: 1, ScriptAction.PLAIN: 1},
+            retries_dead_letters=True,
+        ),
+    ),
+    (2, SenderProfile(recipient="agent:bob", action_weights=PLAIN_ACTIONS, uses_expiry=True)),
+    (2, SenderProfile(recipient="agent:ada", action_weights=MIXED_ACTIONS, disturbs_session=True)),
+    (2, SenderProfile(recipient=f"channel:{script.SAFE_CONNECTOR}:room-{{}}", action_weights=PLAIN_ACTIONS)),
+    (2, SenderProfile(recipient=f"channel:{script.UNSAFE_CONNECTOR}:room-{{}}", action_weights=PLAIN_ACTIONS)),
 )
 
 
-def everyone(habits: Sequence[tuple[int, Habit]] = HABITS) -> list[Habit]:
-    return [habit for count, habit in habits for _ in range(count)]
+def list_profiles(profiles: Sequence[tuple[int, SenderProfile]] = SENDER_PROFILES) -> list[SenderProfile]:
+    return [habit for count, habit in profiles for _ in range(count)]
 
 
 @dataclass(slots=True)
-class Correspondent:
+class Sender:
     """One sender, with its session and its open envelopes."""
 
     number: int
-    habit: Habit
+    profile: SenderProfile
     session: str | None = None
     sent: int = 0
-    waiting: dict[str, str] = field(default_factory=dict[str, str])  # envelope -> token
+    open_envelopes: dict[str, str] = field(default_factory=dict[str, str])  # envelope -> token
 
     @property
-    def to(self) -> str:
-        return self.habit.to.format(self.number)
+    def recipient(self) -> str:
+        return self.profile.recipient.format(self.number)
 
 
-class Client:
+class CrashClient:
     """All senders, and one reader of the event stream for them."""
 
-    def __init__(self, home: Path, log: Log, *, seed: int, habits: Sequence[Habit] = (), letters_max: int = 0) -> None:
-        self._home = home
+    def __init__(
+        self,
+        data_dir: Path,
+        log: CrashLog,
+        *,
+        seed: int,
+        profiles: Sequence[SenderProfile] = (),
+        envelopes_max: int = 0,
+    ) -> None:
+        self._data_dir = data_dir
         self._log = log
         self._random = random.Random(seed)
-        self._letters_max = letters_max
-        self._correspondents = [Correspondent(i, habit) for i, habit in enumerate(habits or everyone())]
+        self._envelopes_max = envelopes_max
+        self._senders = [Sender(i, habit) for i, habit in enumerate(profiles or list_profiles())]
         self._cursor = 0
         self._tokens: dict[str, str] = {}  # envelope -> token, for everything acknowledged
         self._settled: dict[str, str] = {}  # envelope -> outcome
         self._changed = asyncio.Event()
-        self._decisions: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
 
-    async def write_letters(self) -> None:
+    async def run(self) -> None:
         """Send until stopped, or until each sender has sent `envelopes_max`. Then wait until all are settled."""
-        following = asyncio.create_task(self._follow())
+        following = asyncio.create_task(self._follow_events())
         try:
-            await asyncio.gather(*(self._correspond(each) for each in self._correspondents))
-            while self._decisions:
-                await asyncio.gather(*self._decisions)
-            await asyncio.gather(*(self._look_at_the_end(each) for each in self._correspondents))
-            await self._catch_up()
+            await asyncio.gather(*(self._run_sender(each) for each in self._senders))
+            while self._tasks:
+                await asyncio.gather(*self._tasks)
+            await asyncio.gather(*(self._log_final_answers(each) for each in self._senders))
+            await self._read_remaining_events()
         finally:
             following.cancel()
-            for task in self._decisions:
+            for task in self._tasks:
                 task.cancel()
-            await asyncio.gather(following, *self._decisions, return_exceptions=True)
+            await asyncio.gather(following, *self._tasks, return_exceptions=True)
 
     def stop(self) -> None:
         self._stopping = True
@@ -233,105 +276,107 @@ class Client:
     @property
     def pending(self) -> dict[str, str]:
         """Envelope -> token of what was acknowledged and, as far as the client knows, is not settled."""
-        return {e: token for each in self._correspondents for e, token in each.waiting.items()}
+        return {e: token for each in self._senders for e, token in each.open_envelopes.items()}
 
     # --- sending ---
 
-    async def _correspond(self, each: Correspondent) -> None:
-        line = Line(self._home)
+    async def _run_sender(self, sender: Sender) -> None:
+        line = ApiConnection(self._data_dir)
         try:
-            while not self._stopping and not (self._letters_max and each.sent >= self._letters_max):
-                await asyncio.sleep(self._random.random() * 2 * each.habit.pause_s)  # sleep: how often a sender writes
-                question = self._next_question(each)
-                await self._send(line, each, question)
-                alone = question.do is Do.ASK and self._random.random() < 0.7
-                await self._settle(line, each, waiting_max=1 if alone else each.habit.waiting_max)
-                if each.habit.restless and each.session and self._random.random() < 0.3:
-                    await self._be_restless(line, each)
-            await self._settle(line, each, waiting_max=1)
+            while not self._stopping and not (self._envelopes_max and sender.sent >= self._envelopes_max):
+                await asyncio.sleep(
+                    self._random.random() * 2 * sender.profile.pause_s
+                )  # sleep: how often a sender writes
+                question = self._next_question(sender)
+                await self._send(line, sender, question)
+                alone = question.action is ScriptAction.ASK and self._random.random() < 0.7
+                await self._wait_until_settled(line, sender, waiting_max=1 if alone else sender.profile.open_max)
+                if sender.profile.disturbs_session and sender.session and self._random.random() < 0.3:
+                    await self._disturb_session(line, sender)
+            await self._wait_until_settled(line, sender, waiting_max=1)
         finally:
-            line.hang_up()
+            line.close()
 
-    def _next_question(self, each: Correspondent) -> Question:
-        does = each.habit.does
+    def _next_question(self, sender: Sender) -> ScriptQuestion:
+        does = sender.profile.action_weights
         (do,) = self._random.choices(list(does), weights=list(does.values()))
         after_s = round(self._random.random() * 0.1, 3) if self._random.random() < 0.5 else 0.0
-        if each.habit.thinks_s is not None:
-            after_s = each.habit.thinks_s
-        if each.habit.expires:
-            after_s = 2 * EXPIRES_AFTER_S if each.sent % 2 == 0 else 0.0
-        each.sent += 1
-        return Question(script.token(each.number, each.sent), do, after_s)
+        if sender.profile.delay_s is not None:
+            after_s = sender.profile.delay_s
+        if sender.profile.uses_expiry:
+            after_s = 2 * EXPIRES_AFTER_S if sender.sent % 2 == 0 else 0.0
+        sender.sent += 1
+        return ScriptQuestion(script.build_token(sender.number, sender.sent), do, after_s)
 
-    async def _send(self, line: Line, each: Correspondent, question: Question) -> None:
+    async def _send(self, connection: ApiConnection, sender: Sender, question: ScriptQuestion) -> None:
         key = f"{self._random.getrandbits(64):016x}"
         parameters: Parameters = {
-            "to": each.to,
+            "to": sender.recipient,
             "text": str(question),
             "key": key,
-            "conversation": f"c{each.number}",
+            "conversation": f"c{sender.number}",
         }
-        if each.habit.expires and each.sent % 2 == 0:
+        if sender.profile.uses_expiry and sender.sent % 2 == 0:
             expires_at = datetime.now(UTC) + timedelta(seconds=EXPIRES_AFTER_S)
             parameters["expires_at"] = expires_at.isoformat()
-        await self._log.write(Sent(t=time.monotonic(), token=question.token, key=key, to=each.to))
+        await self._log.write(SentEntry(t=time.monotonic(), token=question.token, key=key, to=sender.recipient))
         try:
-            said = await self._insist(lambda: line.call("envelope.send", **parameters))
-        except Refused as refused:
+            said = await self._call_until_answered(lambda: connection.call("envelope.send", **parameters))
+        except RequestRefused as refused:
             if refused.code != "time.past":  # it expired before it could be sent
-                await self._complain(f"{question.token} was refused: {refused}")
+                await self._log_complaint(f"{question.token} was refused: {refused}")
             return
-        envelope, each.session = said["envelope"], said["session"]
+        envelope, sender.session = said["envelope"], said["session"]
         await self._log.write(
-            Acknowledged(
+            AcknowledgedEntry(
                 t=time.monotonic(),
                 token=question.token,
                 key=key,
                 envelope=envelope,
-                session=each.session,
+                session=sender.session,
                 duplicate=said["duplicate"],
             )
         )
         self._tokens[envelope] = question.token
         if envelope not in self._settled:
-            each.waiting[envelope] = question.token
+            sender.open_envelopes[envelope] = question.token
 
-    async def _insist(self, call: Callable[[], Awaitable[T]]) -> T:
+    async def _call_until_answered(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeat a call until the server answers it."""
         while True:
             try:
                 return await call()
-            except Closed:
+            except ConnectionClosed:
                 pass
-            except Refused as refused:
-                if not refused.for_now:
+            except RequestRefused as refused:
+                if not refused.is_temporary:
                     raise
-            await asyncio.sleep(CALL_AGAIN_S)  # sleep: before the server is called again
+            await asyncio.sleep(RETRY_PAUSE_S)  # sleep: before the server is called again
 
-    async def _settle(self, line: Line, each: Correspondent, *, waiting_max: int) -> None:
+    async def _wait_until_settled(self, connection: ApiConnection, sender: Sender, *, waiting_max: int) -> None:
         """Wait until a sender has fewer than so many open envelopes."""
         looked_at = time.monotonic()
-        while len(each.waiting) >= waiting_max:
+        while len(sender.open_envelopes) >= waiting_max:
             self._changed.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), LOOK_S)  # time limit: then it is checked anyway
+                await asyncio.wait_for(self._changed.wait(), POLL_S)  # time limit: then it is checked anyway
             # the events should have reported it, but must not be the only source
-            if time.monotonic() - looked_at > LOOK_S:
+            if time.monotonic() - looked_at > POLL_S:
                 looked_at = time.monotonic()
-                for envelope in list(each.waiting):
-                    await self._look_at(line, envelope)
+                for envelope in list(sender.open_envelopes):
+                    await self._poll_envelope(connection, envelope)
 
-    async def _look_at(self, line: Line, envelope: str) -> None:
+    async def _poll_envelope(self, connection: ApiConnection, envelope: str) -> None:
         try:
-            found = await self._insist(lambda: line.call("envelope.show", id=envelope))
-        except Refused as refused:
-            await self._complain(f"{self._tokens[envelope]} was acknowledged and is gone: {refused}")
-            self._forget(envelope)
+            found = await self._call_until_answered(lambda: connection.call("envelope.show", id=envelope))
+        except RequestRefused as refused:
+            await self._log_complaint(f"{self._tokens[envelope]} was acknowledged and is gone: {refused}")
+            self._remove_open(envelope)
             return
         if found["status"] == "done":
-            await self._note_settled(envelope, found["outcome"])
+            await self._record_outcome(envelope, found["outcome"])
 
-    async def _be_restless(self, line: Line, each: Correspondent) -> None:
+    async def _disturb_session(self, connection: ApiConnection, sender: Sender) -> None:
         operation, parameters = self._random.choice(
             [
                 ("session.stop", {"why": "it took too long"}),
@@ -340,64 +385,69 @@ class Client:
                 ("session.queue", {}),
             ]
         )
-        await self._insist(lambda: line.call(operation, session=each.session, **parameters))
+        await self._call_until_answered(lambda: connection.call(operation, session=sender.session, **parameters))
 
     # --- events ---
 
-    async def _follow(self) -> None:
+    async def _follow_events(self) -> None:
         """Read the events by cursor, across every restart. None may be repeated, missing or out of order."""
         while True:
-            line = Line(self._home)
+            line = ApiConnection(self._data_dir)
             try:
-                async for event, data in line.news(self._cursor):
+                async for event, data in line.stream_events(self._cursor):
                     if event == "reset":
-                        await self._complain(f"the news of {self._cursor} is gone: {data['because']}")
+                        await self._log_complaint(f"the news of {self._cursor} is gone: {data['because']}")
                         self._cursor = data["cursor"]
                     if event == "news":
-                        await self._hear(data)
-            except Closed:
-                await asyncio.sleep(CALL_AGAIN_S)  # sleep: before the server is called again
+                        await self._handle_event(data)
+            except ConnectionClosed:
+                await asyncio.sleep(RETRY_PAUSE_S)  # sleep: before the server is called again
 
-    async def _hear(self, news: Parameters) -> None:
+    async def _handle_event(self, news: Parameters) -> None:
         seq: int = news["seq"]
         if seq != self._cursor + 1:
-            await self._complain(f"news {seq} came after {self._cursor}")
+            await self._log_complaint(f"news {seq} came after {self._cursor}")
         match news["news"]:
             case "envelope.accepted" if news["kind"] == "answer":
-                entry = Answered(t=time.monotonic(), seq=seq, envelope=news["envelope"], text=news["text"])
+                entry = AnsweredEntry(t=time.monotonic(), seq=seq, envelope=news["envelope"], text=news["text"])
                 await self._log.write(entry)
             case "run.ended":
                 for envelope in news["envelopes"]:
-                    await self._note_settled(envelope, news["outcome"])
+                    await self._record_outcome(envelope, news["outcome"])
             case "envelope.settled":
-                await self._note_settled(news["envelope"], news["outcome"])
+                await self._record_outcome(news["envelope"], news["outcome"])
             case "approval.asked":
-                task = asyncio.create_task(self._decide(news["approval"], _asked_about(news["calls"][0])))
-                self._decisions.add(task)
-                task.add_done_callback(self._decisions.discard)
+                task = asyncio.create_task(self._decide_approval(news["approval"], _approval_subject(news["calls"][0])))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
             case _:
                 pass
         self._cursor = seq
 
-    async def _note_settled(self, envelope: str, outcome: str) -> None:
+    async def _record_outcome(self, envelope: str, outcome: str) -> None:
         if envelope in self._settled:
             return
         self._settled[envelope] = outcome
-        await self._log.write(Settled(t=time.monotonic(), envelope=envelope, outcome=outcome))
-        owner = self._forget(envelope)
-        if owner is not None and owner.habit.retries and outcome == "dead" and self._random.random() < 0.5:
-            task = asyncio.create_task(self._retry(envelope))
-            self._decisions.add(task)
-            task.add_done_callback(self._decisions.discard)
+        await self._log.write(SettledEntry(t=time.monotonic(), envelope=envelope, outcome=outcome))
+        owner = self._remove_open(envelope)
+        if (
+            owner is not None
+            and owner.profile.retries_dead_letters
+            and outcome == "dead"
+            and self._random.random() < 0.5
+        ):
+            task = asyncio.create_task(self._retry_dead_letter(envelope))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
-    def _forget(self, envelope: str) -> Correspondent | None:
+    def _remove_open(self, envelope: str) -> Sender | None:
         self._changed.set()
-        for each in self._correspondents:
-            if each.waiting.pop(envelope, None) is not None:
+        for each in self._senders:
+            if each.open_envelopes.pop(envelope, None) is not None:
                 return each
         return None
 
-    async def _decide(self, approval: str, token: str) -> None:
+    async def _decide_approval(self, approval: str, token: str) -> None:
         """Allow, deny, answer late, or never answer, as the token determines."""
         chance = random.Random(token)
         mood = chance.choices(["allow", "deny", "late", "never"], weights=[9, 4, 4, 3])[0]
@@ -405,70 +455,74 @@ class Client:
             return
         delay_s = chance.random() * 0.3 + (APPROVAL_WAIT_S if mood == "late" else 0.0)
         allow = mood == "allow" or (mood == "late" and chance.random() < 0.7)
-        scope = "session" if allow and chance.random() < FOR_LONGER else "once"
+        scope = "session" if allow and chance.random() < SESSION_SCOPE_SHARE else "once"
         await asyncio.sleep(delay_s)  # sleep: a person takes this long to decide
-        line = Line(self._home)
+        line = ApiConnection(self._data_dir)
         try:
-            await self._answer(line, approval, allow=allow, scope=scope)
-        except Refused as refused:
+            await self._answer_approval(line, approval, allow=allow, scope=scope)
+        except RequestRefused as refused:
             # Only this client decides. If an answer exists, it is ours, and the server went down
             # before it could respond.
-            if refused.code != "approval.not-open" or "by owner" not in refused.because:
-                if refused.code != "approval.not-open":
-                    await self._complain(f"the decision on {token} was refused: {refused}")
+            if refused.code != "approval.not_open" or "by owner" not in refused.because:
+                if refused.code != "approval.not_open":
+                    await self._log_complaint(f"the decision on {token} was refused: {refused}")
                 return
         finally:
-            line.hang_up()
-        await self._log.write(Decided(t=time.monotonic(), approval=approval, token=token, allow=allow))
+            line.close()
+        await self._log.write(DecidedEntry(t=time.monotonic(), approval=approval, token=token, allow=allow))
 
-    async def _answer(self, line: Line, approval: str, *, allow: bool, scope: str) -> None:
+    async def _answer_approval(self, connection: ApiConnection, approval: str, *, allow: bool, scope: str) -> None:
         """Answer an approval, for the session if possible: some calls can be allowed only once."""
         try:
-            await self._insist(lambda: line.call("approval.answer", id=approval, allow=allow, scope=scope))
-        except Refused as refused:
-            if refused.code != "approval.only-once":
+            await self._call_until_answered(
+                lambda: connection.call("approval.answer", id=approval, allow=allow, scope=scope)
+            )
+        except RequestRefused as refused:
+            if refused.code != "approval.only_once":
                 raise
-            await self._insist(lambda: line.call("approval.answer", id=approval, allow=allow, scope="once"))
+            await self._call_until_answered(
+                lambda: connection.call("approval.answer", id=approval, allow=allow, scope="once")
+            )
 
-    async def _retry(self, envelope: str) -> None:
-        line = Line(self._home)
+    async def _retry_dead_letter(self, envelope: str) -> None:
+        line = ApiConnection(self._data_dir)
         try:
-            await self._insist(lambda: line.call("envelope.retry", id=envelope))
-        except Refused as refused:
-            if refused.code != "dead.already-retried":
-                await self._complain(f"the retry of {envelope} was refused: {refused}")
+            await self._call_until_answered(lambda: line.call("envelope.retry", id=envelope))
+        except RequestRefused as refused:
+            if refused.code != "dead.already_retried":
+                await self._log_complaint(f"the retry of {envelope} was refused: {refused}")
                 return
         finally:
-            line.hang_up()
-        await self._log.write(Retried(t=time.monotonic(), envelope=envelope))
+            line.close()
+        await self._log.write(RetriedEntry(t=time.monotonic(), envelope=envelope))
 
     # --- the end ---
 
-    async def _look_at_the_end(self, each: Correspondent) -> None:
+    async def _log_final_answers(self, sender: Sender) -> None:
         """Wait until a session is idle, and log its answers."""
-        if each.session is None:
+        if sender.session is None:
             return
-        line = Line(self._home)
+        line = ApiConnection(self._data_dir)
         try:
             while True:
-                state = await self._insist(lambda: line.call("session.state", session=each.session))
+                state = await self._call_until_answered(lambda: line.call("session.state", session=sender.session))
                 if state["run"] is None and state["wakefulness"] == "sleeping":
                     break
-                await asyncio.sleep(CALL_AGAIN_S)  # sleep: before the server is called again
+                await asyncio.sleep(RETRY_PAUSE_S)  # sleep: before the server is called again
         finally:
-            line.hang_up()
+            line.close()
         said = [r["body"]["text"] for r in state["records"] if r["kind"] == "assistant" and not r["body"]["calls"]]
-        await self._log.write(Shown(t=time.monotonic(), session=each.session, answers=said))
+        await self._log.write(FinalAnswersEntry(t=time.monotonic(), session=sender.session, answers=said))
 
-    async def _catch_up(self) -> None:
+    async def _read_remaining_events(self) -> None:
         """Read the events to the newest one."""
-        line = Line(self._home)
+        line = ApiConnection(self._data_dir)
         try:
-            newest: int = (await self._insist(lambda: line.call("house.status")))["cursor"]
+            newest: int = (await self._call_until_answered(lambda: line.call("house.status")))["cursor"]
         finally:
-            line.hang_up()
+            line.close()
         while self._cursor < newest:  # noqa: ASYNC110 - a test may look again and again
-            await asyncio.sleep(CALL_AGAIN_S)  # sleep: before the server is called again
+            await asyncio.sleep(RETRY_PAUSE_S)  # sleep: before the server is called again
 
-    async def _complain(self, text: str) -> None:
-        await self._log.write(Complaint(t=time.monotonic(), text=text))
+    async def _log_complaint(self, text: str) -> None:
+        await self._log.write(ComplaintEntry(t=time.monotonic(), text=text))

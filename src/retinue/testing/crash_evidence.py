@@ -17,11 +17,11 @@ import msgspec
 from retinue.store.core.sqlite import connect
 from retinue.store.ledger import ledger
 from retinue.testing import crash_script as script
-from retinue.testing.crash_log import LogEntry, read_log
+from retinue.testing.crash_log import AnyLogEntry, read_log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Letter:
+class StoredEnvelope:
     """An envelope and its outcome, as stored."""
 
     seq: int
@@ -46,7 +46,7 @@ class Letter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class StoredRun:
     """A run, as stored."""
 
     id: str
@@ -55,7 +55,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HandedOut:
+class StoredRequest:
     """Work that was delegated to the external agent."""
 
     id: str
@@ -66,7 +66,7 @@ class HandedOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class InterruptedCall:
     """A tool call that was interrupted, so that its end is unknown."""
 
     run: str
@@ -74,7 +74,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Approval:
+class StoredApproval:
     """An approval, as stored, and the outcome of its decision."""
 
     id: str
@@ -85,7 +85,7 @@ class Approval:
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class ApprovalCall:
     """A started call of the tool that needs approval."""
 
     session: str
@@ -93,7 +93,7 @@ class Asking:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class OutsideMark:
     """A line that a call or a delivery wrote outside the server, with its text.
 
     For a delivery part, `by` is `ENVELOPE/INDEX/COUNT`, and the text is that of the whole envelope.
@@ -103,7 +103,7 @@ class Mark:
     text: str
 
     @property
-    def letter(self) -> str:
+    def envelope(self) -> str:
         return self.by.partition("/")[0]
 
     @property
@@ -121,7 +121,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
+class StoredOccurrence:
     """One occurrence of a schedule. A skipped one includes all others before `until_ms`."""
 
     schedule: str
@@ -134,79 +134,86 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class CrashEvidence:
     """Everything the verdict is made from."""
 
-    log: Sequence[LogEntry]
-    witness: Sequence[Mark]
-    rooms: dict[str, Sequence[Mark]]
-    letters: Sequence[Letter]
-    runs: Sequence[Run]
-    cuts: Sequence[Cut]
-    approvals: Sequence[Approval]
-    told: dict[int, str | None]  # events: seq -> envelope
-    asking: Sequence[Asking] = ()
-    granted: frozenset[str] = frozenset()  # sessions in which no approval is needed any more
-    handed_out: Sequence[HandedOut] = ()
-    slots: Sequence[Slot] = ()  # ordered by schedule and time
-    ledger: Sequence[str] = ()  # findings of the server's own ledger
+    log: Sequence[AnyLogEntry]
+    tool_marks: Sequence[OutsideMark]
+    channel_marks: dict[str, Sequence[OutsideMark]]
+    envelopes: Sequence[StoredEnvelope]
+    runs: Sequence[StoredRun]
+    interrupted_calls: Sequence[InterruptedCall]
+    approvals: Sequence[StoredApproval]
+    envelopes_by_event: dict[int, str | None]  # events: seq -> envelope
+    approval_calls: Sequence[ApprovalCall] = ()
+    granted_sessions: frozenset[str] = frozenset()  # sessions in which no approval is needed any more
+    requests: Sequence[StoredRequest] = ()
+    occurrences: Sequence[StoredOccurrence] = ()  # ordered by schedule and time
+    ledger_findings: Sequence[str] = ()  # findings of the server's own ledger
 
 
-def read_evidence(home: Path, outside: Path) -> Evidence:
+def read_evidence(data_dir: Path, outside: Path) -> CrashEvidence:
     """Read all evidence, once the server has stopped."""
-    store = sqlite3.connect(f"file:{home / 'house.db'}?mode=ro", uri=True)
+    store = sqlite3.connect(f"file:{data_dir / 'house.db'}?mode=ro", uri=True)
     store.row_factory = sqlite3.Row
     try:
-        return Evidence(
+        return CrashEvidence(
             log=read_log(outside / "client.log"),
-            witness=_marks(outside / "witness"),
-            rooms={name: _marks(outside / name) for name in (script.STEADY, script.RISKY)},
-            letters=[Letter(**dict(row)) for row in store.execute(_LETTERS)],
-            runs=[Run(**dict(row)) for row in store.execute("SELECT id, status, final_text FROM runs")],
-            cuts=[Cut(run=row["run"], word=_word(row["call"])) for row in store.execute(_CUTS)],
+            tool_marks=_read_marks(outside / "witness"),
+            channel_marks={
+                name: _read_marks(outside / name) for name in (script.SAFE_CONNECTOR, script.UNSAFE_CONNECTOR)
+            },
+            envelopes=[StoredEnvelope(**dict(row)) for row in store.execute(_ENVELOPES)],
+            runs=[StoredRun(**dict(row)) for row in store.execute("SELECT id, status, final_text FROM runs")],
+            interrupted_calls=[
+                InterruptedCall(run=row["run"], word=_first_word(row["call"]))
+                for row in store.execute(_INTERRUPTED_CALLS)
+            ],
             approvals=[
-                Approval(
+                StoredApproval(
                     id=row["id"],
                     state=row["state"],
                     run=row["run"],
-                    word=_word(row["calls"]),
+                    word=_first_word(row["calls"]),
                     decision=row["decision"],
                 )
                 for row in store.execute(_APPROVALS)
             ],
-            asking=[Asking(row["session"], _word(row["call"])) for row in store.execute(_ASKING)],
-            granted=frozenset(row["session"] for row in store.execute(_GRANTED)),
-            handed_out=[HandedOut(**dict(row)) for row in store.execute(_HANDED_OUT)],
-            slots=[Slot(**dict(row)) for row in store.execute(_SLOTS)],
-            told={row["seq"]: row["envelope"] for row in store.execute("SELECT seq, envelope FROM news")},
-            ledger=[*_damage(store), *_ledger(home)],
+            approval_calls=[
+                ApprovalCall(row["session"], _first_word(row["call"])) for row in store.execute(_APPROVAL_CALLS)
+            ],
+            granted_sessions=frozenset(row["session"] for row in store.execute(_GRANTED_SESSIONS)),
+            requests=[StoredRequest(**dict(row)) for row in store.execute(_REQUESTS)],
+            occurrences=[StoredOccurrence(**dict(row)) for row in store.execute(_OCCURRENCES)],
+            envelopes_by_event={row["seq"]: row["envelope"] for row in store.execute("SELECT seq, envelope FROM news")},
+            ledger_findings=[*_iter_damage(store), *_check_ledger(data_dir)],
         )
     finally:
         store.close()
 
 
-_LETTERS = """
+_ENVELOPES = """
 SELECT e.seq, e.id, e.kind, e.text, e.source, e.dedupe_key AS key, e.recipient, e.status, e.reply_to, e.run, e.retry_of,
        (SELECT count(*) FROM outcomes WHERE envelope = e.id) AS outcomes, o.outcome, o.because, o.answer
 FROM envelopes e LEFT JOIN outcomes o ON o.envelope = e.id ORDER BY e.seq
 """
-_CUTS = "SELECT run, call FROM steps WHERE kind = 'tool' AND state = 'interrupted'"
+_INTERRUPTED_CALLS = "SELECT run, call FROM steps WHERE kind = 'tool' AND state = 'interrupted'"
 _APPROVALS = """
 SELECT a.id, a.state, a.run, a.calls, o.outcome AS decision FROM approvals a
 LEFT JOIN envelopes e ON e.dedupe_key = a.id || '/decision' LEFT JOIN outcomes o ON o.envelope = e.id
 """
 
-_ASKING = """
+_APPROVAL_CALLS = """
 SELECT r.session, s.call FROM steps s JOIN runs r ON r.id = s.run
 WHERE s.kind = 'tool' AND json_extract(s.call, '$.tool') = 'ask_line'
 """
-_HANDED_OUT = "SELECT id, session, state, result, run FROM delegations WHERE kind = 'external'"
-_SLOTS = """
+_REQUESTS = "SELECT id, session, state, result, run FROM delegations WHERE kind = 'external'"
+_OCCURRENCES = """
 SELECT c.folded AS schedule, s.slot_ms AS at_ms, s.until_ms, s.state, s.because, s.envelope, o.outcome
 FROM schedule_slots s JOIN schedules c ON c.id = s.schedule LEFT JOIN outcomes o ON o.envelope = s.envelope
 WHERE s.made_by = 'clock' ORDER BY s.schedule, s.slot_ms
 """
-_GRANTED = "SELECT session FROM grants WHERE permission = 'tool:ask_line'"
+_GRANTED_SESSIONS = "SELECT session FROM grants WHERE permission = 'tool:ask_line'"
 
 
 class _Call(msgspec.Struct):
@@ -217,26 +224,26 @@ _call = msgspec.json.Decoder(_Call)
 _calls = msgspec.json.Decoder(list[_Call])
 
 
-def _word(calls: str) -> str:
+def _first_word(calls: str) -> str:
     """Returns the first word that a call, or the first of several calls, was to write."""
     first = _calls.decode(calls)[0] if calls.startswith("[") else _call.decode(calls)
     return str(first.arguments.get("text", "")).split(" ", 1)[0]
 
 
-def _marks(path: Path) -> list[Mark]:
+def _read_marks(path: Path) -> list[OutsideMark]:
     lines = path.read_text().splitlines() if path.exists() else []
-    return [Mark(*line.split(" ", 1)) for line in lines]
+    return [OutsideMark(*line.split(" ", 1)) for line in lines]
 
 
-def _damage(store: sqlite3.Connection) -> Iterator[str]:
+def _iter_damage(store: sqlite3.Connection) -> Iterator[str]:
     said = [row[0] for row in store.execute("PRAGMA integrity_check")]
     return iter(said if said != ["ok"] else [])
 
 
-def _ledger(home: Path) -> list[str]:
-    conn = connect(home / "house.db", writable=False)
+def _check_ledger(data_dir: Path) -> list[str]:
+    conn = connect(data_dir / "house.db", writable=False)
     try:
-        checked = ledger.check(conn, now_ms=0)
-        return [] if checked.holds else checked.lines()
+        checked = ledger.check_ledger(conn, now_ms=0)
+        return [] if checked.is_ok else checked.lines()
     finally:
         conn.close()

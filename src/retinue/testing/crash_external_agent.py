@@ -15,28 +15,35 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from retinue.net.signatures import ABOUT, LETTER, SIGNATURE, TIMESTAMP, Purpose, signed
+from retinue.net.signatures import (
+    MESSAGE_ID_HEADER,
+    REQUEST_ID_HEADER,
+    SIGNATURE_HEADER,
+    TIMESTAMP_HEADER,
+    SignaturePurpose,
+    sign_message,
+)
 from retinue.testing import crash_script as script
-from retinue.testing.crash_client import CALL_AGAIN_S, Closed, Line, Refused, read_head
-from retinue.testing.crash_log import Brought, Complaint, Heard, Log, Said
+from retinue.testing.crash_client import RETRY_PAUSE_S, ApiConnection, ConnectionClosed, RequestRefused, read_head
+from retinue.testing.crash_log import CallbackEntry, CallbackResultEntry, ComplaintEntry, CrashLog, RequestEntry
 
 KEY_NAME = "RETINUE_TEST_FAR_KEY"
 KEY = "a key that the two share"
-WAIT_S = 12.0  # how long the server waits for an answer
-TRIED_S_MAX = 60.0
-_MOODS = {"at-once": 4, "soon": 8, "twice": 4, "more": 3, "busy": 3, "unsure": 2, "late": 1, "never": 1}
+ANSWER_WAIT_S = 12.0  # how long the server waits for an answer
+CALLBACK_S_MAX = 60.0
+_BEHAVIORS = {"at-once": 4, "soon": 8, "twice": 4, "more": 3, "busy": 3, "unsure": 2, "late": 1, "never": 1}
 
 
 @dataclass(slots=True)
-class FarSide:
+class CrashExternalAgent:
     """Answers every request in the language of `crash_script`. The id of a request determines how."""
 
-    home: Path
-    log: Log
+    data_dir: Path
+    log: CrashLog
     url: str = ""
     _server: asyncio.Server | None = None
-    _known: set[str] = field(default_factory=set[str])
-    _busy: set[str] = field(default_factory=set[str])  # requests that were refused once
+    _seen_requests: set[str] = field(default_factory=set[str])
+    _refused_requests: set[str] = field(default_factory=set[str])  # requests that were refused once
     _tasks: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
 
     async def open(self) -> None:
@@ -52,7 +59,7 @@ class FarSide:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     @property
-    def talking(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether a callback is still to be sent."""
         return bool(self._tasks)
 
@@ -62,7 +69,7 @@ class FarSide:
         try:
             _, headers = await read_head(reader)
             body = await reader.readexactly(int(headers["content-length"]))
-            status = await self._take(headers, body)
+            status = await self._handle_request(headers, body)
             if status:
                 writer.write(f"HTTP/1.1 {status} Noted\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
                 await writer.drain()
@@ -71,32 +78,36 @@ class FarSide:
         finally:
             writer.close()
 
-    async def _take(self, headers: dict[str, str], body: bytes) -> int:
+    async def _handle_request(self, headers: dict[str, str], body: bytes) -> int:
         """Handle a request. Returns the status to respond with; 0 closes the connection without a response."""
         told = json.loads(body)
         letter, session = told["id"], told["sessionId"]
-        at = headers[TIMESTAMP.lower()]
-        expected = signed(KEY, Purpose.MESSAGE, at=at, session=session, letter=letter, body=body)
-        if headers[SIGNATURE.lower()] != expected:
-            await self.log.write(Complaint(t=time.monotonic(), text=f"the letter {letter} is not signed"))
+        at = headers[TIMESTAMP_HEADER.lower()]
+        expected = sign_message(
+            KEY, SignaturePurpose.MESSAGE, timestamp=at, session=session, message_id=letter, body=body
+        )
+        if headers[SIGNATURE_HEADER.lower()] != expected:
+            await self.log.write(ComplaintEntry(t=time.monotonic(), text=f"the letter {letter} is not signed"))
             return 400
         chance = random.Random(letter)
-        mood = chance.choices(list(_MOODS), list(_MOODS.values()))[0]
-        if mood == "busy" and letter not in self._busy:
-            self._busy.add(letter)
+        mood = chance.choices(list(_BEHAVIORS), list(_BEHAVIORS.values()))[0]
+        if mood == "busy" and letter not in self._refused_requests:
+            self._refused_requests.add(letter)
             return 503
-        first = letter not in self._known
-        self._known.add(letter)
+        first = letter not in self._seen_requests
+        self._seen_requests.add(letter)
         text = told["message"]["text"]
-        await self.log.write(Brought(t=time.monotonic(), letter=letter, session=session, text=text))
+        await self.log.write(RequestEntry(t=time.monotonic(), letter=letter, session=session, text=text))
         path = told["callbackUrl"].partition("//")[2].partition("/")[2]
         if first:
-            answering = self._do(self._answer(letter, session, f"/{path}", script.answered_elsewhere(text), mood))
+            answering = self._start_task(
+                self._answer_request(letter, session, f"/{path}", script.external_answer(text), mood)
+            )
             if mood == "at-once":
                 await asyncio.wait({answering}, timeout=1)  # time limit: either order of the two answers is correct
         return 0 if mood == "unsure" and first else 202
 
-    def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -104,63 +115,77 @@ class FarSide:
 
     # --- callbacks ---
 
-    async def _answer(self, letter: str, session: str, path: str, text: str, mood: str) -> None:
-        said = Said(t=time.monotonic(), session=session, message=f"{letter}-1", request=letter, text=text)
-        match mood:
+    async def _answer_request(self, request: str, session: str, path: str, text: str, behavior: str) -> None:
+        said = CallbackEntry(t=time.monotonic(), session=session, message=f"{request}-1", request=request, text=text)
+        match behavior:
             case "never":
                 return
             case "twice":
-                await asyncio.gather(self._say(said, path), self._say(said, path))
+                await asyncio.gather(self._send_callback(said, path), self._send_callback(said, path))
             case "more":
-                await self._say(said, path)
-                more = script.by_the_way(letter)
-                await self._say(
-                    Said(t=time.monotonic(), session=session, message=f"{letter}-2", request=letter, text=more), path
+                await self._send_callback(said, path)
+                more = script.unrequested_message(request)
+                await self._send_callback(
+                    CallbackEntry(
+                        t=time.monotonic(), session=session, message=f"{request}-2", request=request, text=more
+                    ),
+                    path,
                 )
             case "late":
-                await asyncio.sleep(WAIT_S + 0.5)  # sleep: it answers too late
-                await self._say(said, path)
+                await asyncio.sleep(ANSWER_WAIT_S + 0.5)  # sleep: it answers too late
+                await self._send_callback(said, path)
             case "at-once":
-                await self._say(said, path)
+                await self._send_callback(said, path)
             case _:
-                await asyncio.sleep(random.Random(letter).random() * 0.3)  # sleep: it works for a while
-                await self._say(said, path)
+                await asyncio.sleep(random.Random(request).random() * 0.3)  # sleep: it works for a while
+                await self._send_callback(said, path)
 
-    async def _say(self, said: Said, path: str) -> None:
+    async def _send_callback(self, callback: CallbackEntry, path: str) -> None:
         """Send a callback, repeated with the same id until the server responds."""
-        await self.log.write(said)
-        line, until = Line(self.home), time.monotonic() + TRIED_S_MAX  # time limit: as of any client
+        await self.log.write(callback)
+        line, until = ApiConnection(self.data_dir), time.monotonic() + CALLBACK_S_MAX  # time limit: as of any client
         try:
             while time.monotonic() < until:
                 try:
-                    heard = await line.post(path, said.text.encode(), _headers(said))
+                    heard = await line.post(path, callback.text.encode(), _sign_headers(callback))
                     break
-                except Refused as refused:
-                    if not refused.for_now:
+                except RequestRefused as refused:
+                    if not refused.is_temporary:
                         return await self.log.write(
-                            Complaint(t=time.monotonic(), text=f"{said.message} was refused: {refused}")
+                            ComplaintEntry(t=time.monotonic(), text=f"{callback.message} was refused: {refused}")
                         )
-                except Closed:
+                except ConnectionClosed:
                     pass
-                await asyncio.sleep(CALL_AGAIN_S)  # sleep: before the server is called again
+                await asyncio.sleep(RETRY_PAUSE_S)  # sleep: before the server is called again
             else:
                 return None
         finally:
-            line.hang_up()
+            line.close()
         await self.log.write(
-            Heard(
+            CallbackResultEntry(
                 t=time.monotonic(),
-                session=said.session,
-                message=said.message,
+                session=callback.session,
+                message=callback.message,
                 envelope=heard["envelope"],
                 answers=heard["answers"],
             )
         )
 
 
-def _headers(said: Said) -> dict[str, str]:
-    at, body = str(int(time.time())), said.text.encode()
-    signature = signed(
-        KEY, Purpose.CALLBACK, at=at, session=said.session, letter=said.message, about=said.request, body=body
+def _sign_headers(callback: CallbackEntry) -> dict[str, str]:
+    at, body = str(int(time.time())), callback.text.encode()
+    signature = sign_message(
+        KEY,
+        SignaturePurpose.CALLBACK,
+        timestamp=at,
+        session=callback.session,
+        message_id=callback.message,
+        request_id=callback.request,
+        body=body,
     )
-    return {TIMESTAMP: at, LETTER: said.message, ABOUT: said.request, SIGNATURE: signature}
+    return {
+        TIMESTAMP_HEADER: at,
+        MESSAGE_ID_HEADER: callback.message,
+        REQUEST_ID_HEADER: callback.request,
+        SIGNATURE_HEADER: signature,
+    }

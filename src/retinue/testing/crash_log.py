@@ -9,13 +9,13 @@ from pathlib import Path
 import msgspec
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="what"):
+class CrashLogEntry(msgspec.Struct, frozen=True, kw_only=True, tag_field="what"):
     """One entry of the log."""
 
     t: float  # the system's monotonic clock
 
 
-class Sent(Entry, frozen=True, kw_only=True, tag="sent"):
+class SentEntry(CrashLogEntry, frozen=True, kw_only=True, tag="sent"):
     """An envelope. Written before the first try."""
 
     token: str
@@ -23,7 +23,7 @@ class Sent(Entry, frozen=True, kw_only=True, tag="sent"):
     to: str
 
 
-class Acknowledged(Entry, frozen=True, kw_only=True, tag="acknowledged"):
+class AcknowledgedEntry(CrashLogEntry, frozen=True, kw_only=True, tag="acknowledged"):
     """A receipt of the server."""
 
     token: str
@@ -33,7 +33,7 @@ class Acknowledged(Entry, frozen=True, kw_only=True, tag="acknowledged"):
     duplicate: bool
 
 
-class Answered(Entry, frozen=True, kw_only=True, tag="answered"):
+class AnsweredEntry(CrashLogEntry, frozen=True, kw_only=True, tag="answered"):
     """An answer, as reported by an event."""
 
     seq: int
@@ -41,14 +41,14 @@ class Answered(Entry, frozen=True, kw_only=True, tag="answered"):
     text: str
 
 
-class Settled(Entry, frozen=True, kw_only=True, tag="settled"):
+class SettledEntry(CrashLogEntry, frozen=True, kw_only=True, tag="settled"):
     """An outcome, as reported by the server."""
 
     envelope: str
     outcome: str
 
 
-class Decided(Entry, frozen=True, kw_only=True, tag="decided"):
+class DecidedEntry(CrashLogEntry, frozen=True, kw_only=True, tag="decided"):
     """An approval that the server confirmed to be answered by us."""
 
     approval: str
@@ -56,13 +56,13 @@ class Decided(Entry, frozen=True, kw_only=True, tag="decided"):
     allow: bool
 
 
-class Retried(Entry, frozen=True, kw_only=True, tag="retried"):
+class RetriedEntry(CrashLogEntry, frozen=True, kw_only=True, tag="retried"):
     """A dead letter that the server confirmed to retry."""
 
     envelope: str
 
 
-class Brought(Entry, frozen=True, kw_only=True, tag="brought"):
+class RequestEntry(CrashLogEntry, frozen=True, kw_only=True, tag="brought"):
     """A request as the external agent received it, one entry per arrival."""
 
     letter: str
@@ -70,7 +70,7 @@ class Brought(Entry, frozen=True, kw_only=True, tag="brought"):
     text: str
 
 
-class Said(Entry, frozen=True, kw_only=True, tag="said"):
+class CallbackEntry(CrashLogEntry, frozen=True, kw_only=True, tag="said"):
     """A callback of the external agent. Written before the first try."""
 
     session: str
@@ -79,7 +79,7 @@ class Said(Entry, frozen=True, kw_only=True, tag="said"):
     text: str
 
 
-class Heard(Entry, frozen=True, kw_only=True, tag="heard"):
+class CallbackResultEntry(CrashLogEntry, frozen=True, kw_only=True, tag="heard"):
     """The server's response to a callback."""
 
     session: str
@@ -88,23 +88,35 @@ class Heard(Entry, frozen=True, kw_only=True, tag="heard"):
     answers: str | None
 
 
-class Shown(Entry, frozen=True, kw_only=True, tag="shown"):
+class FinalAnswersEntry(CrashLogEntry, frozen=True, kw_only=True, tag="shown"):
     """The answers that a session shows at the end, oldest first."""
 
     session: str
     answers: list[str]
 
 
-class Complaint(Entry, frozen=True, kw_only=True, tag="complaint"):
+class ComplaintEntry(CrashLogEntry, frozen=True, kw_only=True, tag="complaint"):
     """Something that a server must never do to a client."""
 
     text: str
 
 
-LogEntry = Sent | Acknowledged | Answered | Settled | Decided | Retried | Brought | Said | Heard | Shown | Complaint
+AnyLogEntry = (
+    SentEntry
+    | AcknowledgedEntry
+    | AnsweredEntry
+    | SettledEntry
+    | DecidedEntry
+    | RetriedEntry
+    | RequestEntry
+    | CallbackEntry
+    | CallbackResultEntry
+    | FinalAnswersEntry
+    | ComplaintEntry
+)
 
 
-class Log:
+class CrashLog:
     """Writes the log. Once `write` returns, the entry is on disk; concurrent entries share one fsync."""
 
     def __init__(self, path: Path) -> None:
@@ -112,9 +124,9 @@ class Log:
         self._encode = msgspec.json.Encoder().encode
         self._waiting: list[bytes] = []
         self._turn = asyncio.Lock()
-        self.entries: list[LogEntry] = []
+        self.entries: list[AnyLogEntry] = []
 
-    async def write(self, entry: LogEntry) -> None:
+    async def write(self, entry: AnyLogEntry) -> None:
         self._waiting.append(self._encode(entry) + b"\n")
         async with self._turn:
             if self._waiting:  # otherwise an earlier task has written this entry, too
@@ -130,6 +142,6 @@ class Log:
         os.close(self._fd)
 
 
-def read_log(path: Path) -> list[LogEntry]:
-    decode = msgspec.json.Decoder[LogEntry](LogEntry).decode
+def read_log(path: Path) -> list[AnyLogEntry]:
+    decode = msgspec.json.Decoder[AnyLogEntry](AnyLogEntry).decode
     return [decode(line) for line in path.read_bytes().splitlines()]

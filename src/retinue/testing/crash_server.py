@@ -24,66 +24,69 @@ from urllib.parse import urlsplit
 import msgspec
 
 from retinue.app import server
-from retinue.app.clock_and_ids import RandomIds, RealClock, faults_from
+from retinue.app.clock_and_ids import RandomIds, RealClock, crash_points_from
 from retinue.app.logs import set_up_logs
-from retinue.config import from_environment
+from retinue.config import load_settings
 from retinue.domain.address import EXTERNAL
-from retinue.domain.agent import Agent, Delivery, External, ToolRules
-from retinue.domain.delivery_part import Abilities, Parcel
-from retinue.domain.errors import Invalid, RetinueError
+from retinue.domain.agent import Agent, CrashPolicy, ExternalAgentEndpoint, ToolRules
+from retinue.domain.delivery_part import ConnectorCapabilities, DeliveryPart
+from retinue.domain.errors import RetinueError
 from retinue.domain.session import QueueMode, QueuePolicy
 from retinue.domain.structs import replace
 from retinue.domain.tool import ToolSpec
-from retinue.engine.lanes import Slots
+from retinue.engine.lanes import SlotLimits
 from retinue.testing import crash_script as script
 from retinue.testing.crash_bugs import BUGS
 from retinue.testing.crash_client import APPROVAL_WAIT_S
-from retinue.testing.crash_external_agent import KEY_NAME, WAIT_S
-from retinue.testing.fake_connector import QuietConnector
+from retinue.testing.crash_external_agent import ANSWER_WAIT_S, KEY_NAME
+from retinue.testing.errors import CrashServerOutsideTest
+from retinue.testing.fake_connector import FakeConnector
 from retinue.testing.scripted_model import ScriptedModel
-from retinue.testing.tools import AppendLine
-from retinue.tools.base import Scene
+from retinue.testing.tools import AppendLineTool
+from retinue.tools.base import ToolContext
 
-TEXT_MAX = 8  # per message, so that every envelope to a channel leaves in several parts
-LINGER_S = 0.01  # how long a call takes after its effect, and a channel for each delivery: time in which to be killed
+PART_CHARS_MAX = 8  # per message, so that every envelope to a channel leaves in several parts
+AFTER_EFFECT_S = (
+    0.01  # how long a call takes after its effect, and a channel for each delivery: time in which to be killed
+)
 ATTEMPTS_MAX = 20
-ANY = 100
+CONCURRENCY_MAX = 100
 CALLS_PER_MINUTE = 1_000_000
 
 
-def _agent(name: str, **kw: Any) -> Agent:
+def _build_agent(name: str, **kw: Any) -> Agent:
     return Agent(
         name=name,
         model="scripted",
         tools=ToolRules(ask=("ask_line",)),
         approval_wait_s=APPROVAL_WAIT_S,
-        concurrency=ANY,
+        concurrency=CONCURRENCY_MAX,
         **kw,
     )
 
 
 # One agent for each queue mode and delivery rule, and Dee, who receives delegations. Bob keeps the
 # default number of attempts.
-STAFF = (
-    _agent("ada", attempts_max=ATTEMPTS_MAX),
-    _agent("bob", queue=QueuePolicy(mode=QueueMode.FOLLOWUP)),
-    _agent("cat", delivery=Delivery.AT_MOST_ONCE),
-    _agent("dee", attempts_max=ATTEMPTS_MAX),
-    _agent("eve", attempts_max=ATTEMPTS_MAX, queue=QueuePolicy(mode=QueueMode.STEER)),
-    _agent("ivy", attempts_max=ATTEMPTS_MAX, queue=QueuePolicy(mode=QueueMode.INTERRUPT)),
+AGENTS = (
+    _build_agent("ada", attempts_max=ATTEMPTS_MAX),
+    _build_agent("bob", queue=QueuePolicy(mode=QueueMode.FOLLOWUP)),
+    _build_agent("cat", delivery=CrashPolicy.AT_MOST_ONCE),
+    _build_agent("dee", attempts_max=ATTEMPTS_MAX),
+    _build_agent("eve", attempts_max=ATTEMPTS_MAX, queue=QueuePolicy(mode=QueueMode.STEER)),
+    _build_agent("ivy", attempts_max=ATTEMPTS_MAX, queue=QueuePolicy(mode=QueueMode.INTERRUPT)),
 )
 
 
-def _who_works_elsewhere(url: str) -> Agent:
-    place = External(url=url, secret=f"env:{KEY_NAME}", timeout_s=WAIT_S, retries=ATTEMPTS_MAX)
-    return _agent(script.ELSEWHERE, runner=EXTERNAL, external=place, attempts_max=ATTEMPTS_MAX)
+def _build_external_agent(url: str) -> Agent:
+    place = ExternalAgentEndpoint(url=url, secret=f"env:{KEY_NAME}", timeout_s=ANSWER_WAIT_S, retries=ATTEMPTS_MAX)
+    return _build_agent(script.EXTERNAL_AGENT, runner=EXTERNAL, external=place, attempts_max=ATTEMPTS_MAX)
 
 
 @dataclass(frozen=True, slots=True)
-class Lingering:
+class SlowTool:
     """A tool that waits after its effect, before the server learns of the effect."""
 
-    tool: AppendLine
+    tool: AppendLineTool
     arguments: type[msgspec.Struct] = field(init=False)
     spec: ToolSpec = field(init=False)
 
@@ -91,81 +94,78 @@ class Lingering:
         object.__setattr__(self, "arguments", self.tool.arguments)
         object.__setattr__(self, "spec", self.tool.spec)
 
-    async def perform(self, arguments: Any, scene: Scene) -> str:
-        output = await self.tool.perform(arguments, scene)
-        await asyncio.sleep(LINGER_S)  # sleep: the time in which the kill is to happen
+    async def perform(self, arguments: Any, context: ToolContext) -> str:
+        output = await self.tool.perform(arguments, context)
+        await asyncio.sleep(AFTER_EFFECT_S)  # sleep: the time in which the kill is to happen
         return output
 
 
-def _asking(tool: AppendLine) -> AppendLine:
+def _with_approval(tool: AppendLineTool) -> AppendLineTool:
     """Returns the same tool under the name that needs an approval."""
-    return AppendLine(tool.file, spec=replace(tool.spec, name="ask_line"))
+    return AppendLineTool(tool.file, spec=replace(tool.spec, name="ask_line"))
 
 
-def _room(outside: Path, instance: str, *, repeats_safely: bool) -> QuietConnector:
-    return QuietConnector(
+def _build_connector(outside: Path, instance: str, *, repeats_safely: bool) -> FakeConnector:
+    return FakeConnector(
         RealClock(),
-        instance=instance,
+        name=instance,
         repeats_safely=repeats_safely,
-        after_s=LINGER_S,
-        abilities=Abilities(text_max=TEXT_MAX),
-        on_deliver=partial(_mark, outside / instance),
+        delay_s=AFTER_EFFECT_S,
+        capabilities=ConnectorCapabilities(text_max=PART_CHARS_MAX),
+        on_deliver=partial(_record_delivery, outside / instance),
     )
 
 
-def _mark(file: Path, parcel: Parcel) -> None:
+def _record_delivery(file: Path, delivery_part: DeliveryPart) -> None:
     """Append a line with fsync, outside the server: evidence that the platform accepted this part."""
     fd = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
-        part = f"/{parcel.index}/{parcel.count}" if parcel.count > 1 else ""
-        os.write(fd, f"{parcel.envelope.id}{part} {parcel.envelope.text}\n".encode())
+        part = f"/{delivery_part.index}/{delivery_part.count}" if delivery_part.count > 1 else ""
+        os.write(fd, f"{delivery_part.envelope.id}{part} {delivery_part.envelope.text}\n".encode())
         os.fsync(fd)
     finally:
         os.close(fd)
 
 
-def parts(environment: Mapping[str, str]) -> server.Parts:
+def build_parts(environment: Mapping[str, str]) -> server.ServerParts:
     outside = Path(environment["RETINUE_TEST_OUTSIDE"])
     clock = RealClock()
-    append = AppendLine(outside / "witness")
-    model = ScriptedModel(clock, rule=partial(script.rule, whim=f"by-{os.getpid()}"))
-    return server.Parts(
+    append = AppendLineTool(outside / "witness")
+    model = ScriptedModel(clock, rule=partial(script.choose_reply, whim=f"by-{os.getpid()}"))
+    return server.ServerParts(
         clock=clock,
         ids=RandomIds(),
-        faults=faults_from(dict(environment)),
+        crash_points=crash_points_from(dict(environment)),
         models=[model],
-        tools=[Lingering(append), Lingering(_asking(append))],
-        staff=(*STAFF, _who_works_elsewhere(environment["RETINUE_TEST_ELSEWHERE"])),
+        tools=[SlowTool(append), SlowTool(_with_approval(append))],
+        first_agents=(*AGENTS, _build_external_agent(environment["RETINUE_TEST_ELSEWHERE"])),
         connectors=[
-            _room(outside, script.STEADY, repeats_safely=True),
-            _room(outside, script.RISKY, repeats_safely=False),
+            _build_connector(outside, script.SAFE_CONNECTOR, repeats_safely=True),
+            _build_connector(outside, script.UNSAFE_CONNECTOR, repeats_safely=False),
         ],
-        slots=Slots(main=ANY, schedule=ANY, subagent=ANY, background=ANY),
+        slots=SlotLimits(
+            main=CONCURRENCY_MAX, schedule=CONCURRENCY_MAX, subagent=CONCURRENCY_MAX, background=CONCURRENCY_MAX
+        ),
     )
 
 
-def refuse_outside_tests(environment: Mapping[str, str]) -> None:
+def require_test_environment(environment: Mapping[str, str]) -> None:
     if environment.get("RETINUE_TEST") != "1":
-        raise Invalid(
-            "this daemon is for crash tests",
-            because="its staff, its tools and its model are made to be killed, and RETINUE_TEST is not 1",
-            try_this="open a real house with `retinue run`",
-            code="config.test-only",
-        )
+        raise CrashServerOutsideTest
 
 
 def main() -> int:
     set_up_logs(sys.stderr)
     try:
-        refuse_outside_tests(os.environ)
+        require_test_environment(os.environ)
         for name in filter(None, os.environ.get("RETINUE_TEST_BUG", "").split(",")):
             BUGS[name]()
-        settings = from_environment(os.environ)
+        settings = load_settings(os.environ)
         # Fifty clients cause more model calls per minute than the default limit allows.
         settings = replace(settings, limits=replace(settings.limits, calls_per_minute=CALLS_PER_MINUTE))
         place = urlsplit(os.environ["RETINUE_TEST_ELSEWHERE"]).netloc
         settings = replace(settings, external=replace(settings.external, private_hosts=(place,)))
-        server.run(settings, parts(os.environ), announce=False)
+        server.run(settings, build_parts(os.environ), announce=False)
     except RetinueError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1

@@ -10,27 +10,27 @@ from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from retinue.testing import crash_script as script
-from retinue.testing.crash_evidence import Evidence, HandedOut, Letter, Run
+from retinue.testing.crash_evidence import CrashEvidence, StoredEnvelope, StoredRequest, StoredRun
 from retinue.testing.crash_log import (
-    Acknowledged,
-    Answered,
-    Brought,
-    Complaint,
-    Decided,
-    Heard,
-    Retried,
-    Sent,
-    Settled,
-    Shown,
+    AcknowledgedEntry,
+    AnsweredEntry,
+    CallbackResultEntry,
+    ComplaintEntry,
+    DecidedEntry,
+    FinalAnswersEntry,
+    RequestEntry,
+    RetriedEntry,
+    SentEntry,
+    SettledEntry,
 )
-from retinue.testing.crash_log import Said as SaidElsewhere
-from retinue.testing.crash_script import Do, Said
+from retinue.testing.crash_log import CallbackEntry as SaidElsewhere
+from retinue.testing.crash_script import CallResult, ScriptAction
 
-SENDER = "person:owner"
-SHOWN_MAX = 20
+OWNER_SENDER = "person:owner"
+FINDINGS_SHOWN_MAX = 20
 
 
-class Wrong(StrEnum):
+class FindingKind(StrEnum):
     """The kinds of findings, in the order in which they are printed."""
 
     LOST = "lost"
@@ -39,513 +39,580 @@ class Wrong(StrEnum):
     RUN_TWICE = "run twice"
     MISDELIVERED = "misdelivered"
     UNEXPLAINED = "unexplained"
-    UNASKED = "unasked"
+    UNREQUESTED = "unasked"
     CONTRADICTED = "contradicted"
     LEDGER = "ledger"
 
 
-class Finding(NamedTuple):
+class CrashFinding(NamedTuple):
     """One contradiction in the evidence."""
 
-    wrong: Wrong
+    kind: FindingKind
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class CrashVerdict:
     """The figures and findings of a crash test."""
 
     figures: dict[str, int]
-    findings: Sequence[Finding]
+    findings: Sequence[CrashFinding]
 
     @property
-    def ok(self) -> bool:
+    def is_ok(self) -> bool:
         return not self.findings
 
-    def count(self, wrong: Wrong) -> int:
-        return sum(finding.wrong is wrong for finding in self.findings)
+    def count(self, kind: FindingKind) -> int:
+        return sum(finding.kind is kind for finding in self.findings)
 
     def lines(self) -> list[str]:
         """Returns a table, the first few findings, and the verdict as the last line."""
         table = [f"  {name:<28}{count:>8}" for name, count in self.figures.items()]
-        table += [f"  {wrong:<28}{self.count(wrong):>8}" for wrong in Wrong]
-        shown = [f"  {wrong}: {text}" for wrong, text in self.findings[:SHOWN_MAX]]
-        more = [f"  and {len(self.findings) - SHOWN_MAX} more"] if len(self.findings) > SHOWN_MAX else []
-        sums = ", ".join(f"{self.count(wrong)} {wrong}" for wrong in Wrong)
-        return [*table, *shown, *more, f"crash verdict: {'ok' if self.ok else 'FAILED'} ({sums})"]
+        table += [f"  {wrong:<28}{self.count(wrong):>8}" for wrong in FindingKind]
+        shown = [f"  {wrong}: {text}" for wrong, text in self.findings[:FINDINGS_SHOWN_MAX]]
+        more = (
+            [f"  and {len(self.findings) - FINDINGS_SHOWN_MAX} more"] if len(self.findings) > FINDINGS_SHOWN_MAX else []
+        )
+        sums = ", ".join(f"{self.count(wrong)} {wrong}" for wrong in FindingKind)
+        return [*table, *shown, *more, f"crash verdict: {'ok' if self.is_ok else 'FAILED'} ({sums})"]
 
 
-def judge(evidence: Evidence, *, ticks: bool = True) -> Verdict:
+def judge_evidence(evidence: CrashEvidence, *, has_schedules: bool = True) -> CrashVerdict:
     """Check the evidence. `has_schedules`: whether the server had any."""
-    case = _Case(evidence)
+    case = _EvidenceIndex(evidence)
     findings = [
-        *_complaints(case),
-        *_stored_once(case),
-        *_settled_once(case),
-        *_answered_once(case),
-        *_in_order(case),
-        *_told(case),
-        *_performed(case),
-        *_handed(case),
-        *_heard(case),
-        *_handed_out(case),
-        *_decided(case),
-        *_delivered(case),
-        *_unasked(case),
-        *_retried(case),
-        *(_came(case) if ticks else ()),
-        *(Finding(Wrong.LEDGER, line) for line in evidence.ledger),
+        *_check_complaints(case),
+        *_check_stored(case),
+        *_check_settled(case),
+        *_check_answered(case),
+        *_check_order(case),
+        *_check_events(case),
+        *_check_calls(case),
+        *_check_delegations(case),
+        *_check_callbacks(case),
+        *_check_requests(case),
+        *_check_approvals(case),
+        *_check_deliveries(case),
+        *_check_unrequested(case),
+        *_check_retries(case),
+        *(_check_occurrences(case) if has_schedules else ()),
+        *(CrashFinding(FindingKind.LEDGER, line) for line in evidence.ledger_findings),
     ]
-    return Verdict(figures=_figures(case), findings=findings)
+    return CrashVerdict(figures=_count_evidence(case), findings=findings)
 
 
 @dataclass(slots=True)
-class _Case:
+class _EvidenceIndex:
     """The evidence, indexed for lookups."""
 
-    evidence: Evidence
-    sent: dict[str, Sent] = field(init=False)  # by key
-    acknowledged: list[Acknowledged] = field(init=False)
-    by_id: dict[str, Letter] = field(init=False)
-    questions: list[Letter] = field(init=False)  # what the clients sent, in the order of the store
-    answers: list[Letter] = field(init=False)
-    by_token: dict[str, list[Letter]] = field(init=False)  # the answers that contain a token
-    written: Counter[str] = field(init=False)  # how often a call wrote each word
-    from_elsewhere: list[Letter] = field(init=False)  # what the external agent sent
+    evidence: CrashEvidence
+    sent: dict[str, SentEntry] = field(init=False)  # by key
+    acknowledged: list[AcknowledgedEntry] = field(init=False)
+    envelopes_by_id: dict[str, StoredEnvelope] = field(init=False)
+    questions: list[StoredEnvelope] = field(init=False)  # what the clients sent, in the order of the store
+    answers: list[StoredEnvelope] = field(init=False)
+    answers_by_token: dict[str, list[StoredEnvelope]] = field(init=False)  # the answers that contain a token
+    writes_by_word: Counter[str] = field(init=False)  # how often a call wrote each word
+    external_envelopes: list[StoredEnvelope] = field(init=False)  # what the external agent sent
 
     def __post_init__(self) -> None:
-        log, letters = self.evidence.log, self.evidence.letters
-        self.sent = {entry.key: entry for entry in log if isinstance(entry, Sent)}
-        self.acknowledged = [entry for entry in log if isinstance(entry, Acknowledged)]
-        self.by_id = {letter.id: letter for letter in letters}
-        self.questions = [letter for letter in letters if letter.source == SENDER and letter.kind == "message"]
-        self.answers = [letter for letter in letters if letter.kind == "answer" and letter.recipient == SENDER]
-        self.by_token = defaultdict(list)
+        log, letters = self.evidence.log, self.evidence.envelopes
+        self.sent = {entry.key: entry for entry in log if isinstance(entry, SentEntry)}
+        self.acknowledged = [entry for entry in log if isinstance(entry, AcknowledgedEntry)]
+        self.envelopes_by_id = {letter.id: letter for letter in letters}
+        self.questions = [letter for letter in letters if letter.source == OWNER_SENDER and letter.kind == "message"]
+        self.answers = [letter for letter in letters if letter.kind == "answer" and letter.recipient == OWNER_SENDER]
+        self.answers_by_token = defaultdict(list)
         for letter in self.answers:
-            for answer in script.answers(letter.text):
-                self.by_token[answer.token].append(letter)
-        self.written = Counter(mark.word for mark in self.evidence.witness)
-        self.from_elsewhere = [letter for letter in letters if letter.source.startswith(_ELSEWHERE)]
+            for answer in script.parse_answers(letter.text):
+                self.answers_by_token[answer.token].append(letter)
+        self.writes_by_word = Counter(mark.word for mark in self.evidence.tool_marks)
+        self.external_envelopes = [letter for letter in letters if letter.source.startswith(_EXTERNAL_SOURCE)]
 
     @property
-    def unasked(self) -> Counter[str]:
+    def late_tokens(self) -> Counter[str]:
         """Token -> how often the external agent sent it after its request had ended."""
-        late = (letter for letter in self.from_elsewhere if letter.reply_to is None)
-        return Counter(answer.token for letter in late for answer in script.answers(letter.text))
+        late = (letter for letter in self.external_envelopes if letter.reply_to is None)
+        return Counter(answer.token for letter in late for answer in script.parse_answers(letter.text))
 
 
-def _complaints(case: _Case) -> Iterator[Finding]:
-    for entry in case.evidence.log:
-        if isinstance(entry, Complaint):
-            yield Finding(Wrong.CONTRADICTED, entry.text)
+def _check_complaints(index: _EvidenceIndex) -> Iterator[CrashFinding]:
+    for entry in index.evidence.log:
+        if isinstance(entry, ComplaintEntry):
+            yield CrashFinding(FindingKind.CONTRADICTED, entry.text)
 
 
-def _stored_once(case: _Case) -> Iterator[Finding]:
+def _check_stored(index: _EvidenceIndex) -> Iterator[CrashFinding]:
     """Acknowledged envelopes are stored under their id; others are stored at most once."""
-    for entry in case.acknowledged:
-        letter = case.by_id.get(entry.envelope)
+    for entry in index.acknowledged:
+        letter = index.envelopes_by_id.get(entry.envelope)
         if letter is None:
-            yield Finding(Wrong.LOST, f"{entry.token} was acknowledged as {entry.envelope[:8]} and is not stored")
+            yield CrashFinding(
+                FindingKind.LOST, f"{entry.token} was acknowledged as {entry.envelope[:8]} and is not stored"
+            )
         elif (letter.token, letter.key) != (entry.token, entry.key):
-            yield Finding(Wrong.CONTRADICTED, f"{entry.envelope[:8]} was acknowledged for {entry.token}, it is another")
+            yield CrashFinding(
+                FindingKind.CONTRADICTED, f"{entry.envelope[:8]} was acknowledged for {entry.token}, it is another"
+            )
     for what, counted in (
-        ("key", Counter(letter.key for letter in case.questions)),
-        ("token", Counter(letter.token for letter in case.questions)),
+        ("key", Counter(letter.key for letter in index.questions)),
+        ("token", Counter(letter.token for letter in index.questions)),
     ):
-        yield from (Finding(Wrong.DOUBLED, f"{what} {of} is stored {n} times") for of, n in counted.items() if n > 1)
+        yield from (
+            CrashFinding(FindingKind.DOUBLED, f"{what} {of} is stored {n} times") for of, n in counted.items() if n > 1
+        )
 
 
-def _settled_once(case: _Case) -> Iterator[Finding]:
+def _check_settled(index: _EvidenceIndex) -> Iterator[CrashFinding]:
     """Every envelope ended once, with a reason, and a sender without an answer was notified."""
-    told = {letter.reply_to for letter in case.evidence.letters if letter.kind == "notice"}
-    told_runs = {case.by_id[id_].run for id_ in told if id_ in case.by_id} - {None}
-    ahead = {slot.envelope for slot in case.evidence.slots if slot.state == "waiting"}
-    explained = {slot.envelope for slot in case.evidence.slots if slot.state in ("skipped", "failed") and slot.because}
-    for letter in case.evidence.letters:
+    told = {letter.reply_to for letter in index.evidence.envelopes if letter.kind == "notice"}
+    told_runs = {index.envelopes_by_id[id_].run for id_ in told if id_ in index.envelopes_by_id} - {None}
+    ahead = {slot.envelope for slot in index.evidence.occurrences if slot.state == "waiting"}
+    explained = {
+        slot.envelope for slot in index.evidence.occurrences if slot.state in ("skipped", "failed") and slot.because
+    }
+    for letter in index.evidence.envelopes:
         if letter.id in ahead and letter.outcomes == 0:
             continue  # the next occurrence of a schedule, still in the future
         name = f"{letter.kind} {letter.id[:8]} ({letter.token})"
         if letter.outcomes > 1:
-            yield Finding(Wrong.DOUBLED, f"{name} has {letter.outcomes} outcomes")
+            yield CrashFinding(FindingKind.DOUBLED, f"{name} has {letter.outcomes} outcomes")
         if letter.status != "done" or letter.outcome is None:
-            yield Finding(Wrong.LOST, f"{name} is {letter.status}, outcome {letter.outcome}")
+            yield CrashFinding(FindingKind.LOST, f"{name} is {letter.status}, outcome {letter.outcome}")
         elif not letter.because:
-            yield Finding(Wrong.UNEXPLAINED, f"{name} ended {letter.outcome} without a because")
-        elif letter.kind == "message" and letter.outcome not in ("answered", "delivered") and not _is_aside(letter):
+            yield CrashFinding(FindingKind.UNEXPLAINED, f"{name} ended {letter.outcome} without a because")
+        elif (
+            letter.kind == "message"
+            and letter.outcome not in ("answered", "delivered")
+            and not _is_noted_agent_message(letter)
+        ):
             if letter.id not in told | explained and letter.run not in told_runs:
-                yield Finding(Wrong.UNEXPLAINED, f"{name} ended {letter.outcome}, and nobody was told")
-    for run in case.evidence.runs:
+                yield CrashFinding(FindingKind.UNEXPLAINED, f"{name} ended {letter.outcome}, and nobody was told")
+    for run in index.evidence.runs:
         if run.status in ("running", "parked"):
-            yield Finding(Wrong.LOST, f"run {run.id[:8]} is still {run.status}")
+            yield CrashFinding(FindingKind.LOST, f"run {run.id[:8]} is still {run.status}")
 
 
-def _is_aside(letter: Letter) -> bool:
+def _is_noted_agent_message(envelope: StoredEnvelope) -> bool:
     """Returns whether this is an agent message that starts no run: it is read in the next turn, without an answer."""
-    return letter.source != SENDER and letter.outcome == "noted"
+    return envelope.source != OWNER_SENDER and envelope.outcome == "noted"
 
 
-def _answered_once(case: _Case) -> Iterator[Finding]:
+def _check_answered(index: _EvidenceIndex) -> Iterator[CrashFinding]:
     """Each answered question is in exactly the answer it names; any other question is in none."""
-    owed = case.unasked
-    for letter in case.evidence.letters:
-        if letter.kind != "message" or letter.outcome != "answered" or letter.source.startswith(_CLOCK):
+    owed = index.late_tokens
+    for letter in index.evidence.envelopes:
+        if letter.kind != "message" or letter.outcome != "answered" or letter.source.startswith(_SCHEDULE_SOURCE):
             continue
         owed[letter.token] += 1
-        answer = case.by_id.get(letter.answer or "")
-        if answer is None or answer not in case.by_token[letter.token]:
-            yield Finding(Wrong.LOST, f"{letter.token} is answered, but its answer does not speak of it")
-    for token, answers in case.by_token.items():
+        answer = index.envelopes_by_id.get(letter.answer or "")
+        if answer is None or answer not in index.answers_by_token[letter.token]:
+            yield CrashFinding(FindingKind.LOST, f"{letter.token} is answered, but its answer does not speak of it")
+    for token, answers in index.answers_by_token.items():
         if len(answers) > owed[token]:
-            yield Finding(Wrong.DOUBLED, f"{token} is in {len(answers)} answers, {owed[token]} owed")
+            yield CrashFinding(FindingKind.DOUBLED, f"{token} is in {len(answers)} answers, {owed[token]} owed")
 
 
-def _in_order(case: _Case) -> Iterator[Finding]:
+def _check_order(index: _EvidenceIndex) -> Iterator[CrashFinding]:
     """In a session, questions were stored and answered in the order in which they were acknowledged."""
-    stored: dict[int, list[tuple[int, Letter]]] = defaultdict(list)
-    for letter in case.questions:
-        session, number = script.place(letter.token)
+    stored: dict[int, list[tuple[int, StoredEnvelope]]] = defaultdict(list)
+    for letter in index.questions:
+        session, number = script.parse_token(letter.token)
         stored[session].append((number, letter))
     for letters in stored.values():
-        yield from _rising([number for number, _ in letters], f"stored in {letters[0][1].token}'s session")
+        yield from _check_increasing([number for number, _ in letters], f"stored in {letters[0][1].token}'s session")
         answered = [
-            (answer.seq, [a.token for a in script.answers(answer.text)].index(letter.token), number)
+            (answer.seq, [a.token for a in script.parse_answers(answer.text)].index(letter.token), number)
             for number, letter in letters
-            if (answer := case.by_id.get(letter.answer or "")) is not None and answer in case.by_token[letter.token]
+            if (answer := index.envelopes_by_id.get(letter.answer or "")) is not None
+            and answer in index.answers_by_token[letter.token]
         ]
         numbers = [number for _, _, number in sorted(answered)]
-        yield from _rising(numbers, f"answered in {letters[0][1].token}'s session")
+        yield from _check_increasing(numbers, f"answered in {letters[0][1].token}'s session")
 
 
-def _rising(numbers: Sequence[int], what: str) -> Iterator[Finding]:
+def _check_increasing(numbers: Sequence[int], what: str) -> Iterator[CrashFinding]:
     for before, after in pairwise(numbers):
         if after <= before:
-            yield Finding(Wrong.REORDERED, f"{what}: {after} comes after {before}")
+            yield CrashFinding(FindingKind.REORDERED, f"{what}: {after} comes after {before}")
 
 
-def _told(case: _Case) -> Iterator[Finding]:
+def _check_events(index: _EvidenceIndex) -> Iterator[CrashFinding]:
     """The events reported every answer once and nothing that was undone. Outcomes are as reported."""
     heard: Counter[str] = Counter()
-    texts = {letter.text for letter in case.evidence.letters if letter.recipient == SENDER}
-    unasked = case.unasked
-    retried = {letter.token for letter in case.evidence.letters if letter.retry_of}  # answered later than their turn
-    for entry in case.evidence.log:
+    texts = {letter.text for letter in index.evidence.envelopes if letter.recipient == OWNER_SENDER}
+    unasked = index.late_tokens
+    retried = {letter.token for letter in index.evidence.envelopes if letter.retry_of}  # answered later than their turn
+    for entry in index.evidence.log:
         match entry:
-            case Answered(seq=seq, envelope=envelope, text=text):
+            case AnsweredEntry(seq=seq, envelope=envelope, text=text):
                 heard[envelope] += 1
-                letter = case.by_id.get(envelope)
-                if letter is None or letter.text != text or case.evidence.told.get(seq) != envelope:
-                    yield Finding(Wrong.CONTRADICTED, f"news {seq} told of answer {envelope[:8]}, which is not so")
-            case Settled(envelope=envelope, outcome=outcome):
-                letter = case.by_id.get(envelope)
+                letter = index.envelopes_by_id.get(envelope)
+                if letter is None or letter.text != text or index.evidence.envelopes_by_event.get(seq) != envelope:
+                    yield CrashFinding(
+                        FindingKind.CONTRADICTED, f"news {seq} told of answer {envelope[:8]}, which is not so"
+                    )
+            case SettledEntry(envelope=envelope, outcome=outcome):
+                letter = index.envelopes_by_id.get(envelope)
                 if letter is None or letter.outcome != outcome:
                     became = letter.outcome if letter else "not stored"
-                    yield Finding(Wrong.CONTRADICTED, f"{envelope[:8]} was told to be {outcome}, it is {became}")
-            case Shown(session=session, answers=answers):
+                    yield CrashFinding(
+                        FindingKind.CONTRADICTED, f"{envelope[:8]} was told to be {outcome}, it is {became}"
+                    )
+            case FinalAnswersEntry(session=session, answers=answers):
                 yield from (
-                    Finding(Wrong.CONTRADICTED, f"session {session[:8]} shows an answer that was never given: {text}")
+                    CrashFinding(
+                        FindingKind.CONTRADICTED, f"session {session[:8]} shows an answer that was never given: {text}"
+                    )
                     for text in answers
                     if text not in texts
                 )
-                shown = [answer.token for text in answers for answer in script.answers(text)]
-                numbers = [script.place(token)[1] for token in shown if token not in retried and token not in unasked]
-                yield from _rising(numbers, f"shown in session {session[:8]}")
+                shown = [answer.token for text in answers for answer in script.parse_answers(text)]
+                numbers = [
+                    script.parse_token(token)[1] for token in shown if token not in retried and token not in unasked
+                ]
+                yield from _check_increasing(numbers, f"shown in session {session[:8]}")
             case _:
                 pass
-    for letter in case.answers:
+    for letter in index.answers:
         if heard[letter.id] > 1:
-            yield Finding(Wrong.DOUBLED, f"the news told {heard[letter.id]} times of answer {letter.id[:8]}")
+            yield CrashFinding(FindingKind.DOUBLED, f"the news told {heard[letter.id]} times of answer {letter.id[:8]}")
         if not heard[letter.id]:
-            yield Finding(Wrong.LOST, f"the news never told of answer {letter.id[:8]}: {letter.text}")
+            yield CrashFinding(FindingKind.LOST, f"the news never told of answer {letter.id[:8]}: {letter.text}")
 
 
-def _performed(case: _Case) -> Iterator[Finding]:
+def _check_calls(index: _EvidenceIndex) -> Iterator[CrashFinding]:
     """No unrepeatable call was performed twice, and the model read the truth about each."""
-    for word, times in case.written.items():
+    for word, times in index.writes_by_word.items():
         if times > 1:
-            by = ", ".join(mark.by for mark in case.evidence.witness if mark.word == word)
-            yield Finding(Wrong.RUN_TWICE, f"{word} was written {times} times, by {by}")
-    cut = {c.word for c in case.evidence.cuts}
-    do = {q.token: q.do for letter in case.questions for q in script.questions(letter.text)}
-    for letter in case.answers:
-        for answer in script.answers(letter.text):
-            words = _words(answer.token, do.get(answer.token, Do.PLAIN))
-            if len(words) != len(answer.said):
-                yield Finding(Wrong.LOST, f"{answer} does not speak of {len(words)} calls")
-            for word, said in zip(words, answer.said, strict=False):
-                if because := _not_so(said, times=case.written[word], cut=word in cut):
-                    yield Finding(Wrong.CONTRADICTED, f"{answer} of {word}: {because}")
-    final = {run.id: run.final_text or "" for run in case.evidence.runs if run.status == "completed"}
-    for c in case.evidence.cuts:
-        if c.run in final and Said.INTERRUPTED not in final[c.run].lower():
-            yield Finding(Wrong.UNEXPLAINED, f"{c.word} was cut off, and the answer does not say so")
+            by = ", ".join(mark.by for mark in index.evidence.tool_marks if mark.word == word)
+            yield CrashFinding(FindingKind.RUN_TWICE, f"{word} was written {times} times, by {by}")
+    cut = {c.word for c in index.evidence.interrupted_calls}
+    do = {q.token: q.action for letter in index.questions for q in script.parse_questions(letter.text)}
+    for letter in index.answers:
+        for answer in script.parse_answers(letter.text):
+            words = _written_words(answer.token, do.get(answer.token, ScriptAction.PLAIN))
+            if len(words) != len(answer.results):
+                yield CrashFinding(FindingKind.LOST, f"{answer} does not speak of {len(words)} calls")
+            for word, said in zip(words, answer.results, strict=False):
+                if because := _explain_contradiction(
+                    said, times=index.writes_by_word[word], is_interrupted=word in cut
+                ):
+                    yield CrashFinding(FindingKind.CONTRADICTED, f"{answer} of {word}: {because}")
+    final = {run.id: run.final_text or "" for run in index.evidence.runs if run.status == "completed"}
+    for c in index.evidence.interrupted_calls:
+        if c.run in final and CallResult.INTERRUPTED not in final[c.run].lower():
+            yield CrashFinding(FindingKind.UNEXPLAINED, f"{c.word} was cut off, and the answer does not say so")
 
 
-def _words(token: str, do: Do) -> list[str]:
-    match do:
-        case Do.TOOL | Do.ASK | Do.WHIM:
+def _written_words(token: str, action: ScriptAction) -> list[str]:
+    match action:
+        case ScriptAction.TOOL | ScriptAction.ASK | ScriptAction.VARIABLE:
             return [token]
-        case Do.TWO_TOOLS:
+        case ScriptAction.TWO_TOOLS:
             return [f"{token}/1", f"{token}/2"]
-        case Do.STATUS | Do.HAND | Do.HAND_ASK | Do.HAND_OUT | Do.SPAWN | Do.SPAWN_ASK:
+        case (
+            ScriptAction.STATUS
+            | ScriptAction.DELEGATE
+            | ScriptAction.DELEGATE_ASK
+            | ScriptAction.DELEGATE_EXTERNAL
+            | ScriptAction.SPAWN
+            | ScriptAction.SPAWN_ASK
+        ):
             return [""]
-        case Do.HAND_TWO:
+        case ScriptAction.DELEGATE_TWO:
             return ["", ""]
-        case Do.PLAIN | Do.FAIL:
+        case ScriptAction.PLAIN | ScriptAction.FAIL:
             return []
 
 
-def _handed(case: _Case) -> Iterator[Finding]:
+def _check_delegations(index: _EvidenceIndex) -> Iterator[CrashFinding]:
     """Each result of delegated work reached the delegating agent once: with its call, or later."""
-    do = {q.token: q.do for letter in case.questions for q in script.questions(letter.text)}
+    do = {q.token: q.action for letter in index.questions for q in script.parse_questions(letter.text)}
     told: Counter[str] = Counter()
-    for letter in case.answers:
-        for answer in script.answers(letter.text):
+    for letter in index.answers:
+        for answer in script.parse_answers(letter.text):
             for errand, said in zip(
-                script.errands(answer.token, do.get(answer.token, Do.PLAIN)), answer.said, strict=False
+                script.list_tasks(answer.token, do.get(answer.token, ScriptAction.PLAIN)), answer.results, strict=False
             ):
-                told[errand] += said is Said.HANDED
-                if said is Said.MIXED:
-                    yield Finding(Wrong.MISDELIVERED, f"{answer.token} was told of another errand than {errand}")
-    for letter in case.evidence.letters:
-        if letter.recipient == SENDER and letter.kind in ("message", "answer"):
-            told.update(script.told_later(letter.text))
-    came = {letter.reply_to: letter for letter in case.evidence.letters if letter.kind == "answer"}
-    answered = {letter.token for letter in case.questions if letter.outcome == "answered"}
-    for letter in case.evidence.letters:
+                told[errand] += said is CallResult.DELEGATED
+                if said is CallResult.MIXED:
+                    yield CrashFinding(
+                        FindingKind.MISDELIVERED, f"{answer.token} was told of another errand than {errand}"
+                    )
+    for letter in index.evidence.envelopes:
+        if letter.recipient == OWNER_SENDER and letter.kind in ("message", "answer"):
+            told.update(script.parse_late_tasks(letter.text))
+    came = {letter.reply_to: letter for letter in index.evidence.envelopes if letter.kind == "answer"}
+    answered = {letter.token for letter in index.questions if letter.outcome == "answered"}
+    for letter in index.evidence.envelopes:
         if letter.kind != "delegation" or letter.recipient.startswith("channel:"):
             continue
         back = came.get(letter.id)
         if told[letter.token] > 1:
-            yield Finding(Wrong.DOUBLED, f"what came of {letter.token} was told {told[letter.token]} times")
+            yield CrashFinding(FindingKind.DOUBLED, f"what came of {letter.token} was told {told[letter.token]} times")
         if back is None or told[letter.token]:
             continue
         taken = (back.because or "").startswith("the run ") and letter.token.split("/")[0] in answered
         if taken or (back.because or "").startswith("read;"):
-            yield Finding(Wrong.LOST, f"what came of {letter.token} was told to nobody ({back.because})")
+            yield CrashFinding(FindingKind.LOST, f"what came of {letter.token} was told to nobody ({back.because})")
 
 
-_ELSEWHERE = "external:"
-_CLOCK = "schedule:"  # whose envelopes get no answer
+_EXTERNAL_SOURCE = "external:"
+_SCHEDULE_SOURCE = "schedule:"  # whose envelopes get no answer
 
 
-def _heard(case: _Case) -> Iterator[Finding]:
+def _check_callbacks(index: _EvidenceIndex) -> Iterator[CrashFinding]:
     """Each callback is stored once, in the session it was sent to, and forwarded once."""
-    said = {(e.session, e.message): e for e in case.evidence.log if isinstance(e, SaidElsewhere)}
-    first: dict[tuple[str, str], Heard] = {}
-    for entry in case.evidence.log:
-        if not isinstance(entry, Heard):
+    said = {(e.session, e.message): e for e in index.evidence.log if isinstance(e, SaidElsewhere)}
+    first: dict[tuple[str, str], CallbackResultEntry] = {}
+    for entry in index.evidence.log:
+        if not isinstance(entry, CallbackResultEntry):
             continue
         before = first.setdefault((entry.session, entry.message), entry)
-        letter = case.by_id.get(entry.envelope)
+        letter = index.envelopes_by_id.get(entry.envelope)
         if (before.envelope, before.answers) != (entry.envelope, entry.answers):
-            yield Finding(Wrong.DOUBLED, f"{entry.message} was heard twice, and not as the same")
+            yield CrashFinding(FindingKind.DOUBLED, f"{entry.message} was heard twice, and not as the same")
         if letter is None or (letter.key, letter.reply_to) != (entry.message, entry.answers):
-            yield Finding(Wrong.LOST, f"{entry.message} was heard as {entry.envelope[:8]}, which is not stored so")
+            yield CrashFinding(
+                FindingKind.LOST, f"{entry.message} was heard as {entry.envelope[:8]}, which is not stored so"
+            )
         words = said.get((entry.session, entry.message))
         if words is not None and entry.answers not in (None, words.request):
-            yield Finding(Wrong.MISDELIVERED, f"{entry.message} was taken for the answer to {entry.answers}")
-    for place, times in Counter((letter.source, letter.key) for letter in case.from_elsewhere).items():
+            yield CrashFinding(FindingKind.MISDELIVERED, f"{entry.message} was taken for the answer to {entry.answers}")
+    for place, times in Counter((letter.source, letter.key) for letter in index.external_envelopes).items():
         if times > 1:
-            yield Finding(Wrong.DOUBLED, f"{place[1]} is stored {times} times")
-    for letter in case.from_elsewhere:
-        session = letter.source.removeprefix(_ELSEWHERE)
+            yield CrashFinding(FindingKind.DOUBLED, f"{place[1]} is stored {times} times")
+    for letter in index.external_envelopes:
+        session = letter.source.removeprefix(_EXTERNAL_SOURCE)
         words = said.get((session, letter.key))
         if words is None or words.text != letter.text:
-            yield Finding(Wrong.UNASKED, f"{letter.key} is stored, and nobody said so")
-        elif letter.recipient != f"agent:{script.ELSEWHERE}/{session}":
-            yield Finding(Wrong.MISDELIVERED, f"{letter.key} was said to {session[:8]} and went to {letter.recipient}")
+            yield CrashFinding(FindingKind.UNREQUESTED, f"{letter.key} is stored, and nobody said so")
+        elif letter.recipient != f"agent:{script.EXTERNAL_AGENT}/{session}":
+            yield CrashFinding(
+                FindingKind.MISDELIVERED, f"{letter.key} was said to {session[:8]} and went to {letter.recipient}"
+            )
         if letter.outcome == "answered":
-            told = case.by_id.get(letter.answer or "")
+            told = index.envelopes_by_id.get(letter.answer or "")
             if told is not None and letter.text not in told.text:
-                yield Finding(Wrong.LOST, f"{letter.key} is down as told on, and was not")
+                yield CrashFinding(FindingKind.LOST, f"{letter.key} is down as told on, and was not")
 
 
-def _handed_out(case: _Case) -> Iterator[Finding]:
+def _check_requests(index: _EvidenceIndex) -> Iterator[CrashFinding]:
     """Each request arrived at the external agent and ended once, with the answer to it, as its run says."""
-    brought = {entry.letter for entry in case.evidence.log if isinstance(entry, Brought)}
-    answered = Counter(letter.reply_to for letter in case.from_elsewhere if letter.reply_to is not None)
-    runs = {run.id: run for run in case.evidence.runs}
-    for work in case.evidence.handed_out:
-        letter = case.by_id.get(work.id)
+    brought = {entry.letter for entry in index.evidence.log if isinstance(entry, RequestEntry)}
+    answered = Counter(letter.reply_to for letter in index.external_envelopes if letter.reply_to is not None)
+    runs = {run.id: run for run in index.evidence.runs}
+    for work in index.evidence.requests:
+        letter = index.envelopes_by_id.get(work.id)
         if letter is None or work.state == "open":
-            yield Finding(Wrong.LOST, f"the letter {work.id[:8]} is {work.state if letter else 'not stored'}")
+            yield CrashFinding(
+                FindingKind.LOST, f"the letter {work.id[:8]} is {work.state if letter else 'not stored'}"
+            )
             continue
         if letter.outcome == "delivered" and work.id not in brought:
-            yield Finding(Wrong.LOST, f"the letter {work.id[:8]} is delivered, but it never came there")
+            yield CrashFinding(FindingKind.LOST, f"the letter {work.id[:8]} is delivered, but it never came there")
         if answered[work.id] > 1:
-            yield Finding(Wrong.DOUBLED, f"the letter {work.id[:8]} was answered {answered[work.id]} times")
+            yield CrashFinding(FindingKind.DOUBLED, f"the letter {work.id[:8]} was answered {answered[work.id]} times")
         if work.state == "done":
-            yield from _ended_with(work, letter, case.by_id.get(work.result or ""), runs.get(work.run))
+            yield from _check_request_result(
+                work, letter, index.envelopes_by_id.get(work.result or ""), runs.get(work.run)
+            )
         elif answered[work.id]:
-            yield Finding(Wrong.LOST, f"the letter {work.id[:8]} was answered, and is {work.state}")
+            yield CrashFinding(FindingKind.LOST, f"the letter {work.id[:8]} was answered, and is {work.state}")
 
 
-def _ended_with(work: HandedOut, letter: Letter, back: Letter | None, run: Run | None) -> Iterator[Finding]:
-    if back is None or (back.reply_to, back.source) != (work.id, f"{_ELSEWHERE}{work.session}"):
-        yield Finding(Wrong.MISDELIVERED, f"the letter {work.id[:8]} ended with what was not said to it")
-    elif back.text != script.answered_elsewhere(letter.text):
-        yield Finding(Wrong.MISDELIVERED, f"the letter {work.id[:8]} ended with the answer to another: {back.text}")
-    elif run is not None and run.status == "completed" and run.final_text != back.text:
-        yield Finding(Wrong.MISDELIVERED, f"the letter {work.id[:8]} was answered, and its run says {run.final_text}")
+def _check_request_result(
+    request: StoredRequest, envelope: StoredEnvelope, answer: StoredEnvelope | None, run: StoredRun | None
+) -> Iterator[CrashFinding]:
+    if answer is None or (answer.reply_to, answer.source) != (request.id, f"{_EXTERNAL_SOURCE}{request.session}"):
+        yield CrashFinding(FindingKind.MISDELIVERED, f"the letter {request.id[:8]} ended with what was not said to it")
+    elif answer.text != script.external_answer(envelope.text):
+        yield CrashFinding(
+            FindingKind.MISDELIVERED, f"the letter {request.id[:8]} ended with the answer to another: {answer.text}"
+        )
+    elif run is not None and run.status == "completed" and run.final_text != answer.text:
+        yield CrashFinding(
+            FindingKind.MISDELIVERED, f"the letter {request.id[:8]} was answered, and its run says {run.final_text}"
+        )
 
 
-def _not_so(said: Said, *, times: int, cut: bool) -> str:
-    match said:
-        case Said.APPENDED if not times:
+def _explain_contradiction(result: CallResult, *, times: int, is_interrupted: bool) -> str:
+    match result:
+        case CallResult.APPENDED if not times:
             return "the model read that it was done, and it was not"
-        case Said.INTERRUPTED if not cut:
+        case CallResult.INTERRUPTED if not is_interrupted:
             return "the model read that it was cut off, and no step was"
-        case Said.DENIED if times:
+        case CallResult.DENIED if times:
             return "the model read that it was not done, and it was"
-        case Said.OTHER:
+        case CallResult.OTHER:
             return "the model read something else"
         case _:
             return ""
 
 
-def _decided(case: _Case) -> Iterator[Finding]:
+def _check_approvals(index: _EvidenceIndex) -> Iterator[CrashFinding]:
     """An allowed call was performed, or there is a reason why not. No other call that needs approval was."""
-    approvals = {approval.id: approval for approval in case.evidence.approvals}
-    for entry in case.evidence.log:
-        if isinstance(entry, Decided):
+    approvals = {approval.id: approval for approval in index.evidence.approvals}
+    for entry in index.evidence.log:
+        if isinstance(entry, DecidedEntry):
             approval = approvals.get(entry.approval)
             if approval is None or approval.state != ("allowed" if entry.allow else "denied"):
                 state = approval.state if approval else "not stored"
-                yield Finding(Wrong.LOST, f"the decision on {entry.token} was acknowledged, but it is {state}")
-    ended = {run.id: run.status for run in case.evidence.runs}
-    cut = {c.word for c in case.evidence.cuts}
+                yield CrashFinding(
+                    FindingKind.LOST, f"the decision on {entry.token} was acknowledged, but it is {state}"
+                )
+    ended = {run.id: run.status for run in index.evidence.runs}
+    cut = {c.word for c in index.evidence.interrupted_calls}
     allowed = {approval.word for approval in approvals.values() if approval.state == "allowed"}
-    for call in case.evidence.asking:
-        if case.written[call.word] and call.word not in allowed and call.session not in case.evidence.granted:
-            yield Finding(Wrong.UNASKED, f"{call.word} was written, and nobody has allowed it")
+    for call in index.evidence.approval_calls:
+        if (
+            index.writes_by_word[call.word]
+            and call.word not in allowed
+            and call.session not in index.evidence.granted_sessions
+        ):
+            yield CrashFinding(FindingKind.UNREQUESTED, f"{call.word} was written, and nobody has allowed it")
     for approval in approvals.values():
         if not approval.word:  # a call that writes no line
             continue
-        times = case.written[approval.word]
+        times = index.writes_by_word[approval.word]
         if times and approval.word not in allowed:
-            yield Finding(Wrong.UNASKED, f"{approval.word} was written, but it is {approval.state}")
+            yield CrashFinding(FindingKind.UNREQUESTED, f"{approval.word} was written, but it is {approval.state}")
         if approval.state == "allowed" and not times and approval.word not in cut:
             if ended.get(approval.run) == "completed" and approval.decision in ("answered", "noted"):
-                yield Finding(Wrong.LOST, f"{approval.word} was allowed and never done")
+                yield CrashFinding(FindingKind.LOST, f"{approval.word} was allowed and never done")
 
 
-def _delivered(case: _Case) -> Iterator[Finding]:
+def _check_deliveries(index: _EvidenceIndex) -> Iterator[CrashFinding]:
     """Every delivered envelope is in its channel, in order, and if the channel cannot deduplicate, once."""
-    for name, marks in case.evidence.rooms.items():
+    for name, marks in index.evidence.channel_marks.items():
         times = Counter(mark.by for mark in marks)
-        came = Counter(mark.letter for mark in dict.fromkeys(marks))
-        parts = {mark.letter: mark.parts for mark in marks}
-        if name == script.RISKY:
+        came = Counter(mark.envelope for mark in dict.fromkeys(marks))
+        parts = {mark.envelope: mark.parts for mark in marks}
+        if name == script.UNSAFE_CONNECTOR:
             twice = [mark for mark in dict.fromkeys(marks) if times[mark.by] > 1]
-            yield from (Finding(Wrong.DOUBLED, f"{mark.word} came {times[mark.by]} times to {name}") for mark in twice)
-        for letter in case.evidence.letters:
+            yield from (
+                CrashFinding(FindingKind.DOUBLED, f"{mark.word} came {times[mark.by]} times to {name}")
+                for mark in twice
+            )
+        for letter in index.evidence.envelopes:
             if letter.recipient.startswith(f"channel:{name}:"):
                 if letter.outcome == "delivered" and came[letter.id] < parts.get(letter.id, 1):
-                    yield Finding(Wrong.LOST, f"{letter.token} is delivered, but it never came to {name} as a whole")
+                    yield CrashFinding(
+                        FindingKind.LOST, f"{letter.token} is delivered, but it never came to {name} as a whole"
+                    )
         numbers: dict[int, list[int]] = defaultdict(list)
         parts_of: dict[str, list[int]] = defaultdict(list)
         for mark in dict.fromkeys(marks):
-            parts_of[mark.letter].append(mark.index)
-            if mark.letter not in case.by_id:
-                yield Finding(Wrong.UNASKED, f"{mark.word} came to {name} and is not stored")
-            session, number = script.place(mark.text)
+            parts_of[mark.envelope].append(mark.index)
+            if mark.envelope not in index.envelopes_by_id:
+                yield CrashFinding(FindingKind.UNREQUESTED, f"{mark.word} came to {name} and is not stored")
+            session, number = script.parse_token(mark.text)
             numbers[session].append(number)
         for session, in_turn in numbers.items():
             letters = [number for number, _ in groupby(in_turn)]  # all parts of one, before any of the next
-            yield from _rising(letters, f"delivered to {name} for session {session}")
+            yield from _check_increasing(letters, f"delivered to {name} for session {session}")
         for letter, indices in parts_of.items():
-            yield from _rising(indices, f"parts of {letter[:8]} delivered to {name}")
+            yield from _check_increasing(indices, f"parts of {letter[:8]} delivered to {name}")
 
 
-def _unasked(case: _Case) -> Iterator[Finding]:
+def _check_unrequested(index: _EvidenceIndex) -> Iterator[CrashFinding]:
     """Nothing is stored or written that no client sent."""
-    approvals = {f"{approval.id}/decision" for approval in case.evidence.approvals}
-    sent = {entry.token for entry in case.sent.values()}
-    for letter in case.evidence.letters:
-        if letter.source == SENDER and letter.key not in case.sent and letter.key not in approvals:
-            yield Finding(Wrong.UNASKED, f"{letter.kind} {letter.id[:8]} is stored, and nobody sent it")
-    for word in case.written:
+    approvals = {f"{approval.id}/decision" for approval in index.evidence.approvals}
+    sent = {entry.token for entry in index.sent.values()}
+    for letter in index.evidence.envelopes:
+        if letter.source == OWNER_SENDER and letter.key not in index.sent and letter.key not in approvals:
+            yield CrashFinding(FindingKind.UNREQUESTED, f"{letter.kind} {letter.id[:8]} is stored, and nobody sent it")
+    for word in index.writes_by_word:
         if word.split("/")[0] not in sent:
-            yield Finding(Wrong.UNASKED, f"{word} was written, and nobody asked for it")
+            yield CrashFinding(FindingKind.UNREQUESTED, f"{word} was written, and nobody asked for it")
 
 
-def _retried(case: _Case) -> Iterator[Finding]:
+def _check_retries(index: _EvidenceIndex) -> Iterator[CrashFinding]:
     """A dead letter is sent again on request.
 
     A repeated request, after the server died before it could respond, creates another retry only if
     the previous one is dead, too.
     """
-    asked = {entry.envelope for entry in case.evidence.log if isinstance(entry, Retried)}
-    retries: dict[str, list[Letter]] = {id_: [] for id_ in asked}
-    for letter in case.evidence.letters:
+    asked = {entry.envelope for entry in index.evidence.log if isinstance(entry, RetriedEntry)}
+    retries: dict[str, list[StoredEnvelope]] = {id_: [] for id_ in asked}
+    for letter in index.evidence.envelopes:
         if letter.retry_of is None:
             continue
         if letter.retry_of not in asked:
-            yield Finding(Wrong.UNASKED, f"{letter.token} was retried, and nobody asked for it")
+            yield CrashFinding(FindingKind.UNREQUESTED, f"{letter.token} was retried, and nobody asked for it")
         retries.setdefault(letter.retry_of, []).append(letter)
     for id_, letters in retries.items():
         if not letters:
-            yield Finding(Wrong.LOST, f"the retry of {id_[:8]} is not stored")
+            yield CrashFinding(FindingKind.LOST, f"the retry of {id_[:8]} is not stored")
         if any(letter.outcome not in ("dead", "interrupted") for letter in letters[:-1]):
-            yield Finding(Wrong.DOUBLED, f"{id_[:8]} was retried {len(letters)} times, and once would have done")
+            yield CrashFinding(
+                FindingKind.DOUBLED, f"{id_[:8]} was retried {len(letters)} times, and once would have done"
+            )
 
 
-def _came(case: _Case) -> Iterator[Finding]:
+def _check_occurrences(index: _EvidenceIndex) -> Iterator[CrashFinding]:
     """Every occurrence of a schedule exists once: it ran, or there is a reason why not."""
-    for name, every_s in script.EVERY_S.items():
-        slots = [slot for slot in case.evidence.slots if slot.schedule == name]
+    for name, every_s in script.SCHEDULE_INTERVALS_S.items():
+        slots = [slot for slot in index.evidence.occurrences if slot.schedule == name]
         if not slots:
-            yield Finding(Wrong.LOST, f"the schedule {name} never came")
+            yield CrashFinding(FindingKind.LOST, f"the schedule {name} never came")
         every_ms = every_s * 1000
         for slot, later in pairwise(slots):
             after_ms = slot.until_ms if slot.state == "skipped" and slot.until_ms is not None else slot.at_ms + 1
             due_ms = -(-after_ms // every_ms) * every_ms
             if later.at_ms != due_ms:
-                wrong = Wrong.LOST if later.at_ms > due_ms else Wrong.DOUBLED
-                yield Finding(wrong, f"{name} was to come at {due_ms} after {slot.at_ms}, and came at {later.at_ms}")
+                wrong = FindingKind.LOST if later.at_ms > due_ms else FindingKind.DOUBLED
+                yield CrashFinding(
+                    wrong, f"{name} was to come at {due_ms} after {slot.at_ms}, and came at {later.at_ms}"
+                )
         for slot in slots:
             if slot.state == "ran" and slot.outcome is None:
-                yield Finding(Wrong.LOST, f"{name} ran at {slot.at_ms}, and its envelope has not ended")
+                yield CrashFinding(FindingKind.LOST, f"{name} ran at {slot.at_ms}, and its envelope has not ended")
             if slot.state in ("skipped", "failed") and not slot.because:
-                yield Finding(Wrong.UNEXPLAINED, f"{name} is {slot.state} at {slot.at_ms}, and nobody knows why")
-    mail = Counter(slot.envelope for slot in case.evidence.slots if slot.envelope is not None)
-    yield from (Finding(Wrong.DOUBLED, f"{id_[:8]} stands for {n} slots") for id_, n in mail.items() if n > 1)
+                yield CrashFinding(
+                    FindingKind.UNEXPLAINED, f"{name} is {slot.state} at {slot.at_ms}, and nobody knows why"
+                )
+    mail = Counter(slot.envelope for slot in index.evidence.occurrences if slot.envelope is not None)
+    yield from (
+        CrashFinding(FindingKind.DOUBLED, f"{id_[:8]} stands for {n} slots") for id_, n in mail.items() if n > 1
+    )
 
 
-def _approvals_of_errands(case: _Case) -> dict[str, int]:
+def _count_task_approvals(index: _EvidenceIndex) -> dict[str, int]:
     """Count the approvals that delegated tasks requested, by state. Only their words contain a slash."""
-    states = Counter(approval.state for approval in case.evidence.approvals if "/" in approval.word)
+    states = Counter(approval.state for approval in index.evidence.approvals if "/" in approval.word)
     return {f"asked on errands, {state}": states[state] for state in sorted(states)}
 
 
-def _slots(case: _Case) -> dict[str, int]:
-    states = Counter(f"slots {slot.state}" for slot in case.evidence.slots)
+def _count_occurrences(index: _EvidenceIndex) -> dict[str, int]:
+    states = Counter(f"slots {slot.state}" for slot in index.evidence.occurrences)
     return dict(sorted(states.items()))
 
 
-def _figures(case: _Case) -> dict[str, int]:
+def _count_evidence(index: _EvidenceIndex) -> dict[str, int]:
     """Returns the numbers of what was checked: a verdict over nothing would mean nothing."""
-    outcomes = Counter(letter.outcome or "open" for letter in case.questions)
+    outcomes = Counter(letter.outcome or "open" for letter in index.questions)
     return {
-        "sent": len(case.sent),
-        "acknowledged": len(case.acknowledged),
-        "acknowledged on a retry": sum(entry.duplicate for entry in case.acknowledged),
+        "sent": len(index.sent),
+        "acknowledged": len(index.acknowledged),
+        "acknowledged on a retry": sum(entry.duplicate for entry in index.acknowledged),
         **{f"ended {outcome}": outcomes[outcome] for outcome in sorted(outcomes)},
-        "answers": len(case.answers),
-        "runs": len(case.evidence.runs),
-        "calls performed": len(case.evidence.witness),
-        "calls cut off, and said so": len(case.evidence.cuts),
-        "approvals asked": len(case.evidence.approvals),
-        "sessions that need not ask": len(case.evidence.granted),
-        "approvals decided": sum(isinstance(entry, Decided) for entry in case.evidence.log),
-        "errands handed on": sum(letter.kind == "delegation" for letter in case.evidence.letters),
-        **_approvals_of_errands(case),
-        "letters handed out": len(case.evidence.handed_out),
-        "letters answered elsewhere": sum(work.state == "done" for work in case.evidence.handed_out),
-        "words that answer nothing": sum(letter.reply_to is None for letter in case.from_elsewhere),
-        "callbacks heard": sum(isinstance(entry, Heard) for entry in case.evidence.log),
-        "deliveries": sum(len(marks) for marks in case.evidence.rooms.values()),
-        **_slots(case),
-        "dead letters retried": sum(isinstance(entry, Retried) for entry in case.evidence.log),
-        "news read": max((entry.seq for entry in case.evidence.log if isinstance(entry, Answered)), default=0),
+        "answers": len(index.answers),
+        "runs": len(index.evidence.runs),
+        "calls performed": len(index.evidence.tool_marks),
+        "calls cut off, and said so": len(index.evidence.interrupted_calls),
+        "approvals asked": len(index.evidence.approvals),
+        "sessions that need not ask": len(index.evidence.granted_sessions),
+        "approvals decided": sum(isinstance(entry, DecidedEntry) for entry in index.evidence.log),
+        "errands handed on": sum(letter.kind == "delegation" for letter in index.evidence.envelopes),
+        **_count_task_approvals(index),
+        "letters handed out": len(index.evidence.requests),
+        "letters answered elsewhere": sum(work.state == "done" for work in index.evidence.requests),
+        "words that answer nothing": sum(letter.reply_to is None for letter in index.external_envelopes),
+        "callbacks heard": sum(isinstance(entry, CallbackResultEntry) for entry in index.evidence.log),
+        "deliveries": sum(len(marks) for marks in index.evidence.channel_marks.values()),
+        **_count_occurrences(index),
+        "dead letters retried": sum(isinstance(entry, RetriedEntry) for entry in index.evidence.log),
+        "news read": max((entry.seq for entry in index.evidence.log if isinstance(entry, AnsweredEntry)), default=0),
     }

@@ -25,16 +25,16 @@ from email.message import EmailMessage
 from pathlib import Path
 
 from retinue.testing.free_ports import free_port
-from retinue.testing.waiting import WAIT_LIMIT_S, wait_until, wait_until_sync
+from retinue.testing.wait_conditions import WAIT_LIMIT_S, wait_until, wait_until_sync
 
 PROGRAMS = {"dovecot": "dovecot-imapd", "exim4": "exim4-daemon-light"}
-PEOPLE = ("house", "maria", "noor")
+MAILBOXES = ("house", "maria", "noor")
 AUTHSERV = "mx.house.test"
-HOUSE = "house@house.test"
-MARIA = "maria@example.org"
+SERVER_ADDRESS = "house@house.test"
+MARIA_ADDRESS = "maria@example.org"
 
 # Its standard input ends when the test process does, even by kill -9, so no server outlives its tests.
-CUSTODIAN = 'read _; kill $(cat "$1"/*.pid); sleep 1; rm -rf "$1"'
+CLEANUP_SCRIPT = 'read _; kill $(cat "$1"/*.pid); sleep 1; rm -rf "$1"'
 
 EXIM = r"""
 {as_whom}
@@ -153,18 +153,18 @@ service stats {{
 _ID = re.compile(r"\sid ([0-9A-Za-z]{6})-([0-9A-Za-z]+)-([0-9A-Za-z]+)")  # second, process, fraction of the second
 
 
-def _taken_at(mail: EmailMessage) -> tuple[str, str]:
+def _accepted_at(message: EmailMessage) -> tuple[str, str]:
     """Returns the time in the server's id of an email. The process number is left out, because it wraps around."""
-    found = _ID.search(str(mail["Received"]))
+    found = _ID.search(str(message["Received"]))
     return (found[1], found[3]) if found else ("", "")
 
 
-class OfficeMissing(Exception):
+class EmailServersMissing(Exception):
     """A program is not installed."""
 
 
 @dataclass
-class Office:
+class EmailServers:
     """The two servers. Every person's password is `secret-NAME`."""
 
     folder: Path
@@ -197,14 +197,14 @@ class Office:
 
     def _wait_for(self, program: str, port: int) -> None:
         def answers() -> bool:
-            assert self._running[program].poll() is None, f"{program} ended:\n{self._logged(program)}"
+            assert self._running[program].poll() is None, f"{program} ended:\n{self._read_logs(program)}"
             with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=WAIT_LIMIT_S) as line:
                 return bool(line.recv(1))
             return False
 
-        wait_until_sync(answers, f"{program} answers", describe=lambda: self._logged(program))
+        wait_until_sync(answers, f"{program} answers", describe=lambda: self._read_logs(program))
 
-    def _logged(self, program: str) -> str:
+    def _read_logs(self, program: str) -> str:
         logs = (self.folder / f"{program}.out", self.folder / "dovecot.log", self.folder / "spool" / "mainlog")
         return "\n".join(each.read_text(errors="replace") for each in logs if each.exists())
 
@@ -230,19 +230,19 @@ class Office:
     def set_password(self, person: str, password: str) -> None:
         """Change one password; the others are `secret-NAME`. Returns once dovecot uses it; it polls every second."""
         self.write_passwords({person: password})
-        wait_until_sync(lambda: self._lets_in(person, password), "dovecot goes by the new password")
+        wait_until_sync(lambda: self._can_log_in(person, password), "dovecot goes by the new password")
 
     def write_passwords(self, other: Mapping[str, str]) -> None:
         current = self.folder / "spool" / "passwords"
         fresh = current.with_suffix(".new")
-        fresh.write_text("".join(f"{each}:{other.get(each, f'secret-{each}')}\n" for each in PEOPLE))
+        fresh.write_text("".join(f"{each}:{other.get(each, f'secret-{each}')}\n" for each in MAILBOXES))
         if current.exists():  # same owner and mode as before
             before = current.stat()
             os.chown(fresh, before.st_uid, before.st_gid)
             fresh.chmod(before.st_mode)
         fresh.rename(current)
 
-    def _lets_in(self, person: str, password: str) -> bool:
+    def _can_log_in(self, person: str, password: str) -> bool:
         line = imaplib.IMAP4("127.0.0.1", self.imap, timeout=WAIT_LIMIT_S)
         try:
             line.login(person, password)
@@ -252,18 +252,20 @@ class Office:
             line.shutdown()
         return True
 
-    def be_busy_once(self) -> None:
+    def refuse_next(self) -> None:
         """Refuse the next email with a temporary error."""
         (self.folder / "spool" / "busy").touch()
 
-    def close_mailbox(self, *, closed: bool) -> None:
+    def set_mailbox_closed(self, *, closed: bool) -> None:
         """Make maria's mailbox refuse everything with a permanent error, or accept again."""
         mark = self.folder / "spool" / "closed"
         mark.touch() if closed else mark.unlink(missing_ok=True)
 
     # --- what people do ---
 
-    def hand_in(self, raw: bytes, *, sender: str = MARIA, to: str = HOUSE, login: str | None = "maria") -> None:
+    def send_email(
+        self, raw: bytes, *, sender: str = MARIA_ADDRESS, to: str = SERVER_ADDRESS, login: str | None = "maria"
+    ) -> None:
         """Send an email through exim as a person's client would, or without `login` as an unknown server.
 
         Returns once it was delivered: exim delivers each email in a separate process, and two could
@@ -280,42 +282,42 @@ class Office:
         places = (self.folder / "mail" / person / part for part in ("new", "cur"))
         return [each for place in places for each in place.glob("*") if each.is_file()]
 
-    def mailbox(self, person: str) -> list[EmailMessage]:
+    def read_mailbox(self, person: str) -> list[EmailMessage]:
         """Returns the emails in a mailbox, oldest first."""
         read = [
             email.message_from_bytes(each.read_bytes(), policy=email.policy.default) for each in self._files(person)
         ]
         # In the order of acceptance, because each is delivered by a separate process.
-        return sorted(read, key=_taken_at)
+        return sorted(read, key=_accepted_at)
 
-    async def settle(self) -> None:
+    async def wait_until_delivered(self) -> None:
         """Wait until every accepted email is in its mailbox."""
         spool = self.folder / "spool" / "input"
         await wait_until(lambda: not any(spool.glob("**/*-[HDJ]")), "exim has delivered every mail")
 
-    async def arrived(self, person: str, message_id: str) -> EmailMessage:
+    async def wait_for_email(self, person: str, message_id: str) -> EmailMessage:
         """Wait until an email is in a mailbox, and return it."""
 
         def found() -> list[EmailMessage]:
-            return [each for each in self.mailbox(person) if str(each["Message-ID"]).strip("<>") == message_id]
+            return [each for each in self.read_mailbox(person) if str(each["Message-ID"]).strip("<>") == message_id]
 
         there = await wait_until(
             found,
             f"{message_id} is in the mailbox of {person}",
-            describe=lambda: [str(each["Message-ID"]) for each in self.mailbox(person)],
+            describe=lambda: [str(each["Message-ID"]) for each in self.read_mailbox(person)],
         )
         return there[0]
 
-    def read_marks(self, person: str) -> int:
+    def count_read(self, person: str) -> int:
         """Returns how many emails in a mailbox are marked as read."""
         return sum("S" in each.name.partition(":2,")[2] for each in (self.folder / "mail" / person / "cur").glob("*"))
 
-    def empty(self) -> None:
+    def empty_mailboxes(self) -> None:
         """Remove all emails of every mailbox."""
-        for person in PEOPLE:
+        for person in MAILBOXES:
             shutil.rmtree(self.folder / "mail" / person, ignore_errors=True)
 
-    def renumber(self, person: str) -> None:
+    def reset_uid_validity(self, person: str) -> None:
         """Change the UIDVALIDITY of a mailbox, as a restore from a backup does."""
         for each in (self.folder / "mail" / person).glob("dovecot*"):
             each.unlink()
@@ -323,22 +325,22 @@ class Office:
 
 
 @contextmanager
-def running_office() -> Generator[Office]:
+def run_email_servers() -> Generator[EmailServers]:
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
     missing = [package for program, package in PROGRAMS.items() if shutil.which(program, path=path) is None]
     if missing:
-        raise OfficeMissing(
+        raise EmailServersMissing(
             f"these tests need {', '.join(missing)}\ntry: make system, or apt-get install -y {' '.join(missing)}"
         )
     folder = Path(tempfile.mkdtemp(prefix="retinue-mail-", dir="/tmp"))
     try:
         smtp, smtps, imap, imaps = (free_port() for _ in range(4))
-        office = Office(folder, smtp, smtps, imap, imaps)
-        _furnish(office)
+        office = EmailServers(folder, smtp, smtps, imap, imaps)
+        _write_configuration(office)
         office.start("dovecot")
         office.start("exim4")
         custodian = subprocess.Popen(
-            ["sh", "-c", CUSTODIAN, "custodian", str(folder)],
+            ["sh", "-c", CLEANUP_SCRIPT, "custodian", str(folder)],
             stdin=subprocess.PIPE,
             start_new_session=True,
         )
@@ -355,8 +357,8 @@ def running_office() -> Generator[Office]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _furnish(office: Office) -> None:
-    folder = office.folder
+def _write_configuration(servers: EmailServers) -> None:
+    folder = servers.folder
     is_root = os.geteuid() == 0
     user = pwd.getpwnam("Debian-exim") if is_root else pwd.getpwnam(getpass.getuser())
     group = str(user.pw_gid)
@@ -370,7 +372,13 @@ def _furnish(office: Office) -> None:
         check=True,
         capture_output=True,
     )
-    places = {"folder": folder, "smtp": office.smtp, "smtps": office.smtps, "imap": office.imap, "imaps": office.imaps}
+    places = {
+        "folder": folder,
+        "smtp": servers.smtp,
+        "smtps": servers.smtps,
+        "imap": servers.imap,
+        "imaps": servers.imaps,
+    }
     as_whom = f"exim_user = {user.pw_name}\nexim_group = {user.pw_gid}"
     (folder / "exim.conf").write_text(EXIM.format(as_whom=as_whom, busy=folder / "spool" / "busy", **places))
     unprivileged = (
@@ -382,7 +390,7 @@ def _furnish(office: Office) -> None:
     (folder / "dovecot.conf").write_text(
         DOVECOT.format(user=user.pw_uid, group=group, unprivileged=unprivileged, **places)
     )
-    office.write_passwords({})
+    servers.write_passwords({})
     if is_root:  # both servers have processes of other users, which a strict umask would keep out
         for each in ("", "spool", "mail", "run", "state"):
             (folder / each).chmod(0o755)

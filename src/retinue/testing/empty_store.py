@@ -13,19 +13,19 @@ from tempfile import TemporaryDirectory
 from retinue.store.open_store import prepare_sqlite
 
 
-def place_empty_store(path: Path) -> None:
+def create_empty_store(path: Path) -> None:
     """Create an empty store at a path, unless a file exists there."""
     if not path.exists():
-        with open(path, "xb", opener=_private) as file:
-            file.write(_empty_store())
+        with open(path, "xb", opener=_open_private) as file:
+            file.write(_empty_store_bytes())
 
 
-def _private(path: str, flags: int) -> int:
+def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, mode=0o600)
 
 
 @cache
-def _empty_store() -> bytes:
+def _empty_store_bytes() -> bytes:
     with TemporaryDirectory(prefix="retinue-empty-") as folder:
         path = Path(folder, "empty.db")
         prepare_sqlite(path)

@@ -11,83 +11,83 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from retinue.app.logs import TEXT_CHARS_MAX, masked
+from retinue.app.logs import TEXT_CHARS_MAX, redact
 
 CLOSED_KEPT_MAX = 4
 SEEDS_KEPT_MAX = 4  # the last one that was tried is the one that failed
 LINES_MAX = 40
 LINE_CHARS_MAX = 300
-SERVER_LOG, WHY, PAGE, TROUBLE = "server log", "why", "page", "description"
+SERVER_LOG_TITLE, WHY_TITLE, PAGE_TITLE, ERROR_TITLE = "server log", "why", "page", "description"
 """The titles of the texts in a description."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Description:
+class FailureDescription:
     """Texts by title, and a PNG screenshot if there is one."""
 
     texts: dict[str, str] = field(default_factory=dict[str, str])
     screenshot: bytes = b""
 
 
-Describe = Callable[[BaseException | None], Description]
+DescribeSubject = Callable[[BaseException | None], FailureDescription]
 """Describes one thing that a test has open, with the error in view if there is one."""
 
 
 @dataclass(slots=True, eq=False)
-class Subject:
+class FailureSubject:
     """One thing that a test has, or had, open."""
 
-    describe: Describe
-    closed: bool = False
-    _kept: Description | None = None
+    describe: DescribeSubject
+    is_closed: bool = False
+    _stored: FailureDescription | None = None
 
-    def keep(self, error: BaseException | None = None) -> None:
+    def describe_now(self, error: BaseException | None = None) -> None:
         """Describe it now, because it will have changed or be gone by the time of the report."""
-        self._kept = self._describe(error)
+        self._stored = self._describe(error)
 
-    def description(self, error: BaseException | None) -> Description:
-        return self._kept or self._describe(error)
+    def get_description(self, error: BaseException | None) -> FailureDescription:
+        return self._stored or self._describe(error)
 
-    def _describe(self, error: BaseException | None) -> Description:
+    def _describe(self, error: BaseException | None) -> FailureDescription:
         try:
             return self.describe(error)
         except Exception as trouble:  # noqa: BLE001 - the failure of the test is reported, whatever else fails
             said = f"{type(trouble).__name__}: {trouble}"
-            return Description(texts={TROUBLE: f"This part could not be described: {said[:500]}"})
+            return FailureDescription(texts={ERROR_TITLE: f"This part could not be described: {said[:500]}"})
 
 
-_subjects: list[Subject] = []
+_subjects: list[FailureSubject] = []
 _seeds: list[str] = []
 
 
-def register(describe: Describe) -> Subject:
+def register_subject(describe: DescribeSubject) -> FailureSubject:
     """Register something to be described if the current test fails. Call `close` when it closes."""
-    subject = Subject(describe)
+    subject = FailureSubject(describe)
     _subjects.append(subject)
     return subject
 
 
-def close(subject: Subject) -> None:
+def close_subject(subject: FailureSubject) -> None:
     """Mark something as closed. It is still described if the test fails, unless many others were closed since."""
-    subject.closed = True
-    closed = [each for each in _subjects if each.closed]
+    subject.is_closed = True
+    closed = [each for each in _subjects if each.is_closed]
     for each in closed[:-CLOSED_KEPT_MAX]:
         _subjects.remove(each)
 
 
 @contextmanager
-def explained(describe: Describe) -> Generator[Subject]:
+def describe_on_failure(describe: DescribeSubject) -> Generator[FailureSubject]:
     """Register something while the block runs. An exception that ends the block has it described at once."""
-    subject = register(describe)
+    subject = register_subject(describe)
     try:
         yield subject
     except GeneratorExit:
         raise
     except BaseException as error:
-        subject.keep(error)
+        subject.describe_now(error)
         raise
     finally:
-        close(subject)
+        close_subject(subject)
 
 
 def register_seed(seed: str) -> None:
@@ -97,29 +97,29 @@ def register_seed(seed: str) -> None:
         del _seeds[:-SEEDS_KEPT_MAX]
 
 
-def subjects() -> list[Subject]:
+def list_subjects() -> list[FailureSubject]:
     """Returns everything registered, oldest first."""
     return list(_subjects)
 
 
-def seeds() -> list[str]:
+def list_seeds() -> list[str]:
     return list(_seeds)
 
 
-def forget(*, all_but: list[Subject]) -> None:
+def forget_test(*, keep: list[FailureSubject]) -> None:
     """Forget the seeds and subjects of a finished test, except what was open before and still is."""
-    _subjects[:] = [each for each in _subjects if each in all_but and not each.closed]
+    _subjects[:] = [each for each in _subjects if each in keep and not each.is_closed]
     _seeds.clear()
 
 
 def last_lines(text: str, lines_max: int = LINES_MAX) -> str:
     """Returns the last lines of a text, redacted, each with a limited length."""
     lines = text.splitlines()
-    kept = masked("\n".join(lines[-lines_max:])[-TEXT_CHARS_MAX:]).splitlines()
+    kept = redact("\n".join(lines[-lines_max:])[-TEXT_CHARS_MAX:]).splitlines()
     left_out = len(lines) - lines_max
     head = [f"({left_out} earlier lines left out)"] if left_out > 0 else []
-    return "\n".join([*head, *map(clipped, kept)])
+    return "\n".join([*head, *map(clip_line, kept)])
 
 
-def clipped(line: str) -> str:
+def clip_line(line: str) -> str:
     return line if len(line) <= LINE_CHARS_MAX else f"{line[: LINE_CHARS_MAX - 1]}…"

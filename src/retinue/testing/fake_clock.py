@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 START = datetime(2026, 1, 5, 9, 0, tzinfo=UTC)
 """When the clocks for tests start, unless told otherwise: a Monday morning."""
 
-YIELDS = 100
+LOOP_PASSES = 100
 """How often `advance` lets the loop go round for each moment at which it wakes someone."""
 
 
@@ -23,11 +23,11 @@ class FakeClock:
     """
 
     def __init__(self, start: datetime = START) -> None:
-        self._start = in_utc(start)
+        self._start = to_utc(start)
         self._elapsed = timedelta()  # not a float: ten sleeps of 0.1 s must end together with one of 1 s
         self._offset = timedelta()
         self._sleepers: list[tuple[timedelta, int, asyncio.Future[None]]] = []
-        self._slept = 0
+        self._sleep_count = 0
         self._advancing = False
 
     def now(self) -> datetime:
@@ -40,7 +40,7 @@ class FakeClock:
             return
         await self._wake_after(seconds)
 
-    def later(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
+    def call_later(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
         """Call `call` once the clock has been advanced by this much. Returns a function that cancels it."""
         woken = self._wake_after(seconds)
         woken.add_done_callback(lambda _: None if woken.cancelled() else call())
@@ -53,11 +53,11 @@ class FakeClock:
     def _wake_after(self, seconds: float) -> asyncio.Future[None]:
         due = timedelta.max if math.isinf(seconds) and seconds > 0 else self._elapsed + timedelta(seconds=seconds)
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._slept += 1
-        heapq.heappush(self._sleepers, (due, self._slept, woken))  # the count breaks ties: first in, first out
+        self._sleep_count += 1
+        heapq.heappush(self._sleepers, (due, self._sleep_count, woken))  # the count breaks ties: first in, first out
         return woken
 
-    def wakes_in(self) -> list[float]:
+    def remaining_sleeps(self) -> list[float]:
         """Returns the remaining time of each sleeper in seconds, shortest first."""
         return sorted((due - self._elapsed).total_seconds() for due, _, woken in self._sleepers if not woken.done())
 
@@ -72,7 +72,7 @@ class FakeClock:
         if step < timedelta():
             raise ValueError(f"a clock advances forwards, not by {step}; `jump` moves the wall clock back")
         if self._advancing:
-            raise RuntimeError("the clock is already being advanced: two hands cannot turn it at once")
+            raise RuntimeError("the clock is already being advanced by another caller")
         self._advancing = True
         try:
             await _let_others_run()  # tasks that were just started go to sleep at the old time
@@ -96,10 +96,10 @@ class FakeClock:
                 woken.set_result(None)
 
 
-def in_utc(moment: datetime) -> datetime:
+def to_utc(moment: datetime) -> datetime:
     """Returns the same instant in UTC. Raises `ValueError` for a naive time, which names no instant."""
     if moment.tzinfo is None:
-        raise ValueError(f"{moment.isoformat()} has no time zone; hand over an aware datetime")
+        raise ValueError(f"{moment.isoformat()} has no time zone; pass an aware datetime")
     return moment.astimezone(UTC)
 
 
@@ -107,5 +107,5 @@ async def _let_others_run() -> None:
     # asyncio does not report when all tasks wait. This many passes are enough for a woken task to
     # get through dozens of futures, queues and tasks. A pass in which nothing is ready costs
     # microseconds.
-    for _ in range(YIELDS):
+    for _ in range(LOOP_PASSES):
         await asyncio.sleep(0)

@@ -9,48 +9,48 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from retinue.connectors.base import (
-    Abilities,
     Accept,
+    ConnectorCapabilities,
+    ConnectorCheckResult,
     Delivery,
     DeliveryFailed,
+    DeliveryPart,
     FailureKind,
-    Finding,
-    Incoming,
-    Parcel,
+    InboundMessage,
 )
 from retinue.domain.attachment import Attachment
-from retinue.domain.envelope import NO_CONTEXT, Context, Envelope, Receipt
+from retinue.domain.envelope import NO_CONTEXT, Envelope, EnvelopeContext, Receipt
 from retinue.domain.ids import EnvelopeId
 from retinue.domain.ports import Clock
 
-SAY_S_MAX = 120.0
+CONFIRM_WAIT_S_MAX = 120.0
 
 
-class LineBroke(ConnectionError):
+class FakeConnectionLost(ConnectionError):
     """The connection broke during a delivery, so it is unknown whether it arrived."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
+class DeliveryFault:
     """A fault for one delivery. Without `failure` and `breaks` the part arrives, after `delay_s`."""
 
     failure: DeliveryFailed | None = None
     # the connection breaks; `arrives` decides whether before or after the platform accepted the part
     breaks: bool = False
     arrives: bool = False
-    after_s: float = 0.0
+    delay_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class OfferedMessage:
     """An inbound message that is offered to the server until it is confirmed."""
 
-    incoming: Incoming
+    message: InboundMessage
     confirmed: asyncio.Future[Receipt | None]
 
 
 @dataclass(slots=True, eq=False)
-class QuietConnector:
+class FakeConnector:
     """A connector and its platform in one object, without a network.
 
     Deliveries are recorded in `parts`; `will_fail`, `will_throttle`, `will_break` and
@@ -63,159 +63,163 @@ class QuietConnector:
     """
 
     clock: Clock
-    instance: str = "quiet"
+    name: str = "quiet"
     repeats_safely: bool = True
-    after_s: float = 0.0  # how long the platform takes for each delivery
-    abilities: Abilities | None = None
-    parcels: list[Parcel] = field(default_factory=list[Parcel])  # the ones that arrived
+    delay_s: float = 0.0  # how long the platform takes for each delivery
+    capabilities: ConnectorCapabilities | None = None
+    parts: list[DeliveryPart] = field(default_factory=list[DeliveryPart])  # the ones that arrived
     previews: dict[str, str] = field(default_factory=dict[str, str])  # message id -> its current text
-    shown: list[str] = field(default_factory=list[str])  # every text that a preview ever showed
+    preview_texts: list[str] = field(default_factory=list[str])  # every text that a preview ever showed
     reactions: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])  # channel, message, emoji
-    typed: list[str] = field(default_factory=list[str])  # channels, one entry each time typing was shown
-    presses: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    attempts: list[EnvelopeId] = field(default_factory=list[EnvelopeId])
-    at_once: int = 0  # deliveries in progress
-    at_once_max: int = 0
-    on_deliver: Callable[[Parcel], None] | None = None
-    _troubles: dict[str | None, deque[Trouble]] = field(default_factory=dict[str | None, deque[Trouble]])
-    _said: deque[Said] = field(default_factory=deque[Said])
-    _spoken: asyncio.Event = field(default_factory=asyncio.Event)
+    typing_channels: list[str] = field(default_factory=list[str])  # channels, one entry each time typing was shown
+    press_answers: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    attempted_envelopes: list[EnvelopeId] = field(default_factory=list[EnvelopeId])
+    active_deliveries: int = 0  # deliveries in progress
+    active_deliveries_max: int = 0
+    on_deliver: Callable[[DeliveryPart], None] | None = None
+    _faults: dict[str | None, deque[DeliveryFault]] = field(default_factory=dict[str | None, deque[DeliveryFault]])
+    _offered: deque[OfferedMessage] = field(default_factory=deque[OfferedMessage])
+    _message_offered: asyncio.Event = field(default_factory=asyncio.Event)
     _ids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     # --- outbound ---
 
-    async def deliver(self, parcel: Parcel) -> Delivery:
-        self.attempts.append(parcel.envelope.id)
-        self.at_once += 1
-        self.at_once_max = max(self.at_once_max, self.at_once)
+    async def deliver(self, part: DeliveryPart) -> Delivery:
+        self.attempted_envelopes.append(part.envelope.id)
+        self.active_deliveries += 1
+        self.active_deliveries_max = max(self.active_deliveries_max, self.active_deliveries)
         try:
-            return await self._deliver(parcel, self._next_trouble(parcel.room))
+            return await self._deliver(part, self._next_fault(part.channel))
         finally:
-            self.at_once -= 1
+            self.active_deliveries -= 1
 
-    async def _deliver(self, parcel: Parcel, trouble: Trouble) -> Delivery:
-        wait_s = self.after_s + trouble.after_s
+    async def _deliver(self, delivery_part: DeliveryPart, fault: DeliveryFault) -> Delivery:
+        wait_s = self.delay_s + fault.delay_s
         if wait_s:
             await self.clock.sleep(wait_s)
-        if trouble.failure is not None:
-            raise trouble.failure
-        if not trouble.breaks or trouble.arrives:
-            self._take(parcel)
-        if trouble.breaks:
-            raise LineBroke("the line broke")
-        part = f"-{parcel.index}" if parcel.count > 1 else ""
-        return Delivery(f"quiet-{parcel.envelope.id[:8]}{part}")
+        if fault.failure is not None:
+            raise fault.failure
+        if not fault.breaks or fault.arrives:
+            self._record_part(delivery_part)
+        if fault.breaks:
+            raise FakeConnectionLost("the connection broke")
+        part = f"-{delivery_part.index}" if delivery_part.count > 1 else ""
+        return Delivery(f"quiet-{delivery_part.envelope.id[:8]}{part}")
 
-    def _take(self, parcel: Parcel) -> None:
-        if self.repeats_safely and any(known.key == parcel.key for known in self.parcels):
+    def _record_part(self, part: DeliveryPart) -> None:
+        if self.repeats_safely and any(known.key == part.key for known in self.parts):
             return
-        self.parcels.append(parcel)
+        self.parts.append(part)
         if self.on_deliver is not None:
-            self.on_deliver(parcel)
+            self.on_deliver(part)
 
     @property
-    def arrived(self) -> list[Envelope]:
+    def delivered_envelopes(self) -> list[Envelope]:
         """The envelopes that arrived, oldest first, one entry per arrival of a first part."""
-        return [parcel.envelope for parcel in self.parcels if parcel.index == 0]
+        return [parcel.envelope for parcel in self.parts if parcel.index == 0]
 
-    def texts(self, room: str) -> list[str]:
+    def list_texts(self, channel: str) -> list[str]:
         """Returns the texts of the parts that arrived in a channel, oldest first."""
-        return [parcel.text for parcel in self.parcels if parcel.room == room]
+        return [parcel.text for parcel in self.parts if parcel.channel == channel]
 
     def will_fail(
         self,
         *,
         times: int = 1,
-        room: str | None = None,
+        channel: str | None = None,
         kind: FailureKind = FailureKind.SEND_FAILED,
         permanent: bool = False,
         retry_after_s: float | None = None,
-        sentence: str = "the place is closed",
+        sentence: str = "the platform is down",
     ) -> None:
         """Make the next deliveries fail, to one channel or to any."""
         for _ in range(times):
             failure = DeliveryFailed(sentence, kind=kind, permanent=permanent, retry_after_s=retry_after_s)
-            self._will(Trouble(failure=failure), room)
+            self._add_fault(DeliveryFault(failure=failure), channel)
 
-    def will_throttle(self, retry_after_s: float, *, times: int = 1, room: str | None = None) -> None:
+    def will_throttle(self, retry_after_s: float, *, times: int = 1, channel: str | None = None) -> None:
         """Make the next deliveries fail with a rate limit and a retry time."""
         self.will_fail(
-            times=times, room=room, kind=FailureKind.THROTTLED, retry_after_s=retry_after_s, sentence="not so fast"
+            times=times,
+            channel=channel,
+            kind=FailureKind.THROTTLED,
+            retry_after_s=retry_after_s,
+            sentence="too many messages",
         )
 
-    def will_break(self, *, arrives: bool, times: int = 1, room: str | None = None) -> None:
+    def will_break(self, *, arrives: bool, times: int = 1, channel: str | None = None) -> None:
         """Break the connection during the next deliveries, before or after they arrived."""
         for _ in range(times):
-            self._will(Trouble(breaks=True, arrives=arrives), room)
+            self._add_fault(DeliveryFault(breaks=True, arrives=arrives), channel)
 
-    def will_be_slow(self, after_s: float, *, times: int = 1, room: str | None = None) -> None:
+    def will_be_slow(self, delay_s: float, *, times: int = 1, channel: str | None = None) -> None:
         """Delay the next deliveries."""
         for _ in range(times):
-            self._will(Trouble(after_s=after_s), room)
+            self._add_fault(DeliveryFault(delay_s=delay_s), channel)
 
-    def _will(self, trouble: Trouble, room: str | None) -> None:
-        self._troubles.setdefault(room, deque()).append(trouble)
+    def _add_fault(self, fault: DeliveryFault, channel: str | None) -> None:
+        self._faults.setdefault(channel, deque()).append(fault)
 
-    def _next_trouble(self, room: str) -> Trouble:
-        for which in (room, None):
-            waiting = self._troubles.get(which)
+    def _next_fault(self, channel: str) -> DeliveryFault:
+        for which in (channel, None):
+            waiting = self._faults.get(which)
             if waiting:
                 return waiting.popleft()
-        return Trouble()
+        return DeliveryFault()
 
     # --- previews, reactions and typing ---
 
-    async def preview(self, room: str, text: str, *, shown: str = "", quote: str = "") -> str:
-        message = shown or f"{room}-preview-{next(self._ids)}"
+    async def preview(self, channel: str, text: str, *, preview_id: str = "", quoted_message_id: str = "") -> str:
+        message = preview_id or f"{channel}-preview-{next(self._ids)}"
         self.previews[message] = text
-        self.shown.append(text)
+        self.preview_texts.append(text)
         return message
 
-    async def take_back(self, room: str, message_id: str) -> None:
+    async def delete_preview(self, channel: str, message_id: str) -> None:
         self.previews.pop(message_id, None)
 
-    async def react(self, room: str, message_id: str, emoji: str) -> None:
-        trouble = self._next_trouble(room)
+    async def react(self, channel: str, message_id: str, emoji: str) -> None:
+        trouble = self._next_fault(channel)
         if trouble.failure is not None:
             raise trouble.failure
-        self.reactions.append((room, message_id, emoji))
+        self.reactions.append((channel, message_id, emoji))
 
-    async def type_in(self, room: str) -> None:
-        self.typed.append(room)
+    async def show_typing(self, channel: str) -> None:
+        self.typing_channels.append(channel)
 
     async def answer_press(self, press_id: str, text: str) -> None:
-        self.presses.append((press_id, text))
+        self.press_answers.append((press_id, text))
 
-    async def check(self) -> Finding:
-        return Finding(ok=True, account=f"@{self.instance}", sentence="it is quiet here")
+    async def check(self) -> ConnectorCheckResult:
+        return ConnectorCheckResult(ok=True, account=f"@{self.name}", sentence="the connector is idle")
 
     # --- inbound ---
 
     async def listen(self, accept: Accept) -> None:
         while True:
-            self._spoken.clear()
-            while self._said:
-                said = self._said[0]
-                receipt = await accept(said.incoming)
-                self._said.popleft()  # only now: a message that was not accepted is offered again
+            self._message_offered.clear()
+            while self._offered:
+                said = self._offered[0]
+                receipt = await accept(said.message)
+                self._offered.popleft()  # only now: a message that was not accepted is offered again
                 if not said.confirmed.done():
                     said.confirmed.set_result(receipt)
-            await self._spoken.wait()
+            await self._message_offered.wait()
 
-    def mention(
+    def offer_text(
         self,
         text: str,
         *,
-        room: str = "42",
+        channel: str = "42",
         message_id: str | None = None,
         revision: str = "",
         attachments: tuple[Attachment, ...] = (),
-        context: Context = NO_CONTEXT,
-    ) -> Said:
+        context: EnvelopeContext = NO_CONTEXT,
+    ) -> OfferedMessage:
         """Offer a text message in a channel, without waiting for the server to accept it."""
-        return self.offer(
-            Incoming(
-                room=room,
+        return self.offer_message(
+            InboundMessage(
+                room=channel,
                 message_id=message_id or str(next(self._ids)),
                 text=text,
                 attachments=attachments,
@@ -224,29 +228,29 @@ class QuietConnector:
             )
         )
 
-    def offer(self, incoming: Incoming) -> Said:
+    def offer_message(self, message: InboundMessage) -> OfferedMessage:
         """Offer a complete inbound message, without waiting for the server to accept it."""
-        said = Said(incoming, asyncio.get_running_loop().create_future())
-        self._said.append(said)
-        self._spoken.set()
+        said = OfferedMessage(message, asyncio.get_running_loop().create_future())
+        self._offered.append(said)
+        self._message_offered.set()
         return said
 
-    async def say(
+    async def send_inbound(
         self,
         text: str,
         *,
-        room: str = "42",
+        channel: str = "42",
         message_id: str | None = None,
         revision: str = "",
         attachments: tuple[Attachment, ...] = (),
-        context: Context = NO_CONTEXT,
+        context: EnvelopeContext = NO_CONTEXT,
     ) -> Receipt | None:
         """Send a text message in a channel, and wait until the server has accepted or refused it.
 
         Returns the receipt, or None if the message was refused.
         """
-        said = self.mention(
-            text, room=room, message_id=message_id, revision=revision, attachments=attachments, context=context
+        said = self.offer_text(
+            text, channel=channel, message_id=message_id, revision=revision, attachments=attachments, context=context
         )
-        async with asyncio.timeout(SAY_S_MAX):
+        async with asyncio.timeout(CONFIRM_WAIT_S_MAX):
             return await said.confirmed

@@ -24,10 +24,10 @@ from functools import cache
 from typing import BinaryIO
 
 # Modules that a server imports, at the start or with its first requests.
-IMPORTED = ("retinue.app.server", "retinue.api.event_feed", "uvloop")
+PRELOADED_MODULES = ("retinue.app.server", "retinue.api.event_feed", "uvloop")
 REQUEST_BYTES_MAX = 1024 * 1024
 FILES_MAX = 4  # standard input, output and error, and the socket that reports the exit status
-POLL_S = 60.0
+SELECT_TIMEOUT_S = 60.0
 
 
 class ForkedProcess:
@@ -48,7 +48,7 @@ class ForkedProcess:
             raise subprocess.TimeoutExpired(f"forked process {self.pid}", timeout or 0.0)
         return ended
 
-    async def ended(self) -> int:
+    async def wait_async(self) -> int:
         """Wait for the exit status without blocking the event loop. May be cancelled and called again."""
         if self.returncode is None:
             loop, readable = asyncio.get_running_loop(), asyncio.Event()
@@ -116,7 +116,7 @@ class ForkServer:
 
 
 @cache
-def fork_server() -> ForkServer:
+def get_fork_server() -> ForkServer:
     """Returns the fork server of this process, and starts it on first use."""
     server = ForkServer()
     atexit.register(server.close)
@@ -131,11 +131,11 @@ def serve(control: socket.socket) -> Callable[[], int] | None:
     woken, wake = socket.socketpair()
     woken.setblocking(False)
     wake.setblocking(False)
-    signal.signal(signal.SIGCHLD, _wake)
+    signal.signal(signal.SIGCHLD, _ignore_signal)
     signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
     running: dict[int, socket.socket] = {}
     while True:
-        readable, _, _ = select.select([control, woken], [], [], POLL_S)
+        readable, _, _ = select.select([control, woken], [], [], SELECT_TIMEOUT_S)
         if woken in readable:
             woken.recv(4096)
         _report_ended(running)
@@ -148,14 +148,14 @@ def serve(control: socket.socket) -> Callable[[], int] | None:
         if pid == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            return _program(request, files)
+            return _prepare_child(request, files)
         for file in files[:-1]:
             os.close(file)
         running[pid] = socket.socket(fileno=files[-1])
         running[pid].send(str(pid).encode())
 
 
-def _wake(number: int, frame: object) -> None:
+def _ignore_signal(number: int, frame: object) -> None:
     """Do nothing: without a handler the signal is ignored, and `select` does not wake."""
 
 
@@ -168,7 +168,7 @@ def _report_ended(running: dict[int, socket.socket]) -> None:
             asker.send(str(os.waitstatus_to_exitcode(status)).encode())
 
 
-def _program(request: bytes, files: list[int]) -> Callable[[], int]:
+def _prepare_child(request: bytes, files: list[int]) -> Callable[[], int]:
     """Set up a forked child as a new process, and return the main function to run.
 
     Nothing of the forking process remains: file descriptors, directory and environment are
@@ -190,7 +190,7 @@ def _program(request: bytes, files: list[int]) -> Callable[[], int]:
 
 
 def main(number: str) -> int:
-    for module in IMPORTED:
+    for module in PRELOADED_MODULES:
         importlib.import_module(module)
     gc.collect()
     gc.freeze()  # so that forks share these memory pages for longer

@@ -12,32 +12,32 @@ import socket
 from pathlib import Path
 
 HOST = "127.0.0.1"
-LOWEST = 20_000
-HIGHEST = 60_999
-LENT = Path("/proc/sys/net/ipv4/ip_local_port_range")
+PORT_MIN = 20_000
+PORT_MAX = 60_999
+EPHEMERAL_RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 TRIES_MAX = 200
 
-_chance = random.SystemRandom()  # not seeded: test processes that run in parallel must not choose the same ports
-_given: set[int] = set()
+_random = random.SystemRandom()  # not seeded: test processes that run in parallel must not choose the same ports
+_returned_ports: set[int] = set()
 
 
 def free_port() -> int:
     """Returns a port that is free, outside the ephemeral range, and new in this process."""
-    first, last = _lent()
+    first, last = _ephemeral_range()
     for _ in range(TRIES_MAX):
-        port = _chance.randint(LOWEST, HIGHEST)
-        if port not in _given and not first <= port <= last and _is_free(port):
-            _given.add(port)
+        port = _random.randint(PORT_MIN, PORT_MAX)
+        if port not in _returned_ports and not first <= port <= last and _is_free(port):
+            _returned_ports.add(port)
             return port
-    raise OSError(f"no port from {LOWEST} to {HIGHEST} is free outside of {first} to {last}")
+    raise OSError(f"no port from {PORT_MIN} to {PORT_MAX} is free outside of {first} to {last}")
 
 
-def _lent() -> tuple[int, int]:
+def _ephemeral_range() -> tuple[int, int]:
     try:
-        first, last = map(int, LENT.read_text().split())
+        first, last = map(int, EPHEMERAL_RANGE_FILE.read_text().split())
     except OSError:
-        return 32_768, HIGHEST
-    return (first, last) if first > LOWEST or last < HIGHEST else (0, 0)
+        return 32_768, PORT_MAX
+    return (first, last) if first > PORT_MIN or last < PORT_MAX else (0, 0)
 
 
 def _is_free(port: int) -> bool:

@@ -12,24 +12,30 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from retinue.config.agent_defaults import PLAIN
-from retinue.domain.agent import Agent, Delivery
-from retinue.domain.envelope import Draft, Outcome, Receipt
-from retinue.domain.ids import SessionId, short
-from retinue.domain.record import Mark, Note, Record, Reply, Summary, UserTurn
-from retinue.domain.session import LaneKind, OriginKind, lane_kind
+from retinue.config.agent_defaults import BUILT_IN_AGENT_DEFAULTS
+from retinue.domain.agent import Agent, CrashPolicy
+from retinue.domain.envelope import EnvelopeDraft, Outcome, Receipt
+from retinue.domain.ids import SessionId, short_id
+from retinue.domain.record import ContextStart, Note, Record, Reply, Summary, UserTurn
+from retinue.domain.session import LaneKind, OriginKind, lane_kind_of
 from retinue.domain.structs import replace
 from retinue.domain.tool import ToolResult
-from retinue.engine.lanes import Slots
-from retinue.models.base import Prompt
-from retinue.runners.model_context import as_read
+from retinue.engine.lanes import SlotLimits
+from retinue.models.base import ModelPrompt
+from retinue.runners.model_context import context_from_records
 from retinue.store.ledger import ledger
 from retinue.store.sessions import records, sessions
-from retinue.testing.schedule_invariants import OF_THE_CLOCK, Timekeeper, keep_time
-from retinue.testing.simulated_server import WITNESSED, Disk, SimulatedHouse, conversation, is_summary
-from retinue.tools.base import Scene
+from retinue.testing.schedule_invariants import SCHEDULE_CHANGES, ScheduleChecker, install_schedule_triggers
+from retinue.testing.simulated_server import (
+    WITNESSED_TOOLS,
+    SimulatedDisk,
+    SimulatedServer,
+    is_summary_request,
+    session_of_prompt,
+)
+from retinue.tools.base import ToolContext
 
-PROMPT_S = 2.0
+ATTENTION_S_MAX = 2.0
 RULES = {
     "receipt": "a door says `accepted` only of what is in the store",
     "lost": "an envelope that was acknowledged ends in exactly one outcome",
@@ -54,24 +60,24 @@ RULES = {
 }
 
 
-class Violation(AssertionError):
+class InvariantViolation(AssertionError):
     """An invariant does not hold."""
 
-    def __init__(self, rule: str, story: str) -> None:
-        super().__init__(f"{rule}: {story}\n  but {RULES[rule]}")
+    def __init__(self, rule: str, description: str) -> None:
+        super().__init__(f"{rule}: {description}\n  but {RULES[rule]}")
         self.rule = rule
-        self.story = story
+        self.description = description
 
 
 @dataclass(frozen=True, slots=True)
-class Acknowledged:
+class HeldReceipt:
     """A receipt that a client holds: from then on the server may not lose the envelope."""
 
     envelope: str
-    draft: Draft
+    draft: EnvelopeDraft
 
 
-class Performed(NamedTuple):
+class WitnessedEffect(NamedTuple):
     """An effect outside the server."""
 
     call: str
@@ -80,7 +86,7 @@ class Performed(NamedTuple):
     text: str
 
 
-class Change(NamedTuple):
+class RowChange(NamedTuple):
     """One row that a commit changed, as the triggers recorded it."""
 
     what: str
@@ -92,7 +98,7 @@ class Change(NamedTuple):
     e: Any = None
 
 
-class _Watched(NamedTuple):
+class _WatchedChange(NamedTuple):
     """Which change of a row is recorded, and which of its values."""
 
     what: str
@@ -102,50 +108,50 @@ class _Watched(NamedTuple):
     when: str = "1"
 
 
-_WATCHED = (
-    _Watched("accepted", "INSERT ON envelopes", "new.id", "new.seq, new.accepted_ms, new.session, new.kind"),
-    _Watched(
+_WATCHED_CHANGES = (
+    _WatchedChange("accepted", "INSERT ON envelopes", "new.id", "new.seq, new.accepted_ms, new.session, new.kind"),
+    _WatchedChange(
         "envelope",
         "UPDATE OF status ON envelopes",
         "new.id",
         "old.status, new.status, new.session, new.run",
         "old.status <> new.status",
     ),
-    _Watched("record", "INSERT ON records", "new.session", "new.seq, new.run, new.kind"),
-    _Watched("run", "INSERT ON runs", "new.id", "new.session, new.epoch, new.agent"),
-    _Watched(
+    _WatchedChange("record", "INSERT ON records", "new.session", "new.seq, new.run, new.kind"),
+    _WatchedChange("run", "INSERT ON runs", "new.id", "new.session, new.epoch, new.agent"),
+    _WatchedChange(
         "run.changed",
         "UPDATE ON runs",
         "new.id",
         "old.status, new.status, old.epoch, new.epoch, new.attempt - old.attempt",
     ),
-    _Watched("step", "INSERT ON steps", "new.run", "new.turn, new.idx"),
-    _Watched("step.changed", "UPDATE ON steps", "new.run", "old.state, new.state, new.turn, new.idx"),
-    _Watched(
+    _WatchedChange("step", "INSERT ON steps", "new.run", "new.turn, new.idx"),
+    _WatchedChange("step.changed", "UPDATE ON steps", "new.run", "old.state, new.state, new.turn, new.idx"),
+    _WatchedChange(
         "compacted",
         "UPDATE OF compactions ON sessions",
         "new.id",
         "old.context_from, new.context_from",
         "new.compactions > old.compactions",
     ),
-    _Watched("epoch", "UPDATE OF epoch ON sessions", "new.id", "old.epoch, new.epoch", "old.epoch <> new.epoch"),
-    _Watched(
+    _WatchedChange("epoch", "UPDATE OF epoch ON sessions", "new.id", "old.epoch, new.epoch", "old.epoch <> new.epoch"),
+    _WatchedChange(
         "approval",
         "UPDATE OF state ON approvals",
         "new.id",
         "old.state, new.state",
         "old.state <> new.state",
     ),
-    _Watched("news", "INSERT ON news", "'news'", "new.seq, new.at_ms, new.kind"),
+    _WatchedChange("news", "INSERT ON news", "'news'", "new.seq, new.at_ms, new.kind"),
     *(
-        _Watched("gone", f"{verb} ON {table}", f"'{table}'", "NULL")
+        _WatchedChange("gone", f"{verb} ON {table}", f"'{table}'", "NULL")
         for table in ("envelopes", "outcomes", "records", "runs", "steps", "news", "inbox")
         for verb in ("DELETE", "UPDATE")
         if verb == "DELETE" or table in ("outcomes", "records", "news")
     ),
 )
 
-_MOVES = {
+_ALLOWED_CHANGES = {
     "envelope": {
         ("pending", "claimed"),
         ("claimed", "parked"),
@@ -164,7 +170,7 @@ _MOVES = {
     "approval": {("open", end) for end in ("allowed", "denied", "expired", "closed")},
 }
 
-_WAITING = """
+_UNATTENDED = """
 SELECT e.id, e.session, e.source, e.dedupe_key FROM envelopes e LEFT JOIN runs r
   ON r.session = e.session AND r.status IN ('running', 'parked')
 WHERE e.status = 'pending' AND e.session IS NOT NULL AND e.due_ms <= (SELECT latest_ms FROM house)
@@ -182,7 +188,7 @@ WHERE e.status = 'pending' AND e.session IS NOT NULL AND e.due_ms <= (SELECT lat
 ORDER BY e.seq
 """
 
-_STEERED = """
+_STEER_SENDER = """
 SELECT 1 FROM envelopes e WHERE e.id = ? AND (e.trust = 'owner' OR EXISTS (
   SELECT 1 FROM envelopes other WHERE other.run = e.run AND other.id <> e.id AND other.sender = e.sender
 ))
@@ -193,513 +199,533 @@ _NOTICE = (
     " WHERE n.kind = 'notice' AND n.recipient LIKE ? AND (about.id = ? OR about.run = ?)"
 )
 
-_ASKING = """
+_OPEN_MODEL_CALL = """
 SELECT 1 FROM steps s JOIN runs r ON r.id = s.run WHERE r.session = ? AND r.status = 'running'
   AND s.kind = 'model' AND s.state = 'open' AND (? OR EXISTS (SELECT 1 FROM money m
     WHERE m.run = s.run AND m.turn = s.turn AND m.idx = s.idx AND m.attempt = s.attempt AND m.held_microusd > 0))
 """
 
-_OF_A_CHILD = """
+_DELEGATED_APPROVAL = """
 SELECT d.kind, d.wait_ms IS NOT NULL FROM approvals a JOIN delegations d ON d.worked_by = a.run WHERE a.id = ?
 """
 
-_GRANTED = """
+_GRANT = """
 SELECT 1 FROM grants g JOIN sessions s ON s.id = ? WHERE g.agent = s.agent AND g.permission = ? AND g.revoked_ms IS NULL
   AND (g.session = s.id OR (g.session IS NULL AND s.origin_kind IN ('chat', 'web', 'terminal')))
 """
 
-_OF_THE_OUTBOX = frozenset({"deliver-claim", "deliver-done"})
+_OUTBOX_COMMITS = frozenset({"deliver-claim", "deliver-done"})
 """Commits that put a letter on its way out back in line, to be brought again."""
 
-_OF_A_WORKER = frozenset({"step", "finish", "park", "fail"})
+_WORKER_COMMITS = frozenset({"step", "finish", "park", "fail"})
 """Commits that only the worker who holds the run may make; claims and cancels take it over by raising the epoch."""
 
 
-def keep_watch(disk: Disk) -> None:
+def install_triggers(disk: SimulatedDisk) -> None:
     """Create triggers that record, for the checker only, what every commit changes."""
     columns = "abcde"
-    disk.raw.execute(f"CREATE TEMP TABLE changes (n INTEGER PRIMARY KEY, what, id, {', '.join(columns)})")
-    for number, watched in enumerate(_WATCHED):
-        disk.raw.execute(
+    disk.raw_connection.execute(f"CREATE TEMP TABLE changes (n INTEGER PRIMARY KEY, what, id, {', '.join(columns)})")
+    for number, watched in enumerate(_WATCHED_CHANGES):
+        disk.raw_connection.execute(
             f"CREATE TEMP TRIGGER watch_{number} AFTER {watched.event} WHEN {watched.when} BEGIN"
             f" INSERT INTO changes (what, id, {', '.join(columns[: watched.values.count(',') + 1])})"
             f" VALUES ('{watched.what}', {watched.id}, {watched.values}); END"
         )
-    keep_time(disk)
+    install_schedule_triggers(disk)
 
 
 @dataclass(slots=True)
-class Judge:
+class InvariantChecker:
     """Checks every commit and every act, and keeps the first violation."""
 
-    disk: Disk
-    staff: Sequence[Agent]
-    slots: Slots
-    note: Callable[..., None]
-    free: bool = True  # whether model calls cost nothing
+    disk: SimulatedDisk
+    agents: Sequence[Agent]
+    slots: SlotLimits
+    trace: Callable[..., None]
+    has_free_models: bool = True  # whether model calls cost nothing
     rules: Collection[str] = tuple(RULES)  # the rules to check; a test of the checker may leave some out
-    violation: Violation | None = None
-    acknowledged: list[Acknowledged] = field(default_factory=list[Acknowledged])
-    performed: list[Performed] = field(default_factory=list[Performed])
+    violation: InvariantViolation | None = None
+    acknowledged: list[HeldReceipt] = field(default_factory=list[HeldReceipt])
+    performed: list[WitnessedEffect] = field(default_factory=list[WitnessedEffect])
     runs_started: int = 0
     commits: int = 0
-    touched: tuple[SessionId, ...] = ()  # by the last commit
+    changed_sessions: tuple[SessionId, ...] = ()  # by the last commit
     takeovers: int = 0
     compactions: int = 0
-    time: Timekeeper = field(init=False)
-    children: Counter[str] = field(default_factory=Counter[str])  # how approvals of delegated runs ended
+    schedules: ScheduleChecker = field(init=False)
+    child_approvals: Counter[str] = field(default_factory=Counter[str])  # how approvals of delegated runs ended
     _ids_by_key: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
-    _refused_at_the_door: set[str] = field(default_factory=set[str])
+    _refused_on_accept: set[str] = field(default_factory=set[str])
     _calls: set[str] = field(default_factory=set[str])
-    _news_seq: int = 0
-    _news_ms: int = 0
+    _event_seq: int = 0
+    _event_ms: int = 0
     _envelope_seq: int = 0
     _accepted_ms: int = 0
     _record_seq: dict[str, int] = field(default_factory=dict[str, int])
-    _worker: dict[str, SimulatedHouse] = field(default_factory=dict[str, SimulatedHouse])
+    _workers: dict[str, SimulatedServer] = field(default_factory=dict[str, SimulatedServer])
     _concurrency: dict[str, int] = field(init=False)
-    _open: set[str] = field(default_factory=set[str])  # runs that have not ended
-    _running: dict[str, str] = field(default_factory=dict[str, str])  # run to agent, while its status is `running`
-    _not_after: dict[str, int] = field(default_factory=dict[str, int])
+    _open_runs: set[str] = field(default_factory=set[str])  # runs that have not ended
+    _running_agents: dict[str, str] = field(
+        default_factory=dict[str, str]
+    )  # run to agent, while its status is `running`
+    _last_server_allowed: dict[str, int] = field(default_factory=dict[str, int])
     _last_commit: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
-    _acting: dict[tuple[int, str], str] = field(default_factory=dict[tuple[int, str], str])
+    _active_workers: dict[tuple[int, str], str] = field(default_factory=dict[tuple[int, str], str])
     _excused: set[str] = field(default_factory=set[str])
     _excused_keys: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     _idle_since: dict[str, float] = field(default_factory=dict[str, float])
-    _prompt_house: SimulatedHouse | None = None
-    _places: dict[str, tuple[str, LaneKind]] = field(default_factory=dict[str, tuple[str, LaneKind]])
+    _checked_server: SimulatedServer | None = None
+    _agents_and_lanes: dict[str, tuple[str, LaneKind]] = field(default_factory=dict[str, tuple[str, LaneKind]])
 
     def __post_init__(self) -> None:
-        self._concurrency = {agent.name: PLAIN.concurrency_of(agent) for agent in self.staff}
-        self.time = Timekeeper(self.disk, self.blame, self.note)
+        self._concurrency = {agent.name: BUILT_IN_AGENT_DEFAULTS.concurrency_of(agent) for agent in self.agents}
+        self.schedules = ScheduleChecker(self.disk, self.report, self.trace)
 
-    def blame(self, rule: str, story: str) -> None:
+    def report(self, rule: str, description: str) -> None:
         if self.violation is None and rule in self.rules:
-            self.violation = Violation(rule, story)
+            self.violation = InvariantViolation(rule, description)
 
     # --- what the outside saw ---
 
-    def acknowledge(self, draft: Draft, receipt: Receipt) -> None:
+    def record_receipt(self, draft: EnvelopeDraft, receipt: Receipt) -> None:
         """Record a receipt. The envelope must be in the store at this moment."""
-        row = self._one("SELECT source, dedupe_key FROM envelopes WHERE id = ?", receipt.envelope)
+        row = self._fetch_one("SELECT source, dedupe_key FROM envelopes WHERE id = ?", receipt.envelope)
         if row is None:
-            self.blame("receipt", f"{short(receipt.envelope)} was acknowledged and is not in the store")
-        elif row != (draft.source, draft.key):
-            self.blame("doubled", f"the receipt for {draft.key} names {short(receipt.envelope)}, which is another's")
-        known = self._ids_by_key.setdefault((draft.source, draft.key), receipt.envelope)
+            self.report("receipt", f"{short_id(receipt.envelope)} was acknowledged and is not in the store")
+        elif row != (draft.source, draft.idempotency_key):
+            self.report(
+                "doubled",
+                f"the receipt for {draft.idempotency_key} names {short_id(receipt.envelope)}, which is another's",
+            )
+        known = self._ids_by_key.setdefault((draft.source, draft.idempotency_key), receipt.envelope)
         if known != receipt.envelope:
-            self.blame("doubled", f"{draft.key} was acknowledged as {short(known)} and as {short(receipt.envelope)}")
-        self.acknowledged.append(Acknowledged(receipt.envelope, draft))
+            self.report(
+                "doubled",
+                f"{draft.idempotency_key} was acknowledged as {short_id(known)} and as {short_id(receipt.envelope)}",
+            )
+        self.acknowledged.append(HeldReceipt(receipt.envelope, draft))
         if receipt.outcome is Outcome.REFUSED:
-            self._refused_at_the_door.add(receipt.envelope)
+            self._refused_on_accept.add(receipt.envelope)
 
-    def check_allowed(self, scene: Scene, tool: str, text: str) -> str:
+    def check_allowed(self, context: ToolContext, tool: str, text: str) -> str:
         """Check a call that is about to happen, and return what allows it: a rule, an approval or a grant."""
-        rules = scene.agent.tools
+        rules = context.agent.tools
         if tool in rules.deny:
-            self.blame("unasked", f"{scene.agent.name} may not use {tool}, and does in {scene.call}")
+            self.report("unasked", f"{context.agent.name} may not use {tool}, and does in {context.call}")
         if tool not in rules.ask:
             return "a rule"
-        for (calls,) in self._all("SELECT calls FROM approvals WHERE session = ? AND state = 'allowed'", scene.session):
+        for (calls,) in self._fetch_all(
+            "SELECT calls FROM approvals WHERE session = ? AND state = 'allowed'", context.session
+        ):
             for call in json.loads(calls):
-                if (call["id"], call["tool"], call["arguments"]) == (scene.call, tool, {"text": text}):
+                if (call["id"], call["tool"], call["arguments"]) == (context.call, tool, {"text": text}):
                     return "a yes"
-        if self._one(_GRANTED, scene.session, f"tool:{tool}") is None:
-            self.blame("unasked", f"nobody has allowed the call {scene.call} ({tool} {text!r})")
+        if self._fetch_one(_GRANT, context.session, f"tool:{tool}") is None:
+            self.report("unasked", f"nobody has allowed the call {context.call} ({tool} {text!r})")
         return "a grant"
 
-    def perform(self, scene: Scene, tool: str, text: str) -> None:
+    def record_effect(self, context: ToolContext, tool: str, text: str) -> None:
         """Record an effect. Its intent must be in the store by now, and the effect must be the first of its call."""
-        if scene.call in self._calls:
-            self.blame("doubled", f"the call {scene.call} ({tool} {text!r}) was performed twice")
-        self._calls.add(scene.call)
-        self.performed.append(Performed(scene.call, scene.run, tool, text))
-        found = self._all("SELECT call FROM steps WHERE run = ? AND kind = 'tool'", scene.run)
-        if not any(json.loads(call)["id"] == scene.call for (call,) in found):
-            self.blame("intent", f"the call {scene.call} was performed, and its intent is not in the store")
+        if context.call in self._calls:
+            self.report("doubled", f"the call {context.call} ({tool} {text!r}) was performed twice")
+        self._calls.add(context.call)
+        self.performed.append(WitnessedEffect(context.call, context.run, tool, text))
+        found = self._fetch_all("SELECT call FROM steps WHERE run = ? AND kind = 'tool'", context.run)
+        if not any(json.loads(call)["id"] == context.call for (call,) in found):
+            self.report("intent", f"the call {context.call} was performed, and its intent is not in the store")
 
-    def begin(self, house: SimulatedHouse, session: SessionId, what: str) -> None:
+    def record_act_started(self, server: SimulatedServer, session: SessionId, what: str) -> None:
         """Record that a worker acts for a session. It must be the only one there, and within the slots."""
-        if (house.number, session) in self._acting:
-            self.blame("alone", f"{house} {what} in {short(session)} while another worker acts there")
-        self._acting[house.number, session] = what
-        agent, lane = self._place(session)
-        places = [self._place(s) for number, s in self._acting if number == house.number]
+        if (server.number, session) in self._active_workers:
+            self.report("alone", f"{server} {what} in {short_id(session)} while another worker acts there")
+        self._active_workers[server.number, session] = what
+        agent, lane = self._agent_and_lane(session)
+        places = [self._agent_and_lane(s) for number, s in self._active_workers if number == server.number]
         by_lane, by_agent = Counter(lane for _, lane in places), Counter(agent for agent, _ in places)
-        if by_lane[lane] > self.slots.of(lane):
-            self.blame("alone", f"{house} has {by_lane[lane]} workers in {lane} lanes")
+        if by_lane[lane] > self.slots.limit_for(lane):
+            self.report("alone", f"{server} has {by_lane[lane]} workers in {lane} lanes")
         if by_agent[agent] > self._concurrency[agent]:
-            self.blame("alone", f"{house} has {by_agent[agent]} workers for {agent}")
-        found = self._one("SELECT id FROM runs WHERE session = ? AND status = 'running'", session)
-        if found is not None and house.number > self._not_after.get(found[0], house.number):
-            self.blame("at-most-once", f"{house} {what} for run {short(found[0])}, which a crash had cut off")
+            self.report("alone", f"{server} has {by_agent[agent]} workers for {agent}")
+        found = self._fetch_one("SELECT id FROM runs WHERE session = ? AND status = 'running'", session)
+        if found is not None and server.number > self._last_server_allowed.get(found[0], server.number):
+            self.report("at-most-once", f"{server} {what} for run {short_id(found[0])}, which a crash had cut off")
 
-    def end(self, house: SimulatedHouse, session: SessionId) -> None:
-        self._acting.pop((house.number, session), None)
+    def record_act_ended(self, server: SimulatedServer, session: SessionId) -> None:
+        self._active_workers.pop((server.number, session), None)
 
-    def read_by_model(self, house: SimulatedHouse, prompt: Prompt) -> None:
+    def check_model_context(self, server: SimulatedServer, prompt: ModelPrompt) -> None:
         """Check that the context given to a model is the one in the store, unless another server has written since."""
-        id_ = conversation(prompt)
+        id_ = session_of_prompt(prompt)
         number, point = self._last_commit.get(id_, (0, ""))
-        if number != house.number or point == "cancel":
+        if number != server.number or point == "cancel":
             return
-        if self._one(_ASKING, id_, self.free) is None:
-            self.blame("intent", f"a model is asked in {short(id_)}, and no step or no money was written down for it")
-        if is_summary(prompt):
+        if self._fetch_one(_OPEN_MODEL_CALL, id_, self.has_free_models) is None:
+            self.report(
+                "intent", f"a model is asked in {short_id(id_)}, and no step or no money was written down for it"
+            )
+        if is_summary_request(prompt):
             return
-        session = sessions.get(self.disk.conn, id_)
+        session = sessions.get(self.disk.connection, id_)
         assert session is not None
-        stored, _ = records.read(self.disk.conn, id_, first=session.context_from, last=session.record_seq)
+        stored, _ = records.read_range(
+            self.disk.connection, id_, first=session.context_start_seq, last=session.record_seq
+        )
         # Both normalized: in memory, results are in the order in which they arrived.
-        read = as_read(prompt.records)
-        expected, given = [_gist(r) for r in as_read(stored)], [_gist(r) for r in read]
+        read = context_from_records(prompt.records)
+        expected, given = [_comparable(r) for r in context_from_records(stored)], [_comparable(r) for r in read]
         if len(expected) == len(given):  # a result that is too long for the rest of the window is truncated
-            expected = [_as_cut(e, r.body) for e, r in zip(expected, read, strict=True)]
+            expected = [_truncate_like(e, r.body) for e, r in zip(expected, read, strict=True)]
         if expected != given:
             pairs = zip(expected, given, strict=False)
             differs = next((f"has {g} for {e}" for e, g in pairs if e != g), f"has {len(given)} for {len(expected)}")
-            self.blame("context", f"the context of {short(prompt.session)} {differs}")
+            self.report("context", f"the context of {short_id(prompt.session)} {differs}")
 
     # --- processes ---
 
-    def cut_off(self, house: SimulatedHouse) -> None:
+    def record_interruption(self, server: SimulatedServer) -> None:
         """Record that a server was killed, or is paused while another starts: its runs are interrupted."""
-        once = {agent.name for agent in self.staff if agent.delivery is Delivery.AT_MOST_ONCE}
-        for run, agent in self._running.items():
-            if self._worker[run] is house and agent in once:
-                self._not_after.setdefault(run, house.number)
+        once = {agent.name for agent in self.agents if agent.delivery is CrashPolicy.AT_MOST_ONCE}
+        for run, agent in self._running_agents.items():
+            if self._workers[run] is server and agent in once:
+                self._last_server_allowed.setdefault(run, server.number)
 
     # --- after every commit ---
 
-    def committed(self, house: SimulatedHouse, point: str) -> None:
+    def check_commit(self, server: SimulatedServer, point: str) -> None:
         self.commits += 1
-        raw = self.disk.raw
-        changes = [Change(*row) for row in raw.execute("SELECT what, id, a, b, c, d, e FROM changes ORDER BY n")]
+        raw = self.disk.raw_connection
+        changes = [RowChange(*row) for row in raw.execute("SELECT what, id, a, b, c, d, e FROM changes ORDER BY n")]
         raw.execute("DELETE FROM changes")
-        (now_ms,) = self._one("SELECT latest_ms FROM house") or (0,)
+        (now_ms,) = self._fetch_one("SELECT latest_ms FROM house") or (0,)
         for change in changes:
-            if change.what.startswith(OF_THE_CLOCK):
-                self.time.judge(change.what, change.id, change.a, house, point, now_ms)
+            if change.what.startswith(SCHEDULE_CHANGES):
+                self.schedules.check_change(change.what, change.id, change.a, server, point, now_ms)
             else:
-                self._judge(change, house, point)
-        self.time.committed(point, now_ms)
-        self.touched = tuple({SessionId(c.id): None for c in changes if c.what in ("record", "epoch")})
+                self._check_change(change, server, point)
+        self.schedules.check_commit(point, now_ms)
+        self.changed_sessions = tuple({SessionId(c.id): None for c in changes if c.what in ("record", "epoch")})
         taken = [c for c in changes if c.what == "envelope" and (c.a, c.b) == ("pending", "claimed")]
         if taken:
-            self._judge_order(taken, point)
+            self._check_order(taken, point)
 
-    def _judge(self, change: Change, house: SimulatedHouse, point: str) -> None:
-        moves = _MOVES.get(change.what)
-        again = change.what == "envelope" and point in _OF_THE_OUTBOX and (change.a, change.b) == ("claimed", "pending")
+    def _check_change(self, change: RowChange, server: SimulatedServer, point: str) -> None:
+        moves = _ALLOWED_CHANGES.get(change.what)
+        again = (
+            change.what == "envelope" and point in _OUTBOX_COMMITS and (change.a, change.b) == ("claimed", "pending")
+        )
         if moves is not None and (change.a, change.b) not in moves and not again:
-            self.blame("status", f"{change.what} {short(change.id)} went from {change.a} to {change.b} in {point}")
+            self.report("status", f"{change.what} {short_id(change.id)} went from {change.a} to {change.b} in {point}")
         match change:
-            case Change("accepted", id_, seq, accepted_ms):
-                self.note("+ {} to {}, {}", short(id_), short(change.c or "nobody"), change.d)
-                if house.replaced:
+            case RowChange("accepted", id_, seq, accepted_ms):
+                self.trace("+ {} to {}, {}", short_id(id_), short_id(change.c or "nobody"), change.d)
+                if server.is_replaced:
                     self._excused.add(id_)  # it wakes its own lanes, not those of the running server
                 if seq != self._envelope_seq + 1:
-                    self.blame("news", f"envelope {short(id_)} has the number {seq} after {self._envelope_seq}")
+                    self.report("news", f"envelope {short_id(id_)} has the number {seq} after {self._envelope_seq}")
                 if accepted_ms < self._accepted_ms:
-                    self.blame("news", f"envelope {short(id_)} was accepted before its predecessor")
+                    self.report("news", f"envelope {short_id(id_)} was accepted before its predecessor")
                 self._envelope_seq, self._accepted_ms = seq, accepted_ms
-            case Change("envelope", id_, old, new):
-                self.note("  {} {} -> {}", short(id_), old, new)
-            case Change("record", session, seq, run):
+            case RowChange("envelope", id_, old, new):
+                self.trace("  {} {} -> {}", short_id(id_), old, new)
+            case RowChange("record", session, seq, run):
                 expected = self._record_seq.get(session, 0) + 1
                 if seq != expected:
-                    self.blame("records", f"record {seq} of {short(session)} follows {expected - 1}")
+                    self.report("records", f"record {seq} of {short_id(session)} follows {expected - 1}")
                 self._record_seq[session] = seq
-                self._last_commit[session] = (house.number, point)
-                self._judge_worker(run, house, point)
-            case Change("run", run, session, _, agent):
+                self._last_commit[session] = (server.number, point)
+                self._check_worker(run, server, point)
+            case RowChange("run", run, session, _, agent):
                 self.runs_started += 1
-                self._worker[run] = house
-                self._open.add(run)
-                self._running[run] = agent
-                self.note("  run {} starts in {} for {}", short(run), short(session), agent)
-                removed = self._one("SELECT removed_ms FROM agents WHERE name = ?", agent)
+                self._workers[run] = server
+                self._open_runs.add(run)
+                self._running_agents[run] = agent
+                self.trace("  run {} starts in {} for {}", short_id(run), short_id(session), agent)
+                removed = self._fetch_one("SELECT removed_ms FROM agents WHERE name = ?", agent)
                 if removed is None or removed[0] is not None:
-                    self.blame("status", f"run {short(run)} starts for {agent}, who is no longer here")
-            case Change("run.changed"):
-                self._judge_run(change, house, point)
-            case Change("step" | "step.changed", run):
-                self._judge_worker(run, house, point)
-            case Change("epoch", session, old, new):
-                self._last_commit[session] = (house.number, point)
+                    self.report("status", f"run {short_id(run)} starts for {agent}, who is no longer here")
+            case RowChange("run.changed"):
+                self._check_run_change(change, server, point)
+            case RowChange("step" | "step.changed", run):
+                self._check_worker(run, server, point)
+            case RowChange("epoch", session, old, new):
+                self._last_commit[session] = (server.number, point)
                 if new < old:
-                    self.blame("fenced", f"the epoch of {short(session)} went from {old} back to {new} in {point}")
-            case Change("compacted", session, old, new):
+                    self.report("fenced", f"the epoch of {short_id(session)} went from {old} back to {new} in {point}")
+            case RowChange("compacted", session, old, new):
                 self.compactions += 1
-                self.note("  session {} is compacted, {} -> {}", short(session), old, new)
+                self.trace("  session {} is compacted, {} -> {}", short_id(session), old, new)
                 if new < old:
-                    self.blame("context", f"the context of {short(session)} went from {old} back to {new} in {point}")
-            case Change("approval", id_, _, state):
-                for kind, waited_for in self._all(_OF_A_CHILD, id_):
+                    self.report(
+                        "context", f"the context of {short_id(session)} went from {old} back to {new} in {point}"
+                    )
+            case RowChange("approval", id_, _, state):
+                for kind, waited_for in self._fetch_all(_DELEGATED_APPROVAL, id_):
                     whose = f"{kind}, waited for" if waited_for else kind
-                    self.children[f"approvals of children ({whose}) {state}"] += 1
-            case Change("news", _, seq, at_ms):
-                if seq != self._news_seq + 1 or at_ms < self._news_ms:
-                    self.blame("news", f"news {seq} at {at_ms} follows {self._news_seq} at {self._news_ms}")
-                self._news_seq, self._news_ms = seq, at_ms
-            case Change("gone", table):
-                self.blame("lost", f"a row of {table} was deleted or rewritten in {point}")
+                    self.child_approvals[f"approvals of children ({whose}) {state}"] += 1
+            case RowChange("news", _, seq, at_ms):
+                if seq != self._event_seq + 1 or at_ms < self._event_ms:
+                    self.report("news", f"news {seq} at {at_ms} follows {self._event_seq} at {self._event_ms}")
+                self._event_seq, self._event_ms = seq, at_ms
+            case RowChange("gone", table):
+                self.report("lost", f"a row of {table} was deleted or rewritten in {point}")
             case _:
                 pass
 
-    def _judge_run(self, change: Change, house: SimulatedHouse, point: str) -> None:
+    def _check_run_change(self, change: RowChange, server: SimulatedServer, point: str) -> None:
         _, run, old, new, old_epoch, new_epoch, attempts = change
-        self._judge_worker(run, house, point)
+        self._check_worker(run, server, point)
         if old_epoch != new_epoch:
-            if old == "running" and self._worker[run] is not house:
+            if old == "running" and self._workers[run] is not server:
                 self.takeovers += 1
                 # A server that was paused before its claim does not know of the crash that others saw.
-                if attempts != 1 and not house.replaced:
-                    self.blame("status", f"run {short(run)} was cut off and taken up, which is {attempts} attempts")
-            self._worker[run] = house
-            self.note("  run {} is taken up by {}", short(run), house)
+                if attempts != 1 and not server.is_replaced:
+                    self.report("status", f"run {short_id(run)} was cut off and taken up, which is {attempts} attempts")
+            self._workers[run] = server
+            self.trace("  run {} is taken up by {}", short_id(run), server)
         if old == new:
             return
-        self.note("  run {} {} -> {}", short(run), old, new)
-        self._running.pop(run, None)
-        self._not_after.pop(run, None)  # if it was suspended, then by its own worker: nothing was interrupted
+        self.trace("  run {} {} -> {}", short_id(run), old, new)
+        self._running_agents.pop(run, None)
+        self._last_server_allowed.pop(run, None)  # if it was suspended, then by its own worker: nothing was interrupted
         if new == "running":
-            (self._running[run],) = self._one("SELECT agent FROM runs WHERE id = ?", run) or ("",)
+            (self._running_agents[run],) = self._fetch_one("SELECT agent FROM runs WHERE id = ?", run) or ("",)
         elif new != "parked":
-            self._open.discard(run)
+            self._open_runs.discard(run)
 
-    def _judge_worker(self, run: str | None, house: SimulatedHouse, point: str) -> None:
+    def _check_worker(self, run: str | None, server: SimulatedServer, point: str) -> None:
         """Check that only the worker that claimed a run last writes for it, and only while the run is open."""
         if run is None:
             return
-        worker = self._worker[run]
-        if run not in self._open:
-            self.blame("fenced", f"{house} wrote {point} for run {short(run)}, which has ended")
-        if worker is not house and point in _OF_A_WORKER:
-            self.blame("fenced", f"{house} wrote {point} for run {short(run)}, which {worker} has taken over")
+        worker = self._workers[run]
+        if run not in self._open_runs:
+            self.report("fenced", f"{server} wrote {point} for run {short_id(run)}, which has ended")
+        if worker is not server and point in _WORKER_COMMITS:
+            self.report("fenced", f"{server} wrote {point} for run {short_id(run)}, which {worker} has taken over")
 
-    def _judge_order(self, taken: Iterable[Change], point: str) -> None:
+    def _check_order(self, taken: Iterable[RowChange], point: str) -> None:
         """Check that no earlier due envelope was left behind. Steering takes one sender's envelopes, in order."""
-        (now_ms,) = self._one("SELECT latest_ms FROM house") or (0,)
+        (now_ms,) = self._fetch_one("SELECT latest_ms FROM house") or (0,)
         for change in taken:
-            row = self._one('SELECT "rank", due_ms, seq, sender FROM envelopes WHERE id = ?', change.id)
+            row = self._fetch_one('SELECT "rank", due_ms, seq, sender FROM envelopes WHERE id = ?', change.id)
             assert row is not None
             rank, due_ms, seq, sender = row
-            left = self._one(
+            left = self._fetch_one(
                 "SELECT id FROM envelopes WHERE session = ? AND status = 'pending' AND silent = 0 AND due_ms <= ?"
                 " AND (\"rank\", due_ms, seq) < (?, ?, ?) AND (? OR (sender = ? AND kind = 'message')) LIMIT 1",
                 *(change.c, now_ms, rank, due_ms, seq, point != "step", sender),
             )
             if left is not None:
-                self.blame("order", f"{short(change.id)} was taken in {point} before {short(left[0])}")
-            if point == "step" and self._one(_STEERED, change.id) is None:
-                self.blame("order", f"{short(change.id)} steers a run of somebody else's")
+                self.report("order", f"{short_id(change.id)} was taken in {point} before {short_id(left[0])}")
+            if point == "step" and self._fetch_one(_STEER_SENDER, change.id) is None:
+                self.report("order", f"{short_id(change.id)} steers a run of somebody else's")
 
     # --- regularly, and at the end ---
 
     def check_ledger(self, now_ms: int) -> None:
-        found = ledger.check(self.disk.conn, now_ms=now_ms)
-        if not found.holds:
-            self.blame("ledger", "; ".join(line for e in found.equations if not e.ok for line in e.lines()))
+        found = ledger.check_ledger(self.disk.connection, now_ms=now_ms)
+        if not found.is_ok:
+            self.report("ledger", "; ".join(line for e in found.equations if not e.is_ok for line in e.lines()))
 
-    def open_business(self) -> list[str]:
+    def list_unfinished(self) -> list[str]:
         """Returns what still waits or works: due envelopes, running or suspended runs, sessions that are awake."""
-        (now_ms,) = self._one("SELECT latest_ms FROM house") or (0,)
+        (now_ms,) = self._fetch_one("SELECT latest_ms FROM house") or (0,)
         found = [
-            f"envelope {short(id_)} {status} in {short(session or 'nowhere')} since {now_ms - due_ms} ms"
-            for id_, status, session, due_ms in self._all(
+            f"envelope {short_id(id_)} {status} in {short_id(session or 'nowhere')} since {now_ms - due_ms} ms"
+            for id_, status, session, due_ms in self._fetch_all(
                 "SELECT id, status, session, due_ms FROM envelopes WHERE status <> 'done' AND due_ms <= ?", now_ms
             )
         ]
         found += [
-            f"run {short(id_)} {status} in {short(session)}"
-            for id_, status, session in self._all(
+            f"run {short_id(id_)} {status} in {short_id(session)}"
+            for id_, status, session in self._fetch_all(
                 "SELECT id, status, session FROM runs WHERE status IN ('running', 'parked')"
             )
         ]
         found += [
-            f"session {short(id_)} is awake"
-            for (id_,) in self._all("SELECT id FROM sessions WHERE wakefulness = 'active'")
+            f"session {short_id(id_)} is awake"
+            for (id_,) in self._fetch_all("SELECT id FROM sessions WHERE wakefulness = 'active'")
         ]
         return found + [
-            f"a slot of {short(id_)} is {state}"
-            for id_, state in self._all(
+            f"a slot of {short_id(id_)} is {state}"
+            for id_, state in self._fetch_all(
                 "SELECT schedule, state FROM schedule_slots WHERE state IN ('waiting', 'working')"
             )
         ]
 
-    def excuse(self, source: str, key: str) -> None:
+    def excuse_envelope(self, source: str, key: str) -> None:
         """Excuse an envelope whose sender left before the server could wake its lane: the timer will find it."""
         self._excused_keys.add((source, key))
 
-    def check_promptness(self, house: SimulatedHouse, now_s: float, *, jumped: bool) -> None:
+    def check_promptness(self, server: SimulatedServer, now_s: float, *, jumped: bool) -> None:
         """Check that a due envelope is taken at once or waits for a slot. This detects a lost wake-up.
 
         `jumped`: the wall clock jumped, so that deferred envelopes are due by now. The server's
         timer notices that within a minute.
         """
         idle: dict[str, str] = {}
-        for id_, session, source, key in self._all(_WAITING, jumped):
+        for id_, session, source, key in self._fetch_all(_UNATTENDED, jumped):
             excused = id_ in self._excused or (source, key) in self._excused_keys
-            if not excused and not house.engine.attends(session):
+            if not excused and not server.engine.is_attending(session):
                 idle.setdefault(session, id_)
         if not jumped:
-            idle.update((id_, id_) for id_ in self.time.late(house))
-        if house is not self._prompt_house:
-            self._prompt_house, self._idle_since = house, {}
+            idle.update((id_, id_) for id_ in self.schedules.list_overdue(server))
+        if server is not self._checked_server:
+            self._checked_server, self._idle_since = server, {}
         self._idle_since = {session: self._idle_since.get(session, now_s) for session in idle}
         for session, since_s in self._idle_since.items():
-            if now_s - since_s > PROMPT_S:
-                story = f"{short(idle[session])} is due in {short(session)}, and for {now_s - since_s:g} s"
-                self.blame("silence", f"{story} nobody has attended to it, nor waited for a slot")
+            if now_s - since_s > ATTENTION_S_MAX:
+                story = f"{short_id(idle[session])} is due in {short_id(session)}, and for {now_s - since_s:g} s"
+                self.report("silence", f"{story} nobody has attended to it, nor waited for a slot")
 
-    def forgive_waiting(self) -> None:
+    def reset_waiting_times(self) -> None:
         """Restart the waiting times, because something delayed everything."""
         self._idle_since = {}
 
-    def check_the_end(self) -> None:
+    def check_final_state(self) -> None:
         """Check, once the server is idle for good, that every promise to the outside was kept."""
         for ack in self.acknowledged:
             self._check_outcome(ack)
-        self._check_news()
+        self._check_events()
         self._check_decisions()
         self._check_witness()
-        for (session,) in self._all("SELECT id FROM sessions ORDER BY id"):
+        for (session,) in self._fetch_all("SELECT id FROM sessions ORDER BY id"):
             self._check_history(session)
         self._check_answers()
-        self._check_handed()
-        (now_ms,) = self._one("SELECT latest_ms FROM house") or (0,)
-        self.time.check_the_end(now_ms)
+        self._check_delegations()
+        (now_ms,) = self._fetch_one("SELECT latest_ms FROM house") or (0,)
+        self.schedules.check_final_state(now_ms)
 
-    def _check_outcome(self, ack: Acknowledged) -> None:
-        row = self._one(
+    def _check_outcome(self, ack: HeldReceipt) -> None:
+        row = self._fetch_one(
             "SELECT e.status, o.outcome, o.answer, o.silent, e.run, e.sender, e.silent FROM envelopes e"
             " LEFT JOIN outcomes o ON o.envelope = e.id WHERE e.id = ?",
             ack.envelope,
         )
         if row is None:
-            return self.blame("lost", f"{short(ack.envelope)} was acknowledged and is gone")
+            return self.report("lost", f"{short_id(ack.envelope)} was acknowledged and is gone")
         status, outcome, answer, silently, run, sender, quiet = row
         if status != "done" or outcome is None:
-            return self.blame("lost", f"{short(ack.envelope)} is {status} with the outcome {outcome}")
+            return self.report("lost", f"{short_id(ack.envelope)} is {status} with the outcome {outcome}")
         if outcome == "answered" and not silently:
-            told = self._one("SELECT 1 FROM envelopes WHERE id = ? AND kind = 'answer'", answer)
-        elif outcome in ("answered", "noted", "delivered") or quiet or ack.envelope in self._refused_at_the_door:
+            told = self._fetch_one("SELECT 1 FROM envelopes WHERE id = ? AND kind = 'answer'", answer)
+        elif outcome in ("answered", "noted", "delivered") or quiet or ack.envelope in self._refused_on_accept:
             return None
         elif sender.startswith("schedule:"):
             # A schedule has no recipient for notices. How its run ended is reported to a person;
             # what never ran is not.
-            told = run is None or self._one(_NOTICE, "%", ack.envelope, run)
+            told = run is None or self._fetch_one(_NOTICE, "%", ack.envelope, run)
         else:
-            told = self._one(_NOTICE, sender, ack.envelope, run)
+            told = self._fetch_one(_NOTICE, sender, ack.envelope, run)
         if told is None:
-            self.blame("silence", f"{sender} never hears that {short(ack.envelope)} is {outcome}")
+            self.report("silence", f"{sender} never hears that {short_id(ack.envelope)} is {outcome}")
         return None
 
-    def _check_news(self) -> None:
+    def _check_events(self) -> None:
         """Check that a reader of the events alone learns how every envelope ended."""
         told: set[str] = set()
-        for kind, envelope, body in self._all("SELECT kind, envelope, body FROM news"):
+        for kind, envelope, body in self._fetch_all("SELECT kind, envelope, body FROM news"):
             if kind == "envelope.settled":
                 told.add(envelope)
             elif kind == "run.ended":
                 told.update(json.loads(body)["envelopes"])
-        for id_, outcome in self._all("SELECT envelope, outcome FROM outcomes WHERE outcome <> 'delivered'"):
+        for id_, outcome in self._fetch_all("SELECT envelope, outcome FROM outcomes WHERE outcome <> 'delivered'"):
             if id_ not in told:
-                self.blame("news", f"no news tells that {short(id_)} is {outcome}")
+                self.report("news", f"no news tells that {short_id(id_)} is {outcome}")
 
     def _check_decisions(self) -> None:
-        for (id_,) in self._all(
+        for (id_,) in self._fetch_all(
             "SELECT id FROM approvals WHERE state IN ('allowed', 'denied') AND decided_ms >= expires_ms"
         ):
-            self.blame("status", f"the approval {short(id_)} was decided after it had expired")
+            self.report("status", f"the approval {short_id(id_)} was decided after it had expired")
 
     def _check_witness(self) -> None:
         """Check that every call that is stored as done happened, with the stored arguments."""
         done = {performed.call: performed for performed in self.performed}
-        closed = self._all(
+        closed = self._fetch_all(
             "SELECT s.call, r.body FROM steps s JOIN runs ON runs.id = s.run JOIN records r"
             " ON r.session = runs.session AND r.seq = s.record_seq WHERE s.kind = 'tool' AND s.state = 'closed'"
         )
         for text, body in closed:
             call = json.loads(text)
-            if call["tool"] not in WITNESSED or "appended" not in body:
+            if call["tool"] not in WITNESSED_TOOLS or "appended" not in body:
                 continue
             seen = done.get(call["id"])
             if seen is None:
-                self.blame("intent", f"the call {call['id']} is closed as done, and never happened")
+                self.report("intent", f"the call {call['id']} is closed as done, and never happened")
             elif seen.text != call["arguments"]["text"]:
-                self.blame("intent", f"the call {call['id']} was performed with other arguments than were written down")
+                self.report(
+                    "intent", f"the call {call['id']} was performed with other arguments than were written down"
+                )
 
     def _check_history(self, session: str) -> None:
         """Check the stored records: no gap, each call followed by its results, each envelope read once."""
-        found, damaged = records.read(self.disk.conn, session, first=0, last=2**60)
+        found, damaged = records.read_range(self.disk.connection, session, first=0, last=2**60)
         if damaged or [r.seq for r in found] != list(range(1, len(found) + 1)):
-            self.blame("records", f"the records of {short(session)} have a gap or are damaged")
+            self.report("records", f"the records of {short_id(session)} have a gap or are damaged")
         waiting: set[str] = set()
         read: Counter[str] = Counter()
         for record in found:
             match record.body:
                 case Reply(calls=calls):
-                    self._check_closed(session, waiting)
+                    self._check_calls_answered(session, waiting)
                     waiting = {call.id for call in calls}
                 case ToolResult(call=call):
                     if call not in waiting:
-                        self.blame("records", f"a result of {call} in {short(session)} is not next to its call")
+                        self.report("records", f"a result of {call} in {short_id(session)} is not next to its call")
                     waiting.discard(call)
                 case UserTurn(envelopes=envelopes):
-                    self._check_closed(session, waiting)
+                    self._check_calls_answered(session, waiting)
                     read.update(envelopes)
                 case _:
-                    self._check_closed(session, waiting)
-        self._check_closed(session, waiting)
+                    self._check_calls_answered(session, waiting)
+        self._check_calls_answered(session, waiting)
         self._check_read(session, read)
         self._check_context(session, found)
 
     def _check_context(self, session: str, found: Sequence[Record]) -> None:
         """Check that the context begins where its newest mark or summary says, and that its summaries are counted."""
-        mark = max(record.seq for record in found if isinstance(record.body, Mark))
+        mark = max(record.seq for record in found if isinstance(record.body, ContextStart))
         told = [r.body for r in found if isinstance(r.body, Summary) and r.seq > mark]
         expected = (told[-1].kept_from if told else mark, len(told))
-        stored = self._one("SELECT context_from, compactions FROM sessions WHERE id = ?", session)
+        stored = self._fetch_one("SELECT context_from, compactions FROM sessions WHERE id = ?", session)
         if stored != expected:
-            self.blame("context", f"the context of {short(session)} is {stored}, and its records say {expected}")
+            self.report("context", f"the context of {short_id(session)} is {stored}, and its records say {expected}")
 
-    def _check_closed(self, session: str, waiting: set[str]) -> None:
+    def _check_calls_answered(self, session: str, waiting: set[str]) -> None:
         if waiting:
-            self.blame("records", f"the calls {sorted(waiting)} in {short(session)} have no result next to them")
+            self.report("records", f"the calls {sorted(waiting)} in {short_id(session)} have no result next to them")
 
     def _check_read(self, session: str, read: Counter[str]) -> None:
-        for id_, outcome, steered in self._all(
+        for id_, outcome, steered in self._fetch_all(
             "SELECT e.id, o.outcome, e.steered_into IS NOT NULL FROM envelopes e JOIN outcomes o ON o.envelope = e.id"
             " WHERE e.session = ? AND e.recipient LIKE 'agent:%' AND e.text NOT LIKE '/%'",
             session,
         ):
             if read[id_] > 1 + steered:
-                self.blame("doubled", f"{short(id_)} was read {read[id_]} times")
+                self.report("doubled", f"{short_id(id_)} was read {read[id_]} times")
             if outcome == "answered" and not read[id_]:
-                self.blame("lost", f"{short(id_)} is {outcome}, and no model has read it")
+                self.report("lost", f"{short_id(id_)} is {outcome}, and no model has read it")
 
     def _check_answers(self) -> None:
         """Check that each question has one answer, per session in the order in which the runs began."""
-        answers = self._all(
+        answers = self._fetch_all(
             "SELECT a.sender, a.reply_to, q.run, n.seq FROM envelopes a JOIN envelopes q ON q.id = a.reply_to"
             " JOIN news n ON n.run = q.run AND n.kind = 'run.started' WHERE a.kind = 'answer' ORDER BY a.seq"
         )
         questions = Counter(question for _, question, _, _ in answers)
         for question, count in questions.items():
             if count > 1:
-                self.blame("doubled", f"{short(question)} was answered {count} times")
+                self.report("doubled", f"{short_id(question)} was answered {count} times")
         began: dict[str, int] = {}
         for sender, question, _, seq in answers:
             if seq < began.get(sender, 0):
-                self.blame("order", f"the answer to {short(question)} left after that of a later run")
+                self.report("order", f"the answer to {short_id(question)} left after that of a later run")
             began[sender] = seq
 
-    def _check_handed(self) -> None:
+    def _check_delegations(self) -> None:
         """Check that each result of delegated work was read once: by the waiting call, or as an envelope."""
         told: Counter[str] = Counter()
-        for delegation, session, call, because, result, text, status in self._all(
+        for delegation, session, call, because, result, text, status in self._fetch_all(
             "SELECT d.id, d.session, d.call, d.because, d.result, e.text, r.status"
             " FROM delegations d JOIN runs r ON r.id = d.run"
             # `SimulatedExternalAgent` checks those
@@ -708,77 +734,83 @@ class Judge:
             if result is None:
                 continue
             if text is None:
-                self.blame("handed", f"what came of {short(delegation)} is gone")
+                self.report("handed", f"what came of {short_id(delegation)} is gone")
                 continue
-            found, _ = records.read(self.disk.conn, session, first=0, last=2**60)
-            told[result] += sum(self._collected(found, delegation, text))
-            told[result] += _told_as_error(found, call, because)
+            found, _ = records.read_range(self.disk.connection, session, first=0, last=2**60)
+            told[result] += sum(self._iter_delegation_results(found, delegation, text))
+            told[result] += _count_error_results(found, call, because)
             told[result] += sum(result in r.body.envelopes for r in found if isinstance(r.body, UserTurn))
-            (outcome, because) = self._one("SELECT outcome, because FROM outcomes WHERE envelope = ?", result) or (
+            (outcome, because) = self._fetch_one(
+                "SELECT outcome, because FROM outcomes WHERE envelope = ?", result
+            ) or (
                 "",
                 "",
             )
             # A run that was stopped while it held the answer has reported the stop to its requester.
             least = 0 if because.startswith("the run ") and status != "completed" else 1
             if not least <= told[result] <= 1 and outcome in ("noted", "answered"):
-                story = f"what came of {short(delegation)} is {outcome} ({because}) and was read {told[result]} times"
-                self.blame("handed", story)
+                story = (
+                    f"what came of {short_id(delegation)} is {outcome} ({because}) and was read {told[result]} times"
+                )
+                self.report("handed", story)
 
-    def _collected(self, found: Sequence[Record], delegation: str, text: str) -> Iterable[int]:
+    def _iter_delegation_results(self, found: Sequence[Record], delegation: str, text: str) -> Iterable[int]:
         """Yield 1 for each tool result that contains the result of a delegation, and check its text."""
         for record in found:
             body = record.body
-            if not isinstance(body, ToolResult | Note) or delegation not in _output(body):
+            if not isinstance(body, ToolResult | Note) or delegation not in _result_text(body):
                 continue
-            told = _json_in(_output(body))
+            told = _parse_json_object(_result_text(body))
             said = told.get("response") or (told.get("message") if told.get("status") == "failed" else None)
             if said is None:
                 continue
             if said != text and not told.get("truncated"):
-                self.blame("handed", f"the call that asked {short(delegation)} was told something else: {said[:80]!r}")
+                self.report(
+                    "handed", f"the call that asked {short_id(delegation)} was told something else: {said[:80]!r}"
+                )
             yield 1
 
     # --- lookups ---
 
-    def _place(self, session: str) -> tuple[str, LaneKind]:
+    def _agent_and_lane(self, session: str) -> tuple[str, LaneKind]:
         """Returns the agent of a session and the kind of its lane."""
-        if session not in self._places:
-            row = self._one("SELECT agent, origin_kind FROM sessions WHERE id = ?", session)
+        if session not in self._agents_and_lanes:
+            row = self._fetch_one("SELECT agent, origin_kind FROM sessions WHERE id = ?", session)
             assert row is not None
-            self._places[session] = (row[0], lane_kind(OriginKind(row[1])))
-        return self._places[session]
+            self._agents_and_lanes[session] = (row[0], lane_kind_of(OriginKind(row[1])))
+        return self._agents_and_lanes[session]
 
-    def _one(self, sql: str, *values: Any) -> tuple[Any, ...] | None:
-        return self.disk.raw.execute(sql, values).fetchone()
+    def _fetch_one(self, sql: str, *values: Any) -> tuple[Any, ...] | None:
+        return self.disk.raw_connection.execute(sql, values).fetchone()
 
-    def _all(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
-        return self.disk.raw.execute(sql, values).fetchall()
+    def _fetch_all(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        return self.disk.raw_connection.execute(sql, values).fetchall()
 
 
-def _gist(record: Record) -> tuple[Any, ...]:
+def _comparable(record: Record) -> tuple[Any, ...]:
     return record.seq, record.kind, record.body
 
 
-def _as_cut(whole: tuple[Any, ...], read: object) -> tuple[Any, ...]:
+def _truncate_like(stored: tuple[Any, ...], read: object) -> tuple[Any, ...]:
     """Returns the stored value, truncated as the read one is, if that one says so."""
-    body = whole[-1]
+    body = stored[-1]
     if not (isinstance(body, ToolResult) and isinstance(read, ToolResult) and body != read):
-        return whole
+        return stored
     kept, cut, _ = read.output.rpartition("\n\n[cut: this is the beginning of ")
-    return (*whole[:-1], replace(body, output=read.output)) if cut and body.output.startswith(kept) else whole
+    return (*stored[:-1], replace(body, output=read.output)) if cut and body.output.startswith(kept) else stored
 
 
-def _told_as_error(found: Sequence[Record], call: str, because: str) -> int:
+def _count_error_results(found: Sequence[Record], call: str, because: str) -> int:
     """Returns how many results say why a subagent could not start, as a call repeated after a crash does."""
     results = (r.body for r in found if isinstance(r.body, ToolResult) and r.body.call == call)
-    return sum(_json_in(result.output).get("error") == because for result in results)
+    return sum(_parse_json_object(result.output).get("error") == because for result in results)
 
 
-def _output(body: ToolResult | Note) -> str:
+def _result_text(body: ToolResult | Note) -> str:
     return body.output if isinstance(body, ToolResult) else body.text
 
 
-def _json_in(text: str) -> dict[str, Any]:
+def _parse_json_object(text: str) -> dict[str, Any]:
     """Returns the JSON object that a result contains, ignoring any text before it."""
     try:
         return json.loads(text[text.index("{") :])

@@ -9,17 +9,17 @@ from zoneinfo import ZoneInfo
 
 from retinue.config import Settings
 from retinue.domain.ports import Clock
-from retinue.models.base import Media, Model
-from retinue.models.model_router import Minds
-from retinue.runners.base import Equip
-from retinue.runners.loop import Loop
-from retinue.runners.model_call import Asker
-from retinue.runners.session_options import HouseChoices
+from retinue.models.base import AttachmentReader, Model
+from retinue.models.model_router import ModelRouter
+from retinue.runners.base import LoadRunResources
+from retinue.runners.loop import ToolLoop
+from retinue.runners.model_call import ModelCaller
+from retinue.runners.session_options import ConfiguredOptions
 from retinue.store.core.connection import Store
 from retinue.tools.toolbox import Toolbox
 
 
-class Thinking:
+class LoopParts:
     """The model router, the agent loop and the session options of a test server.
 
     `settings` may be replaced while the server runs.
@@ -35,21 +35,21 @@ class Thinking:
         *,
         settings: Settings | None = None,
         environment: Mapping[str, str] | None = None,
-        media: Media | None = None,
-        equip: Equip | None = None,
+        media: AttachmentReader | None = None,
+        equip: LoadRunResources | None = None,
         seed: int = 0,
     ) -> None:
         nowhere = Path("/nowhere")
         self.settings = settings or Settings(home=nowhere, store=nowhere / "house.db", zone=zone)
-        self.minds = Minds(
+        self.models = ModelRouter(
             store,
             clock,
             models,
             settings=lambda: self.settings,
             environment=environment or {},
-            chance=random.Random(seed),
+            random=random.Random(seed),
             zone=zone,
         )
-        asker = Asker(self.minds, clock, zone, media=media)
-        self.loop = Loop(asker, toolbox, equip)
-        self.choices = HouseChoices(self.minds, toolbox, clock, asker.shortened)
+        asker = ModelCaller(self.models, clock, zone, media=media)
+        self.loop = ToolLoop(asker, toolbox, equip)
+        self.options = ConfiguredOptions(self.models, toolbox, clock, asker.shortened_counts)

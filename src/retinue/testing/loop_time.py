@@ -10,18 +10,18 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
-from retinue.testing.waiting import POLL_S
+from retinue.testing.wait_conditions import POLL_S
 
 
-class _LoopTime:
+class _ShiftedTime:
     """The time of one loop: its original time plus all skipped time."""
 
-    def __init__(self, own: Callable[[], float]) -> None:
-        self._own = own
+    def __init__(self, original: Callable[[], float]) -> None:
+        self._original = original
         self.skipped_s = 0.0
 
     def __call__(self) -> float:
-        return self._own() + self.skipped_s
+        return self._original() + self.skipped_s
 
 
 def skip_loop_time(seconds: float) -> None:
@@ -31,14 +31,14 @@ def skip_loop_time(seconds: float) -> None:
     """
     loop = asyncio.get_running_loop()
     time = loop.time
-    if not isinstance(time, _LoopTime):
-        time = _LoopTime(time)
+    if not isinstance(time, _ShiftedTime):
+        time = _ShiftedTime(time)
         setattr(loop, "time", time)  # noqa: B010 - to a type checker a method is no place to put something
     time.skipped_s += seconds
 
 
 @asynccontextmanager
-async def skipping_loop_time(seconds: float, *, each_time: Callable[[], int]) -> AsyncGenerator[None]:
+async def skip_loop_time_on_increase(seconds: float, *, count: Callable[[], int]) -> AsyncGenerator[None]:
     """Within the block, skip this much time whenever the count increases.
 
     The count is of operations that hang, each of which has a time limit to end it.
@@ -47,7 +47,7 @@ async def skipping_loop_time(seconds: float, *, each_time: Callable[[], int]) ->
     async def skip() -> None:
         skipped = 0
         while True:
-            while skipped < each_time():
+            while skipped < count():
                 skip_loop_time(seconds)
                 skipped += 1
             await asyncio.sleep(POLL_S)  # sleep: before it counts again

@@ -6,14 +6,14 @@ import os
 import shutil
 from pathlib import Path
 
-MEMORY_DISK = Path("/dev/shm")
+MEMORY_DISK_PATH = Path("/dev/shm")
 FREE_BYTES_MIN = 2 * 1024**3  # a container often has 64 MiB, which the tests would fill
 # If this variable is set, files are on a real disk and writes wait for fsync.
-SYNC = "RETINUE_TEST_SYNC"
+SYNC_VARIABLE = "RETINUE_TEST_SYNC"
 
 
-def memory_disk() -> Path | None:
+def find_memory_disk() -> Path | None:
     """Returns the directory of the memory disk, or None if there is none with enough space."""
-    if os.environ.get(SYNC) or not os.access(MEMORY_DISK, os.W_OK | os.X_OK):
+    if os.environ.get(SYNC_VARIABLE) or not os.access(MEMORY_DISK_PATH, os.W_OK | os.X_OK):
         return None
-    return MEMORY_DISK if shutil.disk_usage(MEMORY_DISK).free >= FREE_BYTES_MIN else None
+    return MEMORY_DISK_PATH if shutil.disk_usage(MEMORY_DISK_PATH).free >= FREE_BYTES_MIN else None

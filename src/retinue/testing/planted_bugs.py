@@ -13,17 +13,17 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any
 
-from retinue.domain.errors import Invalid
 from retinue.engine import delegations as handing
 from retinue.engine import scheduler
 from retinue.engine.journal import RunJournal
-from retinue.engine.run_context import Append
+from retinue.engine.run_context import RecordAppender
 from retinue.intake import external_callbacks
-from retinue.intake.accept import Inbox
+from retinue.intake.accept import EnvelopeIntake
 from retinue.store.runs import delegations
 from retinue.store.schedules import schedules
 from retinue.store.sessions import sessions
 from retinue.testing.crash_bugs import BUGS
+from retinue.testing.errors import PlantedBugOutsideTest
 
 
 class Bug(StrEnum):
@@ -42,42 +42,37 @@ class Bug(StrEnum):
     CALLBACK_TO_ANOTHER_SESSION = "callback-to-another-session"
 
 
-TOUCHED: tuple[tuple[Any, str], ...] = (
-    (Inbox, "post"),
+PATCHED_NAMES: tuple[tuple[Any, str], ...] = (
+    (EnvelopeIntake, "accept"),
     (RunJournal, "perform"),
-    (Append, "seq"),
-    (sessions, "guard"),
-    (sessions, "guard_step"),
+    (RecordAppender, "last_seq"),
+    (sessions, "update_fenced"),
+    (sessions, "update_step_fenced"),
     (handing, "_collect"),
     (handing, "delegation_id"),
     (delegations, "end"),
-    (scheduler, "_let_go"),
-    (schedules, "_go_on"),
-    (schedules, "_pass_by"),
-    (external_callbacks, "hear"),
-    (external_callbacks, "_asked"),
+    (scheduler, "_release_envelope"),
+    (schedules, "_continue_schedule"),
+    (schedules, "_record_skipped"),
+    (external_callbacks, "accept_callback"),
+    (external_callbacks, "_find_request"),
 )
 """What the bugs replace, and `planted` puts back."""
 
 
-def plant(bug: str, *, environment: Mapping[str, str] = os.environ) -> None:
+def plant_bug(bug: str, *, environment: Mapping[str, str] = os.environ) -> None:
     """Plant a bug in this process for good. Refused unless `RETINUE_TEST=1`."""
     if environment.get("RETINUE_TEST") != "1":
-        raise Invalid(
-            f"the bug '{bug}' cannot be planted here",
-            because="this is not a test, and a house with a planted bug loses mail",
-            try_this="set RETINUE_TEST=1 if it is one",
-            code="config.test-only",
-        )
+        raise PlantedBugOutsideTest(bug)
     BUGS[Bug(bug)]()
 
 
 @contextmanager
-def planted(bug: str, *, environment: Mapping[str, str] = os.environ) -> Generator[None]:
+def planted_bug(bug: str, *, environment: Mapping[str, str] = os.environ) -> Generator[None]:
     """Plant a bug for the duration of the block."""
-    sound: list[tuple[Any, str, Any]] = [(place, name, vars(place)[name]) for place, name in TOUCHED]
+    sound: list[tuple[Any, str, Any]] = [(place, name, vars(place)[name]) for place, name in PATCHED_NAMES]
     try:
-        plant(bug, environment=environment)
+        plant_bug(bug, environment=environment)
         yield
     finally:
         for place, name, body in sound:

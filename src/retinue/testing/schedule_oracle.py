@@ -12,20 +12,20 @@ from functools import lru_cache
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
-from retinue.domain.schedule import Cron, Every, Once, When
+from retinue.domain.schedule import CronTrigger, EveryTrigger, OnceTrigger, ScheduleTrigger
 from retinue.domain.times import from_ms, to_ms
 
-SHIFT_MAX = timedelta(hours=2)
+OFFSET_CHANGE_MAX = timedelta(hours=2)
 """More than any clock here is ever changed by."""
 
 DAY_MS = 86_400_000
-DAYS_KEPT = 10_000
+DAYS_CACHED_MAX = 10_000
 
-_BOUNDS = ((0, 59), (0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
+_FIELD_RANGES = ((0, 59), (0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
 _MINUTE, _HOUR = timedelta(minutes=1), timedelta(hours=1)
 
 
-class Fields(NamedTuple):
+class CronFields(NamedTuple):
     """A parsed cron expression: the allowed values of each field."""
 
     seconds: frozenset[int]
@@ -34,85 +34,91 @@ class Fields(NamedTuple):
     days: frozenset[int]
     months: frozenset[int]
     weekdays: frozenset[int]
-    either_day: bool  # both are limited, and one match is enough
-    elapsed: bool  # at intervals, not at times of day
+    matches_either_day: bool  # both are limited, and one match is enough
+    is_interval: bool  # at intervals, not at times of day
 
 
-def slots_between(when: When, zone: ZoneInfo, after_ms: int, until_ms: int) -> list[int]:
+def list_occurrences(when: ScheduleTrigger, zone: ZoneInfo, after_ms: int, until_ms: int) -> list[int]:
     """Returns every occurrence after `after_ms`, up to and including `until_ms`, in milliseconds."""
     match when:
-        case Once(at):
+        case OnceTrigger(at):
             return [to_ms(at)] if after_ms < to_ms(at) <= until_ms else []
-        case Every(seconds, start):
+        case EveryTrigger(seconds, start):
             step, first = seconds * 1000, to_ms(start)
             first += max(0, -((first - after_ms - 1) // step)) * step
             return list(range(first, until_ms + 1, step))
-        case Cron(expression):
+        case CronTrigger(expression):
             days = range((after_ms + 1) // DAY_MS, until_ms // DAY_MS + 1)
-            return [at for day in days for at in _on_day(expression, zone.key, day) if after_ms < at <= until_ms]
+            return [
+                at for day in days for at in _occurrences_of_day(expression, zone.key, day) if after_ms < at <= until_ms
+            ]
 
 
-@lru_cache(maxsize=DAYS_KEPT)
-def _on_day(expression: str, zone: str, day: int) -> tuple[int, ...]:
+@lru_cache(maxsize=DAYS_CACHED_MAX)
+def _occurrences_of_day(expression: str, zone: str, day: int) -> tuple[int, ...]:
     """Returns the occurrences of one UTC day."""
     begin, end = day * DAY_MS, (day + 1) * DAY_MS
-    found = {to_ms(at) for at in _moments(read(expression), ZoneInfo(zone), from_ms(begin), from_ms(end))}
+    found = {
+        to_ms(at) for at in _candidate_instants(parse_cron(expression), ZoneInfo(zone), from_ms(begin), from_ms(end))
+    }
     return tuple(sorted(at for at in found if begin <= at < end))
 
 
-def _moments(fields: Fields, zone: ZoneInfo, after: datetime, until: datetime) -> Iterator[datetime]:
-    hour = (_wall(after, zone) - SHIFT_MAX).replace(minute=0, second=0, microsecond=0)
-    end = _wall(until, zone) + SHIFT_MAX
+def _candidate_instants(fields: CronFields, zone: ZoneInfo, after: datetime, until: datetime) -> Iterator[datetime]:
+    hour = (_to_local(after, zone) - OFFSET_CHANGE_MAX).replace(minute=0, second=0, microsecond=0)
+    end = _to_local(until, zone) + OFFSET_CHANGE_MAX
     while hour <= end:
-        if hour.hour in fields.hours and _fits_day(fields, hour):
+        if hour.hour in fields.hours and _matches_day(fields, hour):
             for minute in fields.minutes:
                 for second in fields.seconds:
-                    yield from _real(hour.replace(minute=minute, second=second), zone, elapsed=fields.elapsed)
+                    yield from _instants_of(
+                        hour.replace(minute=minute, second=second), zone, is_interval=fields.is_interval
+                    )
         hour += _HOUR
 
 
-def _fits_day(fields: Fields, wall: datetime) -> bool:
-    in_month, in_week = wall.day in fields.days, wall.isoweekday() % 7 in fields.weekdays
-    return wall.month in fields.months and (in_month or in_week if fields.either_day else in_month and in_week)
+def _matches_day(fields: CronFields, local: datetime) -> bool:
+    in_month, in_week = local.day in fields.days, local.isoweekday() % 7 in fields.weekdays
+    return local.month in fields.months and (in_month or in_week if fields.matches_either_day else in_month and in_week)
 
 
-def _real(wall: datetime, zone: ZoneInfo, *, elapsed: bool) -> list[datetime]:
+def _instants_of(local: datetime, zone: ZoneInfo, *, is_interval: bool) -> list[datetime]:
     """Returns the instants at which a local clock shows this time: none, one or two."""
-    read = [wall.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1)]
-    shown = sorted({at for at in read if _wall(at, zone) == wall})
-    if elapsed:
+    read = [local.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1)]
+    shown = sorted({at for at in read if _to_local(at, zone) == local})
+    if is_interval:
         return shown
     if shown:
         return shown[:1]
-    at = min(read).replace(second=0) + SHIFT_MAX  # the clock skipped this time: find the moment of the change
+    at = min(read).replace(second=0) + OFFSET_CHANGE_MAX  # the clock skipped this time: find the moment of the change
     while at.astimezone(zone).utcoffset() == (at - _MINUTE).astimezone(zone).utcoffset():
         at -= _MINUTE
     return [at]
 
 
-def _wall(at: datetime, zone: ZoneInfo) -> datetime:
+def _to_local(at: datetime, zone: ZoneInfo) -> datetime:
     return at.astimezone(zone).replace(tzinfo=None, fold=0)
 
 
 @lru_cache(maxsize=1024)
-def read(expression: str) -> Fields:
+def parse_cron(expression: str) -> CronFields:
     parts = expression.split()
     parts = ["0", *parts] if len(parts) == 5 else parts
     seconds, minutes, hours, days, months, weekdays = (
-        frozenset(_values(part, *bounds)) for part, bounds in zip(parts, _BOUNDS, strict=True)
+        frozenset(_expand_field(part, *bounds)) for part, bounds in zip(parts, _FIELD_RANGES, strict=True)
     )
-    return Fields(
+    return CronFields(
         *(seconds, minutes, hours, days, months),
         weekdays=frozenset(day % 7 for day in weekdays),
-        either_day=not parts[3].startswith("*") and not parts[5].startswith("*"),
-        elapsed=parts[1].startswith("*") or parts[2].startswith("*"),
+        matches_either_day=not parts[3].startswith("*") and not parts[5].startswith("*"),
+        is_interval=parts[1].startswith("*") or parts[2].startswith("*"),
     )
 
 
-def _values(part: str, least: int, most: int) -> Iterator[int]:
+def _expand_field(part: str, minimum: int, maximum: int) -> Iterator[int]:
     for piece in part.split(","):
         span, _, step = piece.partition("/")
         first, _, last = span.partition("-")
-        begin = least if first == "*" else int(first)
-        end = most if first == "*" or (step and not last) else int(last or first)
+        begin = minimum if first == "*" else int(first)
+        end = maximum if first == "*" or (step and not last) else int(last or first)
         yield from range(begin, end + 1, int(step or 1))

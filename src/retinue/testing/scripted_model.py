@@ -9,15 +9,23 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from retinue.domain.model import FREE, WINDOW_TOKENS, Failure, ModelFacts, ModelFailed, ModelRef, Price
+from retinue.domain.model import (
+    DEFAULT_WINDOW_TOKENS,
+    FREE_PRICE,
+    ModelFacts,
+    ModelFailureKind,
+    ModelRef,
+    Price,
+)
 from retinue.domain.ports import Clock
-from retinue.domain.record import Stop, Usage
+from retinue.domain.record import StopReason, Usage
 from retinue.domain.tool import Call
-from retinue.models.base import Asks, Chunk, Ended, Prompt, Text, Thinking
+from retinue.models.base import EndChunk, ModelPrompt, ReplyChunk, TextChunk, ThinkingChunk, ToolCallChunk
+from retinue.testing.errors import ScriptedFailure, ScriptEnded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class ScriptedReply:
     """One reply of the script: text, tool calls, or a failure."""
 
     text: str = ""
@@ -26,21 +34,21 @@ class Line:
     after_s: float = 0.0
     once: Callable[[], Awaitable[object]] | None = None  # awaited before the reply is sent
     fails: str = ""
-    failure: Failure = Failure.BAD_REQUEST  # a failure that is not retried
+    failure: ModelFailureKind = ModelFailureKind.BAD_REQUEST  # a failure that is not retried
     retry_after_s: float | None = None
     usage: Usage | None = None  # None: a few tokens
-    stop: Stop | None = None
+    stop: StopReason | None = None
     cost_microusd: int = 0
 
 
-def says(text: str, **kw: Any) -> Line:
+def text_reply(text: str, **kw: Any) -> ScriptedReply:
     """Returns a reply that consists of text."""
-    return Line(text=text, **kw)
+    return ScriptedReply(text=text, **kw)
 
 
-def calls(tool: str, **arguments: Any) -> Line:
+def tool_call_reply(tool: str, **arguments: Any) -> ScriptedReply:
     """Returns a reply that makes one tool call."""
-    return Line(calls=((tool, arguments),))
+    return ScriptedReply(calls=((tool, arguments),))
 
 
 @dataclass(slots=True)
@@ -55,57 +63,50 @@ class ScriptedModel:
 
     clock: Clock
     name: str = "scripted"
-    rule: Callable[[Prompt], Line] | None = None
+    rule: Callable[[ModelPrompt], ScriptedReply] | None = None
     price_microusd: int = 0  # per call
-    window_tokens: int = WINDOW_TOKENS
+    window_tokens: int = DEFAULT_WINDOW_TOKENS
     vision: bool = False
-    script: deque[Line] = field(default_factory=deque[Line])
-    prompts: list[Prompt] = field(default_factory=list[Prompt])
+    script: deque[ScriptedReply] = field(default_factory=deque[ScriptedReply])
+    prompts: list[ModelPrompt] = field(default_factory=list[ModelPrompt])
     chunk_chars: int = 12
 
-    def will_reply(self, *lines: str | Line) -> None:
+    def will_reply(self, *replies: str | ScriptedReply) -> None:
         """Append replies to the script. A string is a text reply."""
-        self.script.extend(says(line) if isinstance(line, str) else line for line in lines)
+        self.script.extend(text_reply(line) if isinstance(line, str) else line for line in replies)
 
     @property
     def facts(self) -> ModelFacts:
-        price = Price(call=self.price_microusd) if self.price_microusd else FREE
+        price = Price(call=self.price_microusd) if self.price_microusd else FREE_PRICE
         return ModelFacts(
             ref=ModelRef("", self.name), price=price, window_tokens=self.window_tokens, vision=self.vision
         )
 
-    async def reply(self, prompt: Prompt, *, key: str = "") -> AsyncIterator[Chunk]:
+    async def reply(self, prompt: ModelPrompt, *, key: str = "") -> AsyncIterator[ReplyChunk]:
         self.prompts.append(replace(prompt, records=tuple(prompt.records)))
-        line = self._next(prompt)
+        line = self._next_reply(prompt)
         if line.after_s:
             await self.clock.sleep(line.after_s)
         if line.once is not None:
             await line.once()
         if line.fails:
-            raise ModelFailed(
-                line.fails,
-                because="the script says so",
-                try_this="ask again",
-                code="model.scripted",
-                failure=line.failure,
-                retry_after_s=line.retry_after_s,
-            )
+            raise ScriptedFailure(line.fails, failure=line.failure, retry_after_s=line.retry_after_s)
         if line.thinking:
-            yield Thinking(line.thinking)
-        for piece in pieces(line.text, self.chunk_chars):
-            yield Text(piece)
+            yield ThinkingChunk(line.thinking)
+        for piece in split_text(line.text, self.chunk_chars):
+            yield TextChunk(piece)
         for i, (tool, arguments) in enumerate(line.calls):
-            yield Asks(Call(id=f"c{i}", tool=tool, arguments=arguments))
+            yield ToolCallChunk(Call(id=f"c{i}", tool=tool, arguments=arguments))
         usage = line.usage or Usage(input_tokens=10, output_tokens=5, cost_microusd=line.cost_microusd)
-        yield Ended(line.stop or (Stop.CALLS if line.calls else Stop.END), usage)
+        yield EndChunk(line.stop or (StopReason.CALLS if line.calls else StopReason.END), usage)
 
-    def _next(self, prompt: Prompt) -> Line:
+    def _next_reply(self, prompt: ModelPrompt) -> ScriptedReply:
         if self.script:
             return self.script.popleft()
         if self.rule is not None:
             return self.rule(prompt)
-        raise ModelFailed("the script has no more lines", because="it was asked once more", code="model.script-ended")
+        raise ScriptEnded
 
 
-def pieces(text: str, size: int) -> Sequence[str]:
+def split_text(text: str, size: int) -> Sequence[str]:
     return [text[i : i + size] for i in range(0, len(text), size)]

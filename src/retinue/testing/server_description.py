@@ -18,15 +18,22 @@ from zoneinfo import ZoneInfo
 
 import sqlalchemy as sa
 
-from retinue.app.logs import masked
+from retinue.app.logs import redact
 from retinue.domain.envelope import Outcome
-from retinue.domain.errors import Ambiguous, NotFound
+from retinue.domain.errors import AmbiguousId, NotFound
 from retinue.domain.times import MS_MAX
 from retinue.store.core import sqlite
 from retinue.store.core import tables as t
-from retinue.store.core.lookup import Noun, find
-from retinue.store.runs.why import why
-from retinue.testing.failure_context import LINE_CHARS_MAX, SERVER_LOG, WHY, Description, clipped, last_lines
+from retinue.store.core.lookup import IdKind, find_by_short_id
+from retinue.store.runs.why import explain
+from retinue.testing.failure_context import (
+    LINE_CHARS_MAX,
+    SERVER_LOG_TITLE,
+    WHY_TITLE,
+    FailureDescription,
+    clip_line,
+    last_lines,
+)
 
 T = TypeVar("T")
 
@@ -42,7 +49,7 @@ READ_S_MAX = 5.0
 
 _UTC = ZoneInfo("UTC")
 _ID = re.compile(r"\b[0-9a-f]{8,32}\b")
-_WHOLE_ID = re.compile(r"[0-9a-f]{32}")
+_FULL_ID = re.compile(r"[0-9a-f]{32}")
 _FAILED = (Outcome.DEAD, Outcome.INTERRUPTED, Outcome.REFUSED, Outcome.EXPIRED)
 
 _unsettled = (
@@ -53,7 +60,7 @@ _unsettled = (
 )
 _failed = (
     sa.select(t.outcomes.c.envelope)
-    .where(t.outcomes.c.outcome.in_([t.word(f"'{outcome}'") for outcome in _FAILED]))
+    .where(t.outcomes.c.outcome.in_([t.sql_literal(f"'{outcome}'") for outcome in _FAILED]))
     .order_by(t.outcomes.c.at_ms.desc())
     .limit(FAILED_MAX)
 )
@@ -69,17 +76,17 @@ class ServerSource:
     database: Path | str | sa.Connection
     log: Path | None = None
 
-    def __call__(self, error: BaseException | None) -> Description:
-        texts = {WHY: within(READ_S_MAX, lambda: why_text(self.database, error))}
+    def __call__(self, error: BaseException | None) -> FailureDescription:
+        texts = {WHY_TITLE: run_within(READ_S_MAX, lambda: describe_why(self.database, error))}
         if self.log is not None:
-            texts = {SERVER_LOG: log_text(self.log)} | texts
-        return Description(texts=texts)
+            texts = {SERVER_LOG_TITLE: read_log_end(self.log)} | texts
+        return FailureDescription(texts=texts)
 
 
 # --- log ---
 
 
-def log_text(path: Path) -> str:
+def read_log_end(path: Path) -> str:
     """Returns the last lines of a log file, redacted."""
     if not path.exists():
         return f"{path} does not exist."
@@ -93,7 +100,7 @@ def log_text(path: Path) -> str:
 # --- why ---
 
 
-def within(seconds: float, work: Callable[[], str]) -> str:
+def run_within(seconds: float, work: Callable[[], str]) -> str:
     """Returns the result of `work`, or a sentence if it raises or takes longer than the limit."""
     said: list[str] = []
 
@@ -109,14 +116,14 @@ def within(seconds: float, work: Callable[[], str]) -> str:
     return said[0] if said else f"The store could not be read within {seconds:g} s."
 
 
-def why_text(database: Path | str | sa.Connection, error: BaseException | None) -> str:
+def describe_why(database: Path | str | sa.Connection, error: BaseException | None) -> str:
     """Returns the output of `why` for envelopes and runs that the error names, or that are open, failed or newest."""
     with _connection(database) as conn:
-        told = [paragraph for paragraph in _paragraphs(conn, ids_named_by(error)) if paragraph]
+        told = [paragraph for paragraph in _paragraphs(conn, find_ids(error)) if paragraph]
     where = f"Read from {database}. " if isinstance(database, Path) else ""
     if not told:
         return f"{where}There is no envelope and no run in the store."
-    text = masked("\n\n".join(told))
+    text = redact("\n\n".join(told))
     if len(text) > WHY_CHARS_MAX:
         text = f"{text[:WHY_CHARS_MAX]}…\n(cut off after {WHY_CHARS_MAX} characters)"
     return f"{where}Times are UTC.\n{text}"
@@ -144,46 +151,46 @@ def _connection(database: Path | str | sa.Connection) -> Generator[sa.Connection
 def _paragraphs(conn: sa.Connection, named: list[str]) -> Iterator[str]:
     asked: set[str] = set()
     runs_told: set[str] = set()
-    for reason, ids in _in_question(conn, named):
+    for reason, ids in _relevant_ids(conn, named):
         for id_ in ids:
             if id_ in asked or id_ in runs_told:
                 continue
             asked.add(id_)
             run = conn.execute(_run_of, {"id": id_}).scalar()
-            lines = why(conn, id_).lines(_UTC)
+            lines = explain(conn, id_).format_lines(_UTC)
             if run in runs_told:
                 lines = [lines[0], f"(run {run[:8]} is described above)"]
             runs_told.add(run or id_)
-            yield "\n".join([f"[{reason}] {clipped(lines[0])}", *_shortened(lines[1:])])
+            yield "\n".join([f"[{reason}] {clip_line(lines[0])}", *_shorten_lines(lines[1:])])
 
 
-def _in_question(conn: sa.Connection, named: list[str]) -> Iterator[tuple[str, list[str]]]:
-    yield "named in the failure", list(islice(_known(conn, named), NAMED_MAX))
+def _relevant_ids(conn: sa.Connection, named: list[str]) -> Iterator[tuple[str, list[str]]]:
+    yield "named in the failure", list(islice(_existing_ids(conn, named), NAMED_MAX))
     yield "not settled", list(conn.execute(_unsettled).scalars())
     yield "failed", list(conn.execute(_failed).scalars())
     yield "last run", list(conn.execute(_last_runs).scalars())
     yield "last envelope", list(conn.execute(_last_envelope).scalars())
 
 
-def _known(conn: sa.Connection, named: list[str]) -> Iterator[str]:
+def _existing_ids(conn: sa.Connection, named: list[str]) -> Iterator[str]:
     """Yield those of the ids that belong to an envelope or a run."""
     for text in named:
         try:
-            noun, id_ = find(conn, text)
-        except (NotFound, Ambiguous):
+            noun, id_ = find_by_short_id(conn, text)
+        except (NotFound, AmbiguousId):
             continue
-        if noun in (Noun.ENVELOPE, Noun.RUN):
+        if noun in (IdKind.ENVELOPE, IdKind.RUN):
             yield id_
 
 
-def _shortened(lines: list[str]) -> list[str]:
+def _shorten_lines(lines: list[str]) -> list[str]:
     if len(lines) > WHY_LINES_MAX:
         half = WHY_LINES_MAX // 2
         lines = [*lines[:half], f"({len(lines) - 2 * half} lines left out)", *lines[-half:]]
-    return [f"  {clipped(line)}" for line in lines]
+    return [f"  {clip_line(line)}" for line in lines]
 
 
-def ids_named_by(error: BaseException | None) -> list[str]:
+def find_ids(error: BaseException | None) -> list[str]:
     """Returns possible ids from the error's message and from local variables in its traceback, innermost first."""
     if error is None:
         return []
@@ -191,14 +198,14 @@ def ids_named_by(error: BaseException | None) -> list[str]:
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     for frame in reversed(frames):
         for value in frame.f_locals.values():
-            found += _ids_of(value)
+            found += _ids_in(value)
     return list(dict.fromkeys(found))[:CANDIDATES_MAX]
 
 
-def _ids_of(value: object) -> list[str]:
+def _ids_in(value: object) -> list[str]:
     if isinstance(value, str):
-        return [value] if _WHOLE_ID.fullmatch(value) else []
+        return [value] if _FULL_ID.fullmatch(value) else []
     if not type(value).__module__.startswith("retinue.domain."):
         return []
     held = (getattr(value, name, None) for name in ("envelope", "id", "run"))
-    return [each for each in held if isinstance(each, str) and _WHOLE_ID.fullmatch(each)]
+    return [each for each in held if isinstance(each, str) and _FULL_ID.fullmatch(each)]

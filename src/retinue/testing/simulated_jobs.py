@@ -7,40 +7,40 @@ from dataclasses import dataclass, field
 import msgspec
 
 from retinue.domain.delegation import DelegationKind
-from retinue.domain.delegation_request import Handing, HandOver
+from retinue.domain.delegation_request import DelegateWork, DelegationRequest
 from retinue.domain.errors import RetinueError
-from retinue.domain.ids import short
+from retinue.domain.ids import short_id
 from retinue.domain.tool import ToolSpec
 from retinue.testing.tools import AppendLineArguments
-from retinue.tools.base import Scene, as_tool_failed, schema_of
+from retinue.tools.base import ToolContext, as_tool_failed, schema_of
 
 
 @dataclass(frozen=True, slots=True)
-class StartJob:
+class StartJobTool:
     """Delegates its text to a background job."""
 
-    hand_over: HandOver
+    delegate: DelegateWork
     arguments: type[msgspec.Struct] = AppendLineArguments
     spec: ToolSpec = field(
         default_factory=lambda: ToolSpec(
             name="start_job",
             description="Have a job done in the background.",
             parameters=schema_of(AppendLineArguments),
-            repeatable=True,
+            is_repeatable=True,
         )
     )
 
-    async def perform(self, arguments: AppendLineArguments, scene: Scene) -> str:
-        handing = Handing(
+    async def perform(self, arguments: AppendLineArguments, context: ToolContext) -> str:
+        handing = DelegationRequest(
             kind=DelegationKind.BACKGROUND,
-            run=scene.run,
-            call=scene.call,
-            target=scene.agent.name,
+            run=context.run,
+            call=context.call,
+            target=context.agent.name,
             text=arguments.text,
-            trust=scene.trust,
+            trust=context.trust,
         )
         try:
-            handed = await self.hand_over(handing)
+            handed = await self.delegate(handing)
         except RetinueError as error:
             raise as_tool_failed(error) from error
-        return f"Taken as a job in the background (envelope {short(handed.delegation.id)})."
+        return f"Taken as a job in the background (envelope {short_id(handed.delegation.id)})."

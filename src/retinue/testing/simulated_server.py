@@ -25,167 +25,173 @@ import sqlalchemy as sa
 
 from retinue.domain.address import EXTERNAL
 from retinue.domain.agent import Agent
-from retinue.domain.agent_message import Heard, Word
-from retinue.domain.delegation_request import Handed, Handing
-from retinue.domain.envelope import Draft, Receipt
+from retinue.domain.agent_message import AgentMessage, AgentMessageReceipt
+from retinue.domain.delegation_request import DelegationRequest, DelegationStatus
+from retinue.domain.envelope import EnvelopeDraft, Receipt
 from retinue.domain.ids import SessionId
-from retinue.domain.model import WINDOW_TOKENS, ModelFacts, ModelRef, Price
+from retinue.domain.model import DEFAULT_WINDOW_TOKENS, ModelFacts, ModelRef, Price
 from retinue.domain.person import Person, Role
-from retinue.domain.ports import Faults, Ids
+from retinue.domain.ports import CrashPoints, IdSource
 from retinue.domain.principal import Principal
-from retinue.domain.schedule import GateSaid, Schedule
+from retinue.domain.schedule import GateResult, Schedule
 from retinue.domain.times import to_ms
-from retinue.domain.tool import Effect, ToolSpec
+from retinue.domain.tool import ToolEffect, ToolSpec
 from retinue.engine.embedded_engine import EmbeddedEngine
-from retinue.engine.event_broadcast import Live
-from retinue.engine.lanes import Slots
-from retinue.intake.accept import Inbox
-from retinue.intake.external_callbacks import Callbacks
-from retinue.models.base import Chunk, Ended, Prompt
-from retinue.operations.base import Desk, perform
-from retinue.operations.catalog import OPERATIONS, POLICY
-from retinue.operations.schedule.cron_tool import Cron
+from retinue.engine.event_broadcast import EventBroadcast
+from retinue.engine.lanes import SlotLimits
+from retinue.intake.accept import EnvelopeIntake
+from retinue.intake.external_callbacks import CallbackIntake
+from retinue.models.base import EndChunk, ModelPrompt, ReplyChunk
+from retinue.operations.base import Services, perform_operation
+from retinue.operations.catalog import DEFAULT_PERMISSIONS, OPERATIONS
+from retinue.operations.schedule.cron_tool import CronTool
 from retinue.outbox.deliveries import Outbox
-from retinue.outbox.external_agent_delivery import Elsewhere
+from retinue.outbox.external_agent_delivery import ExternalAgentConnector
 from retinue.runners.context_policy import WRITE_TOOL
-from retinue.runners.external import External
-from retinue.schedules.schedule_files import ScheduleFiles
+from retinue.runners.external import ExternalRunner
+from retinue.schedules.schedule_files import ScheduleFileSync
 from retinue.store.agents import agents
-from retinue.store.core.connection import Body, Listeners, Then, explain, follow_up
+from retinue.store.core.connection import (
+    AfterCommit,
+    CommitListeners,
+    TransactionBody,
+    run_after_commit,
+    translate_error,
+)
 from retinue.store.core.sqlite import InlineStore
-from retinue.store.core.transaction import Page
-from retinue.store.envelopes.attachment_files import Files
+from retinue.store.core.transaction import Transaction
+from retinue.store.envelopes.attachment_files import AttachmentFiles
 from retinue.store.people import people
 from retinue.store.schedules import schedules
-from retinue.testing.loop_factory import Thinking
-from retinue.testing.scripted_model import Line, ScriptedModel
-from retinue.testing.simulated_external_agent import BASE, ENVIRONMENT, FarEnd, Wire
-from retinue.testing.simulated_jobs import StartJob
+from retinue.testing.loop_factory import LoopParts
+from retinue.testing.scripted_model import ScriptedModel, ScriptedReply
+from retinue.testing.simulated_external_agent import ENVIRONMENT, SERVER_URL, SimulatedExternalAgent, SimulatedHttp
+from retinue.testing.simulated_jobs import StartJobTool
 from retinue.testing.tools import AppendLineArguments
 from retinue.testing.virtual_time import VirtualClock
-from retinue.tools.base import Scene, Tool, schema_of
-from retinue.tools.delegate.agent_message_tools import SendAgentMessage
-from retinue.tools.delegate.agent_tools import AgentsMessage
-from retinue.tools.delegate.spawn_tools import Sending, SessionsSpawn
-from retinue.tools.grants import Grants
-from retinue.tools.session_status import SessionStatus
+from retinue.tools.base import Tool, ToolContext, schema_of
+from retinue.tools.delegate.agent_message_tools import SendAgentMessageTool
+from retinue.tools.delegate.agent_tools import AgentsMessageTool
+from retinue.tools.delegate.spawn_tools import SessionsSpawnTool, SubagentSpawner
+from retinue.tools.grants import GrantCache
+from retinue.tools.session_status import SessionStatusTool
 from retinue.tools.toolbox import Toolbox
 
 T = TypeVar("T")
 
-NOWHERE = Path("/nonexistent")
-MODEL = "scripted"
-SMALL = "small"
-SPARE = "spare"
-WINDOWS = {MODEL: WINDOW_TOKENS, SMALL: 16_000, SPARE: WINDOW_TOKENS}
+NO_DIRECTORY = Path("/nonexistent")
+MAIN_MODEL = "scripted"
+SMALL_MODEL = "small"
+FALLBACK_MODEL = "spare"
+CONTEXT_WINDOWS = {MAIN_MODEL: DEFAULT_WINDOW_TOKENS, SMALL_MODEL: 16_000, FALLBACK_MODEL: DEFAULT_WINDOW_TOKENS}
 """The models of every house, and how much each can have in mind: with the small one, conversations are compacted."""
 
-WITNESSED = ("append_line", "sign_line", WRITE_TOOL)
+WITNESSED_TOOLS = ("append_line", "sign_line", WRITE_TOOL)
 """The tools whose effects are witnessed: none may happen twice, and some agents must ask for the second. Who can write
 is asked to before a compaction."""
 
 
-class PowerCut(asyncio.CancelledError):
+class ProcessKilled(asyncio.CancelledError):
     """This server was killed. It is a cancellation, so that no code handles it as an ordinary error."""
 
 
-class Unreachable(Exception):
+class SimulatedServerUnreachable(Exception):
     """The server did not answer: it was not running, or it went down during the call."""
 
 
-class World(Protocol):
+class SimulationEnvironment(Protocol):
     """The environment of a simulated server: it observes commits and acts, and injects faults."""
 
-    far: FarEnd
+    external_agent: SimulatedExternalAgent
     """Where the agent works that is not here."""
 
-    def strike(self, house: SimulatedHouse, point: str) -> None:
+    def reach_point(self, server: SimulatedServer, point: str) -> None:
         """A crash point is reached: raise if the disk is full or the server is to be killed."""
         ...
 
-    def committed(self, house: SimulatedHouse, point: str) -> None: ...
+    def on_commit(self, server: SimulatedServer, point: str) -> None: ...
 
-    def refused(self, house: SimulatedHouse, point: str, error: Exception) -> None:
+    def on_commit_failed(self, server: SimulatedServer, point: str, error: Exception) -> None:
         """A commit failed."""
         ...
 
-    def act_begins(self, house: SimulatedHouse, session: SessionId, what: str) -> None: ...
+    def on_act_started(self, server: SimulatedServer, session: SessionId, what: str) -> None: ...
 
-    def act_ends(self, house: SimulatedHouse, session: SessionId) -> None: ...
+    def on_act_ended(self, server: SimulatedServer, session: SessionId) -> None: ...
 
-    def asked(self, house: SimulatedHouse, model: str, prompt: Prompt) -> Line:
+    def choose_reply(self, server: SimulatedServer, model: str, prompt: ModelPrompt) -> ScriptedReply:
         """A model was called: return its reply."""
         ...
 
-    def decided(self, scene: Scene, tool: str, text: str) -> None:
+    def on_call_allowed(self, context: ToolContext, tool: str, text: str) -> None:
         """A tool call was allowed, and happens now."""
         ...
 
-    def witnessed(self, house: SimulatedHouse, scene: Scene, tool: str, text: str) -> None:
+    def on_effect(self, server: SimulatedServer, context: ToolContext, tool: str, text: str) -> None:
         """A tool had its effect."""
         ...
 
-    async def gate(self, house: SimulatedHouse, schedule: Schedule) -> GateSaid:
+    async def run_gate(self, server: SimulatedServer, schedule: Schedule) -> GateResult:
         """Return the result of a schedule's gate."""
         ...
 
-    def letter_from(self, scene: Scene, text: str) -> Draft | None:
+    def draft_agent_envelope(self, context: ToolContext, text: str) -> EnvelopeDraft | None:
         """Return the envelope that an agent sends to another, or None if there is no recipient."""
         ...
 
-    def acknowledged(self, draft: Draft, receipt: Receipt) -> None: ...
+    def record_receipt(self, draft: EnvelopeDraft, receipt: Receipt) -> None: ...
 
-    def gave_up(self, draft: Draft) -> None:
+    def record_abandoned(self, draft: EnvelopeDraft) -> None:
         """A sender did not wait for the receipt, so the envelope may or may not be stored."""
         ...
 
 
-class Power:
+class ProcessControl:
     """Whether a server is running, paused or killed."""
 
     def __init__(self) -> None:
-        self._on = asyncio.Event()
-        self._on.set()
-        self.gone = False
+        self._running = asyncio.Event()
+        self._running.set()
+        self.is_killed = False
 
     @property
-    def paused(self) -> bool:
-        return not self._on.is_set()
+    def is_paused(self) -> bool:
+        return not self._running.is_set()
 
     def pause(self) -> None:
-        self._on.clear()
+        self._running.clear()
 
     def resume(self) -> None:
-        self._on.set()
+        self._running.set()
 
-    def cut(self) -> None:
-        self.gone = True
-        self._on.set()  # tasks that wait at a checkpoint find out
+    def kill(self) -> None:
+        self.is_killed = True
+        self._running.set()  # tasks that wait at a checkpoint find out
 
-    async def gate(self) -> None:
-        while not self._on.is_set():
-            await self._on.wait()
-        if self.gone:
-            raise PowerCut
+    async def checkpoint(self) -> None:
+        while not self._running.is_set():
+            await self._running.wait()
+        if self.is_killed:
+            raise ProcessKilled
 
 
 @dataclass(frozen=True, slots=True)
-class HouseClock:
+class SimulatedServerClock:
     """The clock of one server: virtual time, with a checkpoint after each sleep."""
 
     clock: VirtualClock
-    power: Power
+    process: ProcessControl
 
     def now(self) -> datetime:
         return self.clock.now()
 
     async def sleep(self, seconds: float) -> None:
         await self.clock.sleep(seconds)
-        await self.power.gate()
+        await self.process.checkpoint()
 
-    def later(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
+    def call_later(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
         async def wait() -> None:
-            with suppress(PowerCut):
+            with suppress(ProcessKilled):
                 await self.sleep(seconds)
                 call()
 
@@ -198,70 +204,70 @@ class HouseClock:
 
 
 @dataclass(frozen=True, slots=True)
-class HouseFaults:
+class SimulatedCrashPoints:
     """The crash points of one server."""
 
-    house: SimulatedHouse
+    server: SimulatedServer
 
     def reach(self, point: str) -> None:
-        if not self.house.power.gone:
-            self.house.world.strike(self.house, point)
+        if not self.server.process.is_killed:
+            self.server.environment.reach_point(self.server, point)
 
 
-class Disk:
+class SimulatedDisk:
     """The one store of a simulation, which survives its servers. One server commits at a time."""
 
-    def __init__(self, open_store: Callable[[Faults], InlineStore]) -> None:
-        self.writer: SimulatedHouse | None = None
+    def __init__(self, open_store: Callable[[CrashPoints], InlineStore]) -> None:
+        self.writer: SimulatedServer | None = None
         self.store = open_store(self)
 
     @property
-    def conn(self) -> sa.Connection:
+    def connection(self) -> sa.Connection:
         return self.store.connection
 
     @property
-    def raw(self) -> sqlite3.Connection:
-        raw: Any = self.conn.connection.dbapi_connection
+    def raw_connection(self) -> sqlite3.Connection:
+        raw: Any = self.connection.connection.dbapi_connection
         return raw
 
     def reach(self, point: str) -> None:
         assert self.writer is not None
-        self.writer.faults.reach(point)
+        self.writer.crash_points.reach(point)
 
 
-class HouseStore:
+class SimulatedStore:
     """The store as one server uses it: with checkpoints and with the latency of a disk."""
 
-    def __init__(self, house: SimulatedHouse, disk: Disk, chance: random.Random) -> None:
-        self._house = house
+    def __init__(self, server: SimulatedServer, disk: SimulatedDisk, rng: random.Random) -> None:
+        self._server = server
         self._disk = disk
-        self._chance = chance
-        self._listeners = Listeners()
+        self._rng = rng
+        self._listeners = CommitListeners()
 
-    async def write(self, body: Body[T], *, point: str, then: Then[T] | None = None) -> T:
+    async def write(self, body: TransactionBody[T], *, point: str, then: AfterCommit[T] | None = None) -> T:
         try:
-            await self._pass()
+            await self._simulate_latency()
             result = await self._commit(body, point)
         except BaseException:
-            if not self._house.power.gone:
-                follow_up(then, None)
+            if not self._server.process.is_killed:
+                run_after_commit(then, None)
             raise
-        follow_up(then, result)
-        await self._pass()
+        run_after_commit(then, result)
+        await self._simulate_latency()
         return result
 
-    async def read(self, body: Body[T]) -> T:
-        await self._house.power.gate()
+    async def read(self, body: TransactionBody[T]) -> T:
+        await self._server.process.checkpoint()
         return await self._disk.store.read(body)
 
-    async def scan(self, body: Body[T]) -> T:
-        await self._pass()
+    async def scan(self, body: TransactionBody[T]) -> T:
+        await self._simulate_latency()
         try:
-            self._house.faults.reach("scan")
+            self._server.crash_points.reach("scan")
         except sqlite3.Error as error:
-            raise explain(error) from error
+            raise translate_error(error) from error
         found = await self._disk.store.scan(body)
-        await self._pass()
+        await self._simulate_latency()
         return found
 
     def on_commit(self, call: Callable[[], None], *tables: sa.Table) -> None:
@@ -270,81 +276,81 @@ class HouseStore:
     async def close(self) -> None:
         return
 
-    async def _commit(self, body: Body[T], point: str) -> T:
+    async def _commit(self, body: TransactionBody[T], point: str) -> T:
         """Commit within one step of the loop: the inline store does not yield."""
-        house, disk = self._house, self._disk
+        house, disk = self._server, self._disk
         disk.writer = house
         try:
             result = await disk.store.write(body, point=point)
-        except PowerCut:
-            if disk.raw.in_transaction:
-                disk.raw.execute("ROLLBACK")  # killed before the commit: no trace of it may remain
+        except ProcessKilled:
+            if disk.raw_connection.in_transaction:
+                disk.raw_connection.execute("ROLLBACK")  # killed before the commit: no trace of it may remain
             else:
                 # killed after the commit: it is stored, and the server did not learn so
-                house.world.committed(house, point)
+                house.environment.on_commit(house, point)
             raise
         except Exception as error:
-            house.world.refused(house, point, error)
+            house.environment.on_commit_failed(house, point, error)
             raise
-        house.world.committed(house, point)
-        self._listeners.tell(disk.store.written)
+        house.environment.on_commit(house, point)
+        self._listeners.notify(disk.store.written_tables)
         return result
 
-    async def _pass(self) -> None:
-        await self._house.power.gate()
-        luck = self._chance.random()
+    async def _simulate_latency(self) -> None:
+        await self._server.process.checkpoint()
+        luck = self._rng.random()
         if luck < 0.6:
             await asyncio.sleep(0)
         else:
             shortest_s, longest_s = (0.0005, 0.01) if luck < 0.9 else (0.01, 0.2)
-            await asyncio.sleep(self._chance.uniform(shortest_s, longest_s))  # sleep: virtual time
-        await self._house.power.gate()
+            await asyncio.sleep(self._rng.uniform(shortest_s, longest_s))  # sleep: virtual time
+        await self._server.process.checkpoint()
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedModel:
     """A model whose replies come from the environment, which also learns when the model is called."""
 
-    house: SimulatedHouse
+    server: SimulatedServer
     name: str
     price_microusd: int
 
     @property
     def facts(self) -> ModelFacts:
         price = Price(call=self.price_microusd)
-        return ModelFacts(ref=ModelRef("", self.name), price=price, window_tokens=WINDOWS[self.name])
+        return ModelFacts(ref=ModelRef("", self.name), price=price, window_tokens=CONTEXT_WINDOWS[self.name])
 
-    async def reply(self, prompt: Prompt, *, key: str = "") -> AsyncIterator[Chunk]:
-        house, session = self.house, conversation(prompt)
-        await house.power.gate()
-        line = house.world.asked(house, self.name, prompt)
-        house.world.act_begins(house, session, f"asks {self.name}")
+    async def reply(self, prompt: ModelPrompt, *, key: str = "") -> AsyncIterator[ReplyChunk]:
+        house, session = self.server, session_of_prompt(prompt)
+        await house.process.checkpoint()
+        line = house.environment.choose_reply(house, self.name, prompt)
+        house.environment.on_act_started(house, session, f"asks {self.name}")
         speaking = True
         try:
             async for chunk in ScriptedModel(house.clock, rule=lambda _: line).reply(prompt):
-                if isinstance(chunk, Ended):
-                    if line.thinking == BREAKS_OFF:
+                if isinstance(chunk, EndChunk):
+                    if line.thinking == BREAKS_STREAM:
                         break
                     # The caller continues with the last chunk, and closes this generator only later.
                     speaking = False
-                    house.world.act_ends(house, session)
+                    house.environment.on_act_ended(house, session)
                 yield chunk
         finally:
             if speaking:
-                house.world.act_ends(house, session)
+                house.environment.on_act_ended(house, session)
 
 
-def conversation(prompt: Prompt) -> SessionId:
+def session_of_prompt(prompt: ModelPrompt) -> SessionId:
     """Returns the session that a model is called for."""
     return SessionId(prompt.session.partition("/")[0])
 
 
-def is_summary(prompt: Prompt) -> bool:
+def is_summary_request(prompt: ModelPrompt) -> bool:
     """Returns whether the prompt asks for a summary. Then it is a separate request, not the session's context."""
     return "/" in prompt.session
 
 
-BREAKS_OFF = "(breaks off)"
+BREAKS_STREAM = "(breaks off)"
 """A line that thinks this is cut short: its stream ends without an end."""
 
 
@@ -352,9 +358,9 @@ BREAKS_OFF = "(breaks off)"
 class WitnessTool:
     """A tool with an irreversible effect outside the server, which takes a while."""
 
-    house: SimulatedHouse
+    server: SimulatedServer
     name: str
-    chance: random.Random
+    rng: random.Random
     arguments: type[msgspec.Struct] = AppendLineArguments
 
     @property
@@ -363,244 +369,259 @@ class WitnessTool:
             name=self.name,
             description="Leave a line with the witness.",
             parameters=schema_of(AppendLineArguments),
-            effects=frozenset({Effect.WRITES}),
+            effects=frozenset({ToolEffect.WRITES}),
         )
 
-    async def perform(self, arguments: AppendLineArguments, scene: Scene) -> str:
-        world = self.house.world
-        world.decided(scene, self.name, arguments.text)  # first: the call was allowed just now
-        await self.house.power.gate()
-        world.act_begins(self.house, scene.session, f"performs {scene.call}")
+    async def perform(self, arguments: AppendLineArguments, context: ToolContext) -> str:
+        world = self.server.environment
+        world.on_call_allowed(context, self.name, arguments.text)  # first: the call was allowed just now
+        await self.server.process.checkpoint()
+        world.on_act_started(self.server, context.session, f"performs {context.call}")
         try:
-            await self.house.clock.sleep(self.chance.choice((0.0, 0.0, 0.01, 2.0)))
-            world.witnessed(self.house, scene, self.name, arguments.text)
-            await self.house.clock.sleep(self.chance.choice((0.0, 0.01, 2.0)))
+            await self.server.clock.sleep(self.rng.choice((0.0, 0.0, 0.01, 2.0)))
+            world.on_effect(self.server, context, self.name, arguments.text)
+            await self.server.clock.sleep(self.rng.choice((0.0, 0.01, 2.0)))
         finally:
-            world.act_ends(self.house, scene.session)
+            world.on_act_ended(self.server, context.session)
         return "appended"
 
 
 @dataclass(frozen=True, slots=True)
-class PassOn:
+class SendEnvelopeTool:
     """A tool that sends an envelope to another agent. Repeatable, because the call id is the idempotency key."""
 
-    house: SimulatedHouse
+    server: SimulatedServer
     arguments: type[msgspec.Struct] = AppendLineArguments
     spec: ToolSpec = field(
         default_factory=lambda: ToolSpec(
             name="pass_on",
             description="Write to another agent.",
             parameters=schema_of(AppendLineArguments),
-            repeatable=True,
+            is_repeatable=True,
         )
     )
 
-    async def perform(self, arguments: AppendLineArguments, scene: Scene) -> str:
-        draft = self.house.world.letter_from(scene, arguments.text)
+    async def perform(self, arguments: AppendLineArguments, context: ToolContext) -> str:
+        draft = self.server.environment.draft_agent_envelope(context, arguments.text)
         if draft is None:
             return "nobody to write to"
         try:
-            receipt = await self.house.inbox.post(draft)
+            receipt = await self.server.intake.accept(draft)
         except asyncio.CancelledError:
-            self.house.world.gave_up(draft)
+            self.server.environment.record_abandoned(draft)
             raise
-        self.house.world.acknowledged(draft, receipt)
+        self.server.environment.record_receipt(draft, receipt)
         return "sent"
 
 
 @dataclass(frozen=True, slots=True)
-class LookAround:
+class SlowReadTool:
     """A read-only tool that may take longer than a call may run before its intent is stored."""
 
-    house: SimulatedHouse
-    chance: random.Random
+    server: SimulatedServer
+    rng: random.Random
     arguments: type[msgspec.Struct] = AppendLineArguments
     spec: ToolSpec = field(
         default_factory=lambda: ToolSpec(
             name="look_around",
             description="See what there is.",
             parameters=schema_of(AppendLineArguments),
-            repeatable=True,
-            looks=True,
+            is_repeatable=True,
+            is_read_only=True,
         )
     )
 
-    async def perform(self, arguments: AppendLineArguments, scene: Scene) -> str:
-        await self.house.power.gate()
-        self.house.world.act_begins(self.house, scene.session, f"looks around in {scene.call}")
+    async def perform(self, arguments: AppendLineArguments, context: ToolContext) -> str:
+        await self.server.process.checkpoint()
+        self.server.environment.on_act_started(self.server, context.session, f"looks around in {context.call}")
         try:
-            await self.house.clock.sleep(self.chance.choice((0.0, 0.005, 0.05, 3.0)))
+            await self.server.clock.sleep(self.rng.choice((0.0, 0.005, 0.05, 3.0)))
         finally:
-            self.house.world.act_ends(self.house, scene.session)
+            self.server.environment.on_act_ended(self.server, context.session)
         return "the same as ever"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Furniture:
+class SimulationSetup:
     """What all servers of a simulation have in common."""
 
-    ids: Ids
-    staff: Sequence[Agent]
+    ids: IdSource
+    agents: Sequence[Agent]
     people: Sequence[str]
     schedules: Sequence[Schedule]
-    home: Path  # where the schedule files are
-    slots: Slots
+    data_dir: Path  # where the schedule files are
+    slots: SlotLimits
     zone: ZoneInfo
     ready_max: int
     price_microusd: int
 
 
-class WatchedEngine(EmbeddedEngine):
+class ObservedEngine(EmbeddedEngine):
     """The engine, with access to which sessions are being worked on."""
 
-    def attends(self, session: SessionId) -> bool:
+    def is_attending(self, session: SessionId) -> bool:
         """Returns whether a session's lane is working, or may be among the lanes that wait for a slot."""
-        return session in self._lanes or len(self._ready) > 0
+        return session in self._lanes or len(self._lane_queue) > 0
 
 
-class SimulatedHouse:
+class SimulatedServer:
     """One server process, from its start to a stop, a crash or a kill."""
 
     def __init__(
-        self, number: int, world: World, disk: Disk, clock: VirtualClock, furniture: Furniture, *, seed: int
+        self,
+        number: int,
+        environment: SimulationEnvironment,
+        disk: SimulatedDisk,
+        clock: VirtualClock,
+        setup: SimulationSetup,
+        *,
+        seed: int,
     ) -> None:
         self.number = number
-        self.world = world
-        self.power = Power()
-        self.doors_open = True
-        self.replaced = False  # another server is running by now
-        self.clock = HouseClock(clock, self.power)
-        self.faults = HouseFaults(self)
-        self.store = HouseStore(self, disk, random.Random(f"disk {seed} {number}"))
-        self._furniture = furniture
-        self._guests: set[asyncio.Future[Any]] = set()
-        live = Live()
-        self.store.on_commit(live.committed)
+        self.environment = environment
+        self.process = ProcessControl()
+        self.accepts_calls = True
+        self.is_replaced = False  # another server is running by now
+        self.clock = SimulatedServerClock(clock, self.process)
+        self.crash_points = SimulatedCrashPoints(self)
+        self.store = SimulatedStore(self, disk, random.Random(f"disk {seed} {number}"))
+        self._setup = setup
+        self._calls: set[asyncio.Future[Any]] = set()
+        live = EventBroadcast()
+        self.store.on_commit(live.announce_commit)
         chance = random.Random(f"tools {seed} {number}")
-        tools: list[Tool] = [WitnessTool(self, name, chance) for name in WITNESSED]
-        looks: list[Tool] = [SessionStatus(self.store, self.clock), LookAround(self, chance)]
-        grants = Grants(self.store, self.clock)
-        asking = AgentsMessage(self._hand_over, self.store, self.clock)
-        sending = Sending(
-            self._hand_over, self.store, lambda: thinking.minds.catalog, lambda: thinking.settings.defaults
+        tools: list[Tool] = [WitnessTool(self, name, chance) for name in WITNESSED_TOOLS]
+        looks: list[Tool] = [SessionStatusTool(self.store, self.clock), SlowReadTool(self, chance)]
+        grants = GrantCache(self.store, self.clock)
+        asking = AgentsMessageTool(self._delegate, self.store, self.clock)
+        sending = SubagentSpawner(
+            self._delegate, self.store, lambda: thinking.models.catalog, lambda: thinking.settings.defaults
         )
-        words = SendAgentMessage(self._say, lambda _scene: False)
-        jobs, cron = StartJob(self._hand_over), Cron(lambda: self._desk, OPERATIONS)
-        staff: list[Tool] = [PassOn(self), asking, SessionsSpawn(sending), words, jobs, cron]
+        words = SendAgentMessageTool(self._send_agent_message, lambda _scene: False)
+        jobs, cron = StartJobTool(self._delegate), CronTool(lambda: self._services, OPERATIONS)
+        staff: list[Tool] = [SendEnvelopeTool(self), asking, SessionsSpawnTool(sending), words, jobs, cron]
         toolbox = Toolbox([*looks, *staff, *tools], grants=grants)
-        models = [SimulatedModel(self, name, furniture.price_microusd) for name in WINDOWS]
-        thinking = Thinking(self.store, self.clock, models, toolbox, furniture.zone, seed=number)
-        self.engine = WatchedEngine(
+        models = [SimulatedModel(self, name, setup.price_microusd) for name in CONTEXT_WINDOWS]
+        thinking = LoopParts(self.store, self.clock, models, toolbox, setup.zone, seed=number)
+        self.engine = ObservedEngine(
             self.store,
             self.clock,
-            furniture.ids,
-            {"loop": thinking.loop, EXTERNAL: External(self.store, self._hand_over)},
-            live=live,
-            homes=lambda _name: NOWHERE,
-            zone=furniture.zone,
-            slots=furniture.slots,
-            ready_max=furniture.ready_max,
+            setup.ids,
+            {"loop": thinking.loop, EXTERNAL: ExternalRunner(self.store, self._delegate)},
+            broadcast=live,
+            agent_directory_of=lambda _name: NO_DIRECTORY,
+            zone=setup.zone,
+            slot_limits=setup.slots,
+            waiting_lanes_max=setup.ready_max,
             deliver=lambda channel: self.outbox.wake(channel),
-            choices=thinking.choices,
-            gates=self._ask_gate,
-            faults=self.faults,
+            available_options=thinking.options,
+            run_gate=self._run_gate,
+            faults=self.crash_points,
         )
-        self.inbox = Inbox(self.store, self.clock, self.engine.wake, self.engine.seat, self.engine.command)
-        self.files = ScheduleFiles(
-            self.store, self.clock, furniture.ids, furniture.home, furniture.zone, aside=_at_once
+        self.intake = EnvelopeIntake(
+            self.store, self.clock, self.engine.wake, self.engine.reserve_slot, self.engine.execute_commands
         )
-        self._desk = Desk(
+        self.schedule_files = ScheduleFileSync(
+            self.store, self.clock, setup.ids, setup.data_dir, setup.zone, run_blocking=_run_inline
+        )
+        self._services = Services(
             store=self.store,
-            post=self.inbox,
+            intake=self.intake,
             engine=self.engine,
-            live=live,
+            event_broadcast=live,
             clock=self.clock,
-            ids=furniture.ids,
-            secrets=furniture.ids.new,
-            home=NOWHERE,
-            files=Files(NOWHERE),
-            zone=furniture.zone,
+            ids=setup.ids,
+            new_secret=setup.ids.new,
+            data_dir=NO_DIRECTORY,
+            attachment_files=AttachmentFiles(NO_DIRECTORY),
+            zone=setup.zone,
             version="simulated",
-            policy=POLICY,
+            permission_policy=DEFAULT_PERMISSIONS,
             toolbox=toolbox,
         )
-        elsewhere = Elsewhere(self.store, self.clock, lambda: Wire(self, world.far), lambda: BASE, ENVIRONMENT)
-        self.outbox = Outbox(self.store, self.clock, {EXTERNAL: elsewhere}, faults=self.faults)
-        self.outbox.on_wake(self.engine.wake)
-        self.callbacks = Callbacks(self.store, self.clock, self.engine.wake, ENVIRONMENT)
+        elsewhere = ExternalAgentConnector(
+            self.store,
+            self.clock,
+            lambda: SimulatedHttp(self, environment.external_agent),
+            lambda: SERVER_URL,
+            ENVIRONMENT,
+        )
+        self.outbox = Outbox(self.store, self.clock, {EXTERNAL: elsewhere}, faults=self.crash_points)
+        self.outbox.set_wake_callback(self.engine.wake)
+        self.callbacks = CallbackIntake(self.store, self.clock, self.engine.wake, ENVIRONMENT)
 
-    async def _hand_over(self, handing: Handing) -> Handed:
-        return await self.engine.hand_over(handing)
+    async def _delegate(self, request: DelegationRequest) -> DelegationStatus:
+        return await self.engine.delegate(request)
 
-    async def _ask_gate(self, schedule: Schedule, agent: Agent, session: SessionId) -> GateSaid:
-        await self.power.gate()
-        return await self.world.gate(self, schedule)
+    async def _run_gate(self, schedule: Schedule, agent: Agent, session: SessionId) -> GateResult:
+        await self.process.checkpoint()
+        return await self.environment.run_gate(self, schedule)
 
-    async def perform(self, who: Principal, operation: str, asked: Mapping[str, Any]) -> bytes:
+    async def perform(self, principal: Principal, operation: str, request: Mapping[str, Any]) -> bytes:
         """Perform an operation as a principal, as the HTTP API does."""
-        return await perform(self._desk, who, OPERATIONS[operation], msgspec.json.encode(asked))
+        return await perform_operation(self._services, principal, OPERATIONS[operation], msgspec.json.encode(request))
 
-    async def _say(self, word: Word) -> Heard:
-        return await self.engine.pass_on(word)
+    async def _send_agent_message(self, message: AgentMessage) -> AgentMessageReceipt:
+        return await self.engine.send_agent_message(message)
 
     def __repr__(self) -> str:
         return f"house {self.number}"
 
-    async def open(self) -> None:
+    async def start(self) -> None:
         """Create the initial rows on first use, and start."""
-        settle = partial(_settle_in, furniture=self._furniture, at_ms=to_ms(self.clock.now()))
+        settle = partial(_add_initial_rows, furniture=self._setup, at_ms=to_ms(self.clock.now()))
         await self.store.write(settle, point="setup")
-        await self.files.look()
+        await self.schedule_files.sync()
         await self.outbox.start()
         await self.engine.start()
 
-    async def call(self, ask: Callable[[], Awaitable[T]]) -> T:
+    async def call(self, operation: Callable[[], Awaitable[T]]) -> T:
         """Call the server from outside. If it goes down before it answers, the result is unknown."""
-        if self.power.gone or not self.doors_open:
-            raise Unreachable
-        asking = asyncio.ensure_future(ask())
-        self._guests.add(asking)
+        if self.process.is_killed or not self.accepts_calls:
+            raise SimulatedServerUnreachable
+        asking = asyncio.ensure_future(operation())
+        self._calls.add(asking)
         try:
             return await asking
         except asyncio.CancelledError:
-            if self.power.gone:
-                raise Unreachable from None
+            if self.process.is_killed:
+                raise SimulatedServerUnreachable from None
             raise
         finally:
-            self._guests.discard(asking)
+            self._calls.discard(asking)
 
-    def cut_power(self) -> None:
+    def kill(self) -> None:
         """Kill the server as `kill -9` would: from here on it neither writes nor acts nor answers."""
-        if self.power.gone:
+        if self.process.is_killed:
             return
-        self.doors_open = False
-        self.power.cut()
+        self.accepts_calls = False
+        self.process.kill()
         self.engine.abandon()
         self.outbox.abandon()
-        for guest in sorted(self._guests, key=hash):
+        for guest in sorted(self._calls, key=hash):
             guest.cancel()
 
     async def stop(self, *, drain_s: float) -> None:
         """Stop as the real server does: refuse new calls, let runs finish, and leave the rest for the next server."""
-        self.doors_open = False
+        self.accepts_calls = False
         await self.engine.stop(drain_s=drain_s)
         await self.outbox.stop(drain_s=drain_s)
-        self.cut_power()
+        self.kill()
 
 
-async def _at_once(call: Callable[..., T], *given: Any) -> T:
+async def _run_inline(call: Callable[..., T], *arguments: Any) -> T:
     """Run a blocking call inline, as if it took no time: no other task runs meanwhile."""
-    return call(*given)
+    return call(*arguments)
 
 
-def _settle_in(conn: sa.Connection, *, furniture: Furniture, at_ms: int) -> None:
+def _add_initial_rows(conn: sa.Connection, *, furniture: SimulationSetup, at_ms: int) -> None:
     if people.find(conn, furniture.people[0]) is not None:
         return
-    for agent in furniture.staff:
-        agents.put(conn, agent, source="test", at_ms=at_ms)
+    for agent in furniture.agents:
+        agents.upsert(conn, agent, source="test", at_ms=at_ms)
     for name in furniture.people:
         people.add(conn, Person(name=name, role=Role.OWNER if name == "owner" else Role.MEMBER), at_ms=at_ms)
-    page = Page(conn, at_ms)
+    page = Transaction(conn, at_ms)
     for schedule in furniture.schedules:
         schedules.add(page, schedule, zone=furniture.zone)
     page.close()

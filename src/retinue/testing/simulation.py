@@ -36,30 +36,30 @@ from tempfile import TemporaryDirectory
 
 from retinue.domain.errors import RetinueError
 from retinue.domain.times import MS_MAX, to_ms
-from retinue.testing.failure_context import Description, explained, register_seed
-from retinue.testing.invariants import RULES, Violation
+from retinue.testing.failure_context import FailureDescription, describe_on_failure, register_seed
+from retinue.testing.invariants import RULES, InvariantViolation
 from retinue.testing.server_description import ServerSource
-from retinue.testing.simulation_workload import Notes, Storm
+from retinue.testing.simulation_workload import EventTrace, Workload
 from retinue.testing.virtual_time import SimulationError, simulate
 
-RUNS = 500
+RUNS_DEFAULT = 500
 STEPS_MAX = 2_000_000
-STEPS_OF_A_DAY = 50_000
-BEGIN = date(2026, 10, 25)  # daylight saving time ends in Berlin on this day, and in New York a week later
-QUIETS = 4
-QUIET_AFTER_RUNS_MIN = 40
-GAP_S = 1.5
+STEPS_PER_DAY = 50_000
+START_DATE = date(2026, 10, 25)  # daylight saving time ends in Berlin on this day, and in New York a week later
+IDLE_PHASES = 4
+IDLE_AFTER_RUNS_MIN = 40
+EVENT_GAP_S = 1.5
 """How long it takes, on average, until something happens again."""
 
-LULL_S = 2 * 3600.0
+CALENDAR_EVENT_GAP_S = 2 * 3600.0
 """The same, in weeks in which there is no storm."""
 
-AT_REST_WITHIN_S = 2 * 3600.0
+IDLE_WAIT_S_MAX = 2 * 3600.0
 """How long a house may take to come to rest once nobody asks for more: runs that wait for a person wait 600 s each."""
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class SimulationReport:
     """The figures of a simulation in which all invariants held."""
 
     seed: int
@@ -69,128 +69,132 @@ class Verdict:
     commits: int
     steps: int
     virtual_s: float
-    strikes: Counter[str]
-    outcomes: Counter[str]
-    slots: Counter[str]
+    event_counts: Counter[str]
+    outcome_counts: Counter[str]
+    occurrence_counts: Counter[str]
     takeovers: int
     fingerprint: str
-    dump: str
+    store_hash: str
 
     def lines(self) -> list[str]:
         return [
             f"seed {self.seed}: held through {self.runs} runs, {self.envelopes} envelopes, {self.effects} effects,"
             f" {self.commits} commits, {self.steps} steps, {self.virtual_s:.0f} virtual seconds",
-            "  struck by  " + ", ".join(f"{n} {what}" for what, n in sorted(self.strikes.items())),
-            "  slots      " + ", ".join(f"{n} {what}" for what, n in sorted(self.slots.items())),
-            "  outcomes   " + ", ".join(f"{n} {what}" for what, n in sorted(self.outcomes.items())),
-            f"  fingerprint {self.fingerprint}, store {self.dump}",
+            "  struck by  " + ", ".join(f"{n} {what}" for what, n in sorted(self.event_counts.items())),
+            "  slots      " + ", ".join(f"{n} {what}" for what, n in sorted(self.occurrence_counts.items())),
+            "  outcomes   " + ", ".join(f"{n} {what}" for what, n in sorted(self.outcome_counts.items())),
+            f"  fingerprint {self.fingerprint}, store {self.store_hash}",
         ]
 
 
-async def live(seed: int, notes: Notes, *, runs: int, rules: Collection[str]) -> Verdict:
+async def simulate_runs(seed: int, trace: EventTrace, *, runs: int, rules: Collection[str]) -> SimulationReport:
     """Simulate one seed until so many runs have started, with idle phases in between and at the end."""
     with TemporaryDirectory() as home:
-        return await _live(Storm(seed, notes, Path(home), rules=rules), runs=runs)
+        return await _drive_runs(Workload(seed, trace, Path(home), rules=rules), runs=runs)
 
 
-async def _live(storm: Storm, *, runs: int) -> Verdict:
-    with _listening_to_the_log(storm), explained(partial(_describe, storm)):
-        await storm.open()
-        looking = asyncio.create_task(storm.keep_looking())
-        quiet_every = max(QUIET_AFTER_RUNS_MIN, runs // QUIETS)
+async def _drive_runs(workload: Workload, *, runs: int) -> SimulationReport:
+    with _report_logged_errors(workload), describe_on_failure(partial(_describe_server, workload)):
+        await workload.start_server()
+        looking = asyncio.create_task(workload.watch_promptness())
+        quiet_every = max(IDLE_AFTER_RUNS_MIN, runs // IDLE_PHASES)
         quiet_at = quiet_every
-        while storm.judge.runs_started < runs:
-            await asyncio.sleep(storm.chance.expovariate(1 / GAP_S))  # sleep: virtual time
-            storm.happen()
-            if storm.judge.runs_started >= quiet_at:
-                quiet_at = storm.judge.runs_started + quiet_every
-                await _come_to_rest(storm)
-        await _come_to_rest(storm)
-        await _wait_for_the_future(storm)
-        storm.judge.check_the_end()
-        storm.far.check_the_end()
+        while workload.checker.runs_started < runs:
+            await asyncio.sleep(workload.rng.expovariate(1 / EVENT_GAP_S))  # sleep: virtual time
+            workload.start_event()
+            if workload.checker.runs_started >= quiet_at:
+                quiet_at = workload.checker.runs_started + quiet_every
+                await _wait_until_idle(workload)
+        await _wait_until_idle(workload)
+        await _wait_for_deferred(workload)
+        workload.checker.check_final_state()
+        workload.external_agent.check_final_state()
         looking.cancel()
         await asyncio.sleep(0)  # violations are raised after the next step of the loop
-    return _verdict(storm)
+    return _build_report(workload)
 
 
-async def live_for(seed: int, notes: Notes, *, begin: datetime, days: float, rules: Collection[str]) -> Verdict:
+async def simulate_days(
+    seed: int, trace: EventTrace, *, begin: datetime, days: float, rules: Collection[str]
+) -> SimulationReport:
     """Simulate several days of ordinary use: an event every few hours, and the clock runs on."""
     with TemporaryDirectory() as home:
-        storm = Storm(seed, notes, Path(home), rules=rules, begin=begin)
-        return await _live_until(storm, begin + timedelta(days=days))
+        storm = Workload(seed, trace, Path(home), rules=rules, start=begin)
+        return await _drive_until(storm, begin + timedelta(days=days))
 
 
-async def _live_until(storm: Storm, end: datetime) -> Verdict:
-    with _listening_to_the_log(storm), explained(partial(_describe, storm)):
-        await storm.open()
-        while storm.clock.now() < end:
-            await asyncio.sleep(storm.chance.expovariate(1 / LULL_S))  # sleep: virtual time
-            storm.happen()
-        await _come_to_rest(storm)
-        storm.judge.check_the_end()
+async def _drive_until(workload: Workload, end: datetime) -> SimulationReport:
+    with _report_logged_errors(workload), describe_on_failure(partial(_describe_server, workload)):
+        await workload.start_server()
+        while workload.clock.now() < end:
+            await asyncio.sleep(workload.rng.expovariate(1 / CALENDAR_EVENT_GAP_S))  # sleep: virtual time
+            workload.start_event()
+        await _wait_until_idle(workload)
+        workload.checker.check_final_state()
         await asyncio.sleep(0)
-    return _verdict(storm)
+    return _build_report(workload)
 
 
-async def _come_to_rest(storm: Storm) -> None:
+async def _wait_until_idle(workload: Workload) -> None:
     """Stop all events, and check that the server finishes its work within a time limit."""
-    await storm.calm_down()
-    raw = storm.disk.raw
-    now_ms = to_ms(storm.clock.now())
+    await workload.stop_events()
+    raw = workload.disk.raw_connection
+    now_ms = to_ms(workload.clock.now())
     (latest_ms,) = raw.execute("SELECT latest_ms FROM house").fetchone()
     (waking_ms,) = raw.execute("SELECT coalesce(max(wake_ms), 0) FROM runs").fetchone()
     # The server's time never goes back. After the wall clock did, it stays until that has caught up.
     standing_still_s = max(0, latest_ms - now_ms, waking_ms - now_ms) / 1000
-    deadline = storm.loop.time() + AT_REST_WITHIN_S + standing_still_s  # time limit: virtual
+    deadline = workload.loop.time() + IDLE_WAIT_S_MAX + standing_still_s  # time limit: virtual
     while (
-        (left := storm.judge.open_business()) or storm.busy or (storm.house is not None and storm.house.engine.active)
+        (left := workload.checker.list_unfinished())
+        or workload.is_busy
+        or (workload.server is not None and workload.server.engine.active_lanes)
     ):
-        if storm.loop.time() > deadline:
+        if workload.loop.time() > deadline:
             for line in left:
-                storm.note("left: {}", line)
-            storm.judge.blame("silence", f"the house does not come to rest: {'; '.join(left[:5])}")
+                workload.trace("left: {}", line)
+            workload.checker.report("silence", f"the house does not come to rest: {'; '.join(left[:5])}")
             break
         await asyncio.sleep(2)  # sleep: virtual time
-        await storm.stop_the_clock()  # a run that still works may have added a schedule
-    storm.judge.check_ledger(to_ms(storm.clock.now()))
-    storm.note("the house is at rest")
+        await workload.disable_schedules()  # a run that still works may have added a schedule
+    workload.checker.check_ledger(to_ms(workload.clock.now()))
+    workload.trace("the house is at rest")
 
 
-async def _wait_for_the_future(storm: Storm) -> None:
+async def _wait_for_deferred(workload: Workload) -> None:
     """Jump to the time of each deferred envelope, and wait until it is handled."""
     while True:
         sql = "SELECT max(due_ms) FROM envelopes WHERE status = 'pending' AND due_ms < ?"
-        (due_ms,) = storm.disk.raw.execute(sql, (MS_MAX,)).fetchone()
+        (due_ms,) = workload.disk.raw_connection.execute(sql, (MS_MAX,)).fetchone()
         if due_ms is None:
             return
-        storm.jump_by(timedelta(milliseconds=max(0, due_ms - to_ms(storm.clock.now()))))
+        workload.jump_clock_by(timedelta(milliseconds=max(0, due_ms - to_ms(workload.clock.now()))))
         # A clock jump fires no timer, but the server compares with the wall clock at least every minute.
         await asyncio.sleep(70)  # sleep: virtual time
-        await _come_to_rest(storm)
+        await _wait_until_idle(workload)
 
 
-def _verdict(storm: Storm) -> Verdict:
-    raw, judge = storm.disk.raw, storm.judge
+def _build_report(workload: Workload) -> SimulationReport:
+    raw, judge = workload.disk.raw_connection, workload.checker
     outcomes = raw.execute("SELECT outcome, count(*) FROM outcomes GROUP BY outcome").fetchall()
-    return Verdict(
-        seed=storm.seed,
+    return SimulationReport(
+        seed=workload.seed,
         runs=judge.runs_started,
         envelopes=sum(n for _, n in outcomes),
         effects=len(judge.performed),
         commits=judge.commits,
-        steps=storm.loop.steps,
-        virtual_s=storm.loop.time(),
-        strikes=storm.strikes + judge.children + Counter(compactions=judge.compactions),
-        outcomes=Counter(dict(outcomes)),
-        slots=Counter(judge.time.slots),
+        steps=workload.loop.steps,
+        virtual_s=workload.loop.time(),
+        event_counts=workload.event_counts + judge.child_approvals + Counter(compactions=judge.compactions),
+        outcome_counts=Counter(dict(outcomes)),
+        occurrence_counts=Counter(judge.schedules.occurrence_counts),
         takeovers=judge.takeovers,
-        fingerprint=storm.loop.fingerprint,
-        dump=dump(raw),
+        fingerprint=workload.loop.fingerprint,
+        store_hash=hash_store(raw),
     )
 
 
-def dump(raw: sqlite3.Connection) -> str:
+def hash_store(raw: sqlite3.Connection) -> str:
     """Returns a hash of every row of the store."""
     digest = hashlib.blake2b(digest_size=16)
     tables = raw.execute("SELECT name FROM main.sqlite_master WHERE type = 'table' ORDER BY name").fetchall()
@@ -201,17 +205,17 @@ def dump(raw: sqlite3.Connection) -> str:
     return digest.hexdigest()
 
 
-def _describe(storm: Storm, error: BaseException | None) -> Description:
+def _describe_server(workload: Workload, error: BaseException | None) -> FailureDescription:
     """Describe the server for a failure report.
 
     A violation ends the loop and arrives here as a cancellation, so the checker's own violation
     comes first.
     """
-    return ServerSource(database=storm.disk.conn)(storm.judge.violation or error)
+    return ServerSource(database=workload.disk.connection)(workload.checker.violation or error)
 
 
 @contextmanager
-def _listening_to_the_log(storm: Storm) -> Generator[None]:
+def _report_logged_errors(workload: Workload) -> Generator[None]:
     """Report unexpected errors that the server logs as violations. In a simulation the log has no other reader."""
 
     class Listener(logging.Handler):
@@ -220,7 +224,7 @@ def _listening_to_the_log(storm: Storm) -> Generator[None]:
             if error is not None and not isinstance(error, RetinueError):
                 trace = traceback.extract_tb(error.__traceback__)
                 where = f"{trace[-1].filename}:{trace[-1].lineno}" if trace else "nowhere"
-                storm.surprised(f"{record.getMessage()}: {error!r} at {where}")
+                workload.report_unexpected_error(f"{record.getMessage()}: {error!r} at {where}")
 
     logger, listener = logging.getLogger("retinue"), Listener()
     before = logger.level, logger.propagate
@@ -235,46 +239,48 @@ def _listening_to_the_log(storm: Storm) -> Generator[None]:
         logger.propagate = before[1]
 
 
-def run(
+def run_seed(
     seed: int,
     *,
-    runs: int = RUNS,
+    runs: int = RUNS_DEFAULT,
     rules: Collection[str] = tuple(RULES),
     trace: Callable[[str], None] | None = None,
-) -> Verdict:
+) -> SimulationReport:
     """Simulate one seed. A raised error has notes with the command that repeats it and the last events."""
     register_seed(f"{seed} (simulation: {replay_command(seed, runs=runs)} --trace)")
-    notes = Notes(trace)
+    notes = EventTrace(trace)
     try:
-        return simulate(seed, partial(live, seed, notes, runs=runs, rules=rules), steps_max=STEPS_MAX)
-    except (Violation, SimulationError) as error:
+        return simulate(seed, partial(simulate_runs, seed, notes, runs=runs, rules=rules), steps_max=STEPS_MAX)
+    except (InvariantViolation, SimulationError) as error:
         error.add_note(f"what happened last:\n{notes}")
         error.add_note(f"to see it again: {replay_command(seed, runs=runs)} --trace")
         raise
 
 
-def run_for(
+def run_days(
     days: float,
     seed: int,
     *,
-    begin: datetime,
+    start: datetime,
     rules: Collection[str] = tuple(RULES),
     trace: Callable[[str], None] | None = None,
-) -> Verdict:
+) -> SimulationReport:
     """Simulate so many days from a date on. A raised error has the same notes as in `run_seed`."""
-    register_seed(f"{seed} (simulation: {_replay_days(seed, days, begin)})")
-    notes = Notes(trace)
-    steps_max = STEPS_MAX + round(STEPS_OF_A_DAY * days)
+    register_seed(f"{seed} (simulation: {_replay_days_command(seed, days, start)})")
+    notes = EventTrace(trace)
+    steps_max = STEPS_MAX + round(STEPS_PER_DAY * days)
     try:
-        return simulate(seed, partial(live_for, seed, notes, begin=begin, days=days, rules=rules), steps_max=steps_max)
-    except (Violation, SimulationError) as error:
+        return simulate(
+            seed, partial(simulate_days, seed, notes, begin=start, days=days, rules=rules), steps_max=steps_max
+        )
+    except (InvariantViolation, SimulationError) as error:
         error.add_note(f"what happened last:\n{notes}")
-        error.add_note(f"to see it again: {_replay_days(seed, days, begin)}")
+        error.add_note(f"to see it again: {_replay_days_command(seed, days, start)}")
         raise
 
 
-def _replay_days(seed: int, days: float, begin: datetime) -> str:
-    return f"{replay_command(seed)} --days {days:g} --from {begin:%Y-%m-%d} --trace"
+def _replay_days_command(seed: int, days: float, start: datetime) -> str:
+    return f"{replay_command(seed)} --days {days:g} --from {start:%Y-%m-%d} --trace"
 
 
 def replay_command(seed: int, *, runs: int | None = None) -> str:
@@ -284,30 +290,34 @@ def replay_command(seed: int, *, runs: int | None = None) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m retinue.testing.simulation", description=__doc__)
     parser.add_argument("seed", type=int, nargs="+")
-    parser.add_argument("--runs", type=int, default=RUNS, help=f"how many runs to live through (default {RUNS})")
+    parser.add_argument(
+        "--runs", type=int, default=RUNS_DEFAULT, help=f"how many runs to live through (default {RUNS_DEFAULT})"
+    )
     parser.add_argument("--days", type=float, help="live through so many days instead, in which there is no storm")
-    parser.add_argument("--from", dest="begin", type=date.fromisoformat, default=BEGIN, help=f"the first ({BEGIN})")
+    parser.add_argument(
+        "--from", dest="begin", type=date.fromisoformat, default=START_DATE, help=f"the first ({START_DATE})"
+    )
     parser.add_argument("--trace", action="store_true", help="tell everything as it happens")
     chosen = parser.parse_args(arguments)
     for seed in chosen.seed:
         try:
-            trace = _tell if chosen.trace else None
+            trace = _print_line if chosen.trace else None
             if chosen.days is None:
-                verdict = run(seed, runs=chosen.runs, trace=trace)
+                verdict = run_seed(seed, runs=chosen.runs, trace=trace)
             else:
                 begin = datetime.combine(chosen.begin, time(tzinfo=UTC))
-                verdict = run_for(chosen.days, seed, begin=begin, trace=trace)
-        except (Violation, SimulationError) as error:
-            _tell(f"seed {seed}: {type(error).__name__}: {error}")
+                verdict = run_days(chosen.days, seed, start=begin, trace=trace)
+        except (InvariantViolation, SimulationError) as error:
+            _print_line(f"seed {seed}: {type(error).__name__}: {error}")
             for line in getattr(error, "__notes__", ()):
-                _tell(line)
+                _print_line(line)
             return 1
         for line in verdict.lines():
-            _tell(line)
+            _print_line(line)
     return 0
 
 
-def _tell(line: str) -> None:
+def _print_line(line: str) -> None:
     sys.stdout.write(f"{line}\n")
 
 

@@ -26,7 +26,7 @@ _ATTRIBUTES = re.compile(r"""(?:\s+[a-z]+(?:="[^"<>]*"|='[^'<>]*')?)*\s*""")
 _VALUE = re.compile(r"""(?P<key>href|class)="(?P<value>[^"]*)\"""")
 
 
-class Unparsed(ValueError):
+class HtmlParseError(ValueError):
     """The HTML is invalid. The text is what Telegram says after "can't parse entities: "."""
 
 
@@ -34,7 +34,7 @@ def utf16_length(text: str) -> int:
     return len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
-def parsed(text: str) -> tuple[str, list[dict[str, object]]]:
+def parse_html(text: str) -> tuple[str, list[dict[str, object]]]:
     """Returns the visible text and its entities."""
     shown = ""
     entities: list[dict[str, object]] = []
@@ -45,23 +45,23 @@ def parsed(text: str) -> tuple[str, list[dict[str, object]]]:
         offset = len(text[:start].encode())
         tag = _TAG.match(text, start)
         if tag is None or not tag["close"] or not _ATTRIBUTES.fullmatch(tag["rest"]):
-            raise Unparsed(f"Unclosed start tag at byte offset {offset}")
+            raise HtmlParseError(f"Unclosed start tag at byte offset {offset}")
         name = tag["name"].lower()
         if tag["end"]:
-            _close(name, open_tags, entities, shown, offset)
+            _close_tag(name, open_tags, entities, shown, offset)
         elif name not in TAGS:
-            raise Unparsed(f'Unsupported start tag "{name}" at byte offset {offset}')
+            raise HtmlParseError(f'Unsupported start tag "{name}" at byte offset {offset}')
         else:
             values = {each["key"]: html.unescape(each["value"]) for each in _VALUE.finditer(tag["rest"])}
             open_tags.append((name, utf16_length(shown), values))
         at = tag.end()
     shown += html.unescape(text[at:])
     if open_tags:
-        raise Unparsed(f'Can\'t find end tag corresponding to start tag "{open_tags[-1][0]}"')
+        raise HtmlParseError(f'Can\'t find end tag corresponding to start tag "{open_tags[-1][0]}"')
     return shown, sorted(entities, key=lambda each: (str(each["offset"]).zfill(6), -int(str(each["length"]))))
 
 
-def _close(
+def _close_tag(
     name: str,
     open_tags: list[tuple[str, int, dict[str, str]]],
     entities: list[dict[str, object]],
@@ -69,10 +69,10 @@ def _close(
     offset: int,
 ) -> None:
     if not open_tags:
-        raise Unparsed(f"Unexpected end tag at byte offset {offset}")
+        raise HtmlParseError(f"Unexpected end tag at byte offset {offset}")
     opened, begins, values = open_tags.pop()
     if name and name != opened:
-        raise Unparsed(f'Unmatched end tag at byte offset {offset}, expected "</{opened}>", found "</{name}>"')
+        raise HtmlParseError(f'Unmatched end tag at byte offset {offset}, expected "</{opened}>", found "</{name}>"')
     length = utf16_length(shown) - begins
     if length == 0:
         return

@@ -18,18 +18,20 @@ from typing import Any, Self, cast
 
 from aiohttp import BodyPartReader, web
 
-from retinue.testing.fake_telegram import Json, No, TelegramPlace, Uploaded
+from retinue.testing.fake_telegram import FakeTelegram, FakeTelegramError, Json, UploadedFile
 from retinue.testing.free_ports import HOST, free_port
 
 TOKEN = "777:AAE-a-token-of-a-bot-that-never-was"
 REQUEST_BYTES_MAX = 64 * 1024 * 1024
-ANY = "*"
-CONFLICT = "Conflict: terminated by other getUpdates request; make sure that only one bot instance is running"
-HOOKED = "Conflict: can't use getUpdates method while webhook is active; use deleteWebhook to delete the webhook first"
+ANY_METHOD = "*"
+POLL_CONFLICT = "Conflict: terminated by other getUpdates request; make sure that only one bot instance is running"
+WEBHOOK_CONFLICT = (
+    "Conflict: can't use getUpdates method while webhook is active; use deleteWebhook to delete the webhook first"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class TelegramFault:
     """A fault for one call. With `arrives` the call is performed, and only its response is lost."""
 
     status: int = 0
@@ -39,30 +41,30 @@ class Fault:
     breaks: bool = False  # the connection is cut
     hangs: bool = False  # no response: a half-open connection
     arrives: bool = False
-    after_s: float = 0.0
+    delay_s: float = 0.0
 
 
-def throttled(seconds: int) -> Fault:
+def throttle_fault(seconds: int) -> TelegramFault:
     """Returns a fault that refuses a call with 429 and a retry time."""
-    return Fault(
+    return TelegramFault(
         status=429, description=f"Too Many Requests: retry after {seconds}", parameters={"retry_after": seconds}
     )
 
 
-class TelegramServer(TelegramPlace):
+class TelegramServer(FakeTelegram):
     """Telegram's Bot API at `url`, for the bot with `token`."""
 
     def __init__(self, *, token: str = TOKEN, bot_id: int = 777, username: str = "house_bot") -> None:
         super().__init__(bot_id=bot_id, username=username)
         self.token = token
-        self.polls = 0  # getUpdates calls so far
-        self.hangs = 0  # responses that were never sent, or not completely
-        self._faults: dict[str, deque[Fault]] = {}
+        self.poll_count = 0  # getUpdates calls so far
+        self.hang_count = 0  # responses that were never sent, or not completely
+        self._faults: dict[str, deque[TelegramFault]] = {}
         self._port = free_port()
         self._runner: web.AppRunner | None = None
-        self._news = asyncio.Event()
+        self._update_queued = asyncio.Event()
         self._closing = asyncio.Event()
-        self._waiting: asyncio.Future[None] | None = None
+        self._current_poll: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -78,7 +80,7 @@ class TelegramServer(TelegramPlace):
     async def start(self) -> None:
         """Start, on the same port as before."""
         app = web.Application(client_max_size=REQUEST_BYTES_MAX)
-        app.router.add_route(ANY, "/bot{token}/{method}", self._called)
+        app.router.add_route(ANY_METHOD, "/bot{token}/{method}", self._handle_call)
         app.router.add_get("/file/bot{token}/{path:.+}", self._download)
         self._closing = asyncio.Event()
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
@@ -93,93 +95,93 @@ class TelegramServer(TelegramPlace):
             runner, self._runner = self._runner, None
             await runner.cleanup()
 
-    def will(self, method: str, *faults: Fault) -> None:
+    def will_fail(self, method: str, *faults: TelegramFault) -> None:
         """Set faults for the next calls of a method, one each. The method `*` matches any."""
         self._faults.setdefault(method, deque()).extend(faults)
 
-    def revoke(self, token: str = "777:another") -> None:
+    def revoke_token(self, token: str = "777:another") -> None:
         """Make the current token invalid."""
         self.token = token
 
-    def told(self) -> None:
-        self._news.set()
+    def on_update(self) -> None:
+        self._update_queued.set()
 
-    async def _called(self, request: web.Request) -> web.StreamResponse:
+    async def _handle_call(self, request: web.Request) -> web.StreamResponse:
         method = request.match_info["method"]
         if request.match_info["token"] != self.token:
-            return _no(No(401, "Unauthorized"))
-        arguments, uploads = await _read(request)
+            return _error_response(FakeTelegramError(401, "Unauthorized"))
+        arguments, uploads = await _read_request(request)
         fault = self._next_fault(method)
         if fault is None:
-            return await self._answered(method, arguments, uploads)
-        if fault.after_s:
-            await asyncio.sleep(fault.after_s)  # sleep: the fault is to be late
+            return await self._respond(method, arguments, uploads)
+        if fault.delay_s:
+            await asyncio.sleep(fault.delay_s)  # sleep: the fault is to be late
         if fault.arrives or not (fault.breaks or fault.hangs or fault.status or fault.body):
-            answer = await self._answered(method, arguments, uploads)
+            answer = await self._respond(method, arguments, uploads)
             if not (fault.breaks or fault.hangs or fault.status or fault.body):
                 return answer
         if fault.hangs:
-            self.hangs += 1
+            self.hang_count += 1
             await self._closing.wait()
         if fault.breaks or fault.hangs:
-            _cut(request)
+            _abort_connection(request)
         if fault.body:
             return web.Response(status=fault.status or 502, body=fault.body, content_type="text/html")
-        return _no(No(fault.status, fault.description, **fault.parameters))
+        return _error_response(FakeTelegramError(fault.status, fault.description, **fault.parameters))
 
-    def _next_fault(self, method: str) -> Fault | None:
-        waiting = self._faults.get(method) or self._faults.get(ANY)
+    def _next_fault(self, method: str) -> TelegramFault | None:
+        waiting = self._faults.get(method) or self._faults.get(ANY_METHOD)
         return waiting.popleft() if waiting else None
 
-    async def _answered(self, method: str, arguments: Json, uploads: dict[str, Uploaded]) -> web.Response:
+    async def _respond(self, method: str, arguments: Json, uploads: dict[str, UploadedFile]) -> web.Response:
         try:
             if method == "getUpdates":
-                return _yes(await self._get_updates(arguments))
-            return _yes(self.perform(method, arguments, uploads))
-        except No as no:
-            return _no(no)
+                return _ok_response(await self._get_updates(arguments))
+            return _ok_response(self.call_method(method, arguments, uploads))
+        except FakeTelegramError as no:
+            return _error_response(no)
 
     async def _get_updates(self, arguments: Json) -> list[Json]:
-        self.polls += 1
+        self.poll_count += 1
         self.calls.append(("getUpdates", arguments))
         if self.webhook:
-            raise No(409, HOOKED)
+            raise FakeTelegramError(409, WEBHOOK_CONFLICT)
         if "allowed_updates" in arguments:
-            self.allowed = cast("list[str]", arguments["allowed_updates"])
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_exception(No(409, CONFLICT))  # the newer call wins
+            self.allowed_updates = cast("list[str]", arguments["allowed_updates"])
+        if self._current_poll is not None and not self._current_poll.done():
+            self._current_poll.set_exception(FakeTelegramError(409, POLL_CONFLICT))  # the newer call wins
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting = ended
+        self._current_poll = ended
         try:
             async with asyncio.timeout(float(arguments.get("timeout", 0))):
                 while True:
-                    if found := self.news(arguments.get("offset"), int(arguments.get("limit", 100))):
+                    if found := self.get_updates(arguments.get("offset"), int(arguments.get("limit", 100))):
                         return found
-                    await self._something(ended)
+                    await self._wait_for_update(ended)
         except TimeoutError:
-            return self.news(arguments.get("offset"), int(arguments.get("limit", 100)))
+            return self.get_updates(arguments.get("offset"), int(arguments.get("limit", 100)))
         finally:
             if not ended.done():
                 ended.cancel()
 
-    async def _something(self, ended: asyncio.Future[None]) -> None:
+    async def _wait_for_update(self, poll_ended: asyncio.Future[None]) -> None:
         """Wait for an update, for another getUpdates call, or for the stop."""
-        self._news.clear()
-        waits = [asyncio.ensure_future(event.wait()) for event in (self._news, self._closing)]
+        self._update_queued.clear()
+        waits = [asyncio.ensure_future(event.wait()) for event in (self._update_queued, self._closing)]
         try:
-            await asyncio.wait([ended, *waits], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([poll_ended, *waits], return_when=asyncio.FIRST_COMPLETED)
         finally:
             for each in waits:
                 each.cancel()
-        if ended.done():
-            ended.result()
+        if poll_ended.done():
+            poll_ended.result()
         if self._closing.is_set():
-            raise No(502, "Bad Gateway")
+            raise FakeTelegramError(502, "Bad Gateway")
 
     async def _download(self, request: web.Request) -> web.StreamResponse:
         file_id = request.match_info["path"].removeprefix("files/").removesuffix(".bin")
         if request.match_info["token"] != self.token or file_id not in self.files:
-            return _no(No(404, "Not Found"))
+            return _error_response(FakeTelegramError(404, "Not Found"))
         content = self.files[file_id].content
         fault = self._next_fault("download")
         if fault is None:
@@ -188,13 +190,13 @@ class TelegramServer(TelegramPlace):
         await response.prepare(request)
         await response.write(content[: len(content) // 2])
         if fault.hangs:
-            self.hangs += 1
+            self.hang_count += 1
             await self._closing.wait()
-        _cut(request)
+        _abort_connection(request)
         return response
 
 
-async def _read(request: web.Request) -> tuple[Json, dict[str, Uploaded]]:
+async def _read_request(request: web.Request) -> tuple[Json, dict[str, UploadedFile]]:
     """Returns arguments and uploads of a request.
 
     Arguments are JSON, or form fields whose values are JSON unless they are text.
@@ -202,7 +204,7 @@ async def _read(request: web.Request) -> tuple[Json, dict[str, Uploaded]]:
     if request.content_type == "application/json":
         return cast(Json, await request.json()), {}
     arguments: Json = {**request.query}
-    uploads: dict[str, Uploaded] = {}
+    uploads: dict[str, UploadedFile] = {}
     if request.content_type.startswith("multipart/"):
         async for part in await request.multipart():
             assert isinstance(part, BodyPartReader)
@@ -210,15 +212,15 @@ async def _read(request: web.Request) -> tuple[Json, dict[str, Uploaded]]:
             content = bytes(await part.read())
             if part.filename is not None:
                 kind = part.headers.get("Content-Type", "")
-                uploads[part.name] = Uploaded(name=part.filename, media_type=kind, content=content)
+                uploads[part.name] = UploadedFile(name=part.filename, media_type=kind, content=content)
             else:
                 arguments[part.name] = content.decode()
     else:
         arguments |= {key: str(value) for key, value in (await request.post()).items()}
-    return {key: _plain(value) for key, value in arguments.items()}, uploads
+    return {key: _decode_value(value) for key, value in arguments.items()}, uploads
 
 
-def _plain(value: Any) -> Any:
+def _decode_value(value: Any) -> Any:
     if isinstance(value, str) and (value[:1] in "[{" or value.removeprefix("-").isdigit()) and value:
         try:
             return json.loads(value)
@@ -227,16 +229,16 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _yes(result: Any) -> web.Response:
+def _ok_response(result: Any) -> web.Response:
     return web.json_response({"ok": True, "result": result})
 
 
-def _no(no: No) -> web.Response:
-    body: Json = {"ok": False, "error_code": no.status, "description": no.description}
-    return web.json_response(body | ({"parameters": no.parameters} if no.parameters else {}), status=no.status)
+def _error_response(error: FakeTelegramError) -> web.Response:
+    body: Json = {"ok": False, "error_code": error.status, "description": error.description}
+    return web.json_response(body | ({"parameters": error.parameters} if error.parameters else {}), status=error.status)
 
 
-def _cut(request: web.Request) -> None:
+def _abort_connection(request: web.Request) -> None:
     """Abort the connection, as a pulled cable does."""
     if request.transport is not None:
         request.transport.abort()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from retinue.domain.tool import Effect, ToolSpec
-from retinue.tools.base import Scene, schema_of
+from retinue.domain.tool import ToolEffect, ToolSpec
+from retinue.tools.base import ToolContext, schema_of
 
 
 class AppendLineArguments(msgspec.Struct, forbid_unknown_fields=True):
@@ -19,7 +19,7 @@ class AppendLineArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class AppendLine:
+class AppendLineTool:
     """A tool that appends one line to a file and calls fsync: an effect that must not happen twice."""
 
     file: Path
@@ -29,13 +29,13 @@ class AppendLine:
             name="append_line",
             description="Append one line to the witness file.",
             parameters=schema_of(AppendLineArguments),
-            effects=frozenset({Effect.WRITES}),
-            repeatable=False,
+            effects=frozenset({ToolEffect.WRITES}),
+            is_repeatable=False,
         )
     )
 
-    async def perform(self, arguments: AppendLineArguments, scene: Scene) -> str:
-        line = f"{scene.call} {arguments.text}\n".encode()
+    async def perform(self, arguments: AppendLineArguments, context: ToolContext) -> str:
+        line = f"{context.call} {arguments.text}\n".encode()
         fd = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             os.write(fd, line)

@@ -31,7 +31,7 @@ from pathlib import Path
 from types import BuiltinMethodType, CoroutineType, MethodType
 from typing import Any, NoReturn, TypeVar, TypeVarTuple, cast
 
-from retinue.testing.fake_clock import START, in_utc
+from retinue.testing.fake_clock import START, to_utc
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -39,10 +39,10 @@ Ts = TypeVarTuple("Ts")
 STEPS_MAX = 1_000_000
 """How many passes a simulation may take, unless told otherwise: some seconds of real time."""
 
-COLLECT_EVERY_STEPS = 20_000
+GC_EVERY_STEPS = 20_000
 PRUNE_TIMERS_MIN = 64
 
-REFUSED = (
+UNSUPPORTED_METHODS = (
     *("run_in_executor", "set_default_executor", "getaddrinfo", "getnameinfo"),
     *("create_connection", "create_server", "create_unix_connection", "create_unix_server"),
     *("create_datagram_endpoint", "connect_accepted_socket", "sendfile", "start_tls"),
@@ -62,7 +62,7 @@ class Deadlock(SimulationError):
     """Nothing is ready and nothing is scheduled, so the remaining tasks would wait forever."""
 
 
-class StepsSpent(SimulationError):
+class StepLimitReached(SimulationError):
     """The simulation did not end within its number of steps."""
 
 
@@ -74,7 +74,7 @@ class NotSimulated(NotImplementedError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class _ReadyHandle:
     """A ready handle, its label in the trace, and the stream whose order it must keep."""
 
     handle: asyncio.Handle
@@ -120,8 +120,8 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         # Not the bare seed: a test may seed its own faults with it, and the two sequences must be independent.
         self._random = random.Random(f"ready order {seed}")
         self._now = 0.0
-        self._soon: deque[_Turn] = deque()
-        self._timers: list[tuple[float, int, _Turn]] = []
+        self._ready: deque[_ReadyHandle] = deque()
+        self._timers: list[tuple[float, int, _ReadyHandle]] = []
         self._timers_made = 0
         self._prune_timers_at = PRUNE_TIMERS_MIN
         self._numbers = 0
@@ -129,7 +129,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         self._steps_max = steps_max
         self._steps_end = steps_max
         self._trace = hashlib.blake2b(digest_size=16)
-        self._home_thread = threading.get_ident()
+        self._loop_thread = threading.get_ident()
         self.after_step = after_step
         """Called after every pass, to check what must always hold. What it raises ends the run."""
 
@@ -157,14 +157,14 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Handle:
         self._check_open()
         handle = asyncio.Handle(callback, args, self, context)
-        self._soon.append(_Turn(handle, _label(callback), _stream(callback, args)))
+        self._ready.append(_ReadyHandle(handle, _trace_label(callback), _order_stream(callback, args)))
         return handle
 
     def call_soon_threadsafe(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
         """Do the same as `call_soon`. Calls from other threads are refused, because their timing is not repeatable."""
-        if threading.get_ident() != self._home_thread:
+        if threading.get_ident() != self._loop_thread:
             raise _not_simulated("call_soon_threadsafe from another thread")
         return self.call_soon(callback, *args, context=context)
 
@@ -181,7 +181,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         self._timers_made += 1
         if len(self._timers) >= self._prune_timers_at:
             self._prune_timers()
-        heapq.heappush(self._timers, (when, self._timers_made, _Turn(handle, _label(callback), object())))
+        heapq.heappush(self._timers, (when, self._timers_made, _ReadyHandle(handle, _trace_label(callback), object())))
         return handle
 
     def create_future(self) -> asyncio.Future[Any]:
@@ -206,10 +206,10 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
 
     def close(self) -> None:
         super().close()
-        self._soon.clear()
+        self._ready.clear()
         self._timers.clear()
 
-    def dismiss(self) -> None:
+    def cancel_remaining(self) -> None:
         """Cancel the remaining tasks, oldest first, and let them end within another `steps_max`.
 
         `after_step` is no longer called: its checks apply only while `main` runs.
@@ -232,22 +232,22 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     def _run_once(self) -> None:
         """Run one pass: everything that is ready or due, in an order drawn from the seed."""
         if self._steps >= self._steps_end:
-            raise StepsSpent(self._with_pending(f"not finished after {self._steps} steps, at {self._now} s"))
+            raise StepLimitReached(self._describe_pending(f"not finished after {self._steps} steps, at {self._now} s"))
         self._steps += 1
-        ready = [turn for turn in self._soon if not turn.handle.cancelled()]
+        ready = [turn for turn in self._ready if not turn.handle.cancelled()]
         self._drop_cancelled_timers()
         if not ready and not self._stopping:
             self._advance()
         # As in asyncio, a handle leaves the queue only when it is run: a KeyboardInterrupt must not lose the others.
-        self._soon = deque(self._interleave(ready + self._take_due()))
+        self._ready = deque(self._shuffle_streams(ready + self._take_due()))
         self._trace.update(f"\n{self._now!r}".encode())
-        for _ in range(len(self._soon)):
-            turn = self._soon.popleft()
+        for _ in range(len(self._ready)):
+            turn = self._ready.popleft()
             if turn.handle.cancelled():
                 continue
             self._trace.update(f"\t{turn.label}".encode())
             turn.handle._run()  # pyright: ignore[reportPrivateUsage]  (every loop must; there is no public way)
-        if self._steps % COLLECT_EVERY_STEPS == 0:
+        if self._steps % GC_EVERY_STEPS == 0:
             gc.collect()
         if self.after_step is not None:
             self.after_step()
@@ -256,30 +256,30 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         when = self._timers[0][0] if self._timers else math.inf
         if math.isinf(when) and when > 0:
             raise Deadlock(
-                self._with_pending(
+                self._describe_pending(
                     f"at {self._now} s nothing is ready and nothing is scheduled"
                     " (a real thread or socket, if one is awaited, cannot wake a simulated loop)"
                 )
             )
         self._now = max(self._now, when)
 
-    def _take_due(self) -> list[_Turn]:
+    def _take_due(self) -> list[_ReadyHandle]:
         """Remove and return the timers of the earliest moment, if it is due.
 
         Later timers take a later pass, even when overdue.
         """
-        due: list[_Turn] = []
+        due: list[_ReadyHandle] = []
         if self._timers and (moment := self._timers[0][0]) <= self._now:
             while self._timers and self._timers[0][0] == moment:
                 due.append(heapq.heappop(self._timers)[2])
         return due
 
-    def _interleave(self, turns: list[_Turn]) -> list[_Turn]:
+    def _shuffle_streams(self, turns: list[_ReadyHandle]) -> list[_ReadyHandle]:
         """Returns the handles in a random order in which each stream keeps its own order."""
         if len(turns) < 2:
             return turns
         order = [turn.stream for turn in turns]
-        streams: dict[object, deque[_Turn]] = {stream: deque() for stream in order}
+        streams: dict[object, deque[_ReadyHandle]] = {stream: deque() for stream in order}
         for turn in turns:
             streams[turn.stream].append(turn)
         self._random.shuffle(order)
@@ -309,9 +309,9 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     def _pending(self) -> list[asyncio.Task[Any]]:
         return sorted(asyncio.all_tasks(self), key=hash)  # the hash is the task's number
 
-    def _with_pending(self, sentence: str) -> str:
+    def _describe_pending(self, sentence: str) -> str:
         pending = self._pending()
-        tasks = [f"  {task.get_name()}: {_whereabouts(task)}" for task in pending]
+        tasks = [f"  {task.get_name()}: {_await_chain(task)}" for task in pending]
         return "\n".join([f"{sentence}; tasks pending: {len(pending)}", *tasks])
 
 
@@ -342,7 +342,7 @@ class VirtualClock:
 
     def __init__(self, start: datetime = START, *, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """Show `start` at the moment the loop was created. The default `loop` is the running one."""
-        self._start = in_utc(start)
+        self._start = to_utc(start)
         self._loop = asyncio.get_running_loop() if loop is None else loop
         self._offset = timedelta()
 
@@ -353,7 +353,7 @@ class VirtualClock:
         """Wait in the loop's time, which no `jump` changes."""
         await asyncio.sleep(seconds)  # sleep: virtual time
 
-    def later(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
+    def call_later(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
         return self._loop.call_later(seconds, call).cancel
 
     def jump(self, delta: timedelta) -> None:
@@ -374,24 +374,24 @@ def simulate(
     `main` ends. Every exception carries a note with the seed that reproduces it.
     """
     loop = VirtualTimeLoop(seed, steps_max=steps_max, after_step=after_step)
-    with _no_chance_collection():
+    with _deterministic_gc():
         try:
             result = loop.run_until_complete(main())
-            loop.dismiss()
+            loop.cancel_remaining()
             return result
         except BaseException as error:
             error.add_note(
                 f"simulated with seed {seed}: step {loop.steps}, at {loop.time()} s, fingerprint {loop.fingerprint}"
             )
             with suppress(SimulationError):  # the first failure is the one to report
-                loop.dismiss()
+                loop.cancel_remaining()
             raise
         finally:
             loop.close()
 
 
 @contextmanager
-def _no_chance_collection() -> Generator[None]:
+def _deterministic_gc() -> Generator[None]:
     # When the garbage collector runs depends on everything the process did before, and it closes
     # abandoned async generators through the loop. Reference counting and our own collection at
     # fixed steps are repeatable.
@@ -404,22 +404,22 @@ def _no_chance_collection() -> Generator[None]:
             gc.enable()
 
 
-def _label(callback: object) -> str:
+def _trace_label(callback: object) -> str:
     """Returns the name of a callback in the trace. It is the same in every process, so it is not a `repr`."""
     owner = getattr(callback, "__self__", None)
     if isinstance(owner, _NumberedTask):
         task = cast("_NumberedTask[Any]", owner)
-        return f"{hash(task)} {_name(task.get_coro())} {_name(callback)}"
-    return _name(callback)
+        return f"{hash(task)} {_qualified_name(task.get_coro())} {_qualified_name(callback)}"
+    return _qualified_name(callback)
 
 
-def _name(thing: object) -> str:
+def _qualified_name(thing: object) -> str:
     while isinstance(thing, functools.partial):
         thing = cast("functools.partial[Any]", thing).func
     return getattr(thing, "__qualname__", type(thing).__qualname__)
 
 
-def _stream(callback: object, args: Sequence[object]) -> object:
+def _order_stream(callback: object, args: Sequence[object]) -> object:
     """Returns the stream whose order a ready callback must keep: see `VirtualTimeLoop`."""
     if len(args) == 1 and asyncio.isfuture(args[0]):
         return args[0]  # a future's callback is called with only the future, and so is a wake-up
@@ -429,7 +429,7 @@ def _stream(callback: object, args: Sequence[object]) -> object:
     return cast("object", owner) if isinstance(owner, asyncio.Task) else _CALLBACKS
 
 
-def _whereabouts(task: asyncio.Task[Any]) -> str:
+def _await_chain(task: asyncio.Task[Any]) -> str:
     """Returns the chain of coroutines that a waiting task is in, outermost first, each with its line."""
     places: list[str] = []
     awaited: object = task.get_coro()
@@ -437,22 +437,22 @@ def _whereabouts(task: asyncio.Task[Any]) -> str:
         file, frame = Path(awaited.cr_code.co_filename).name, awaited.cr_frame
         places.append(f"{awaited.__qualname__} ({file}:{frame.f_lineno})" if frame else awaited.__qualname__)
         awaited = awaited.cr_await
-    return " > ".join(places) or _name(task.get_coro())
+    return " > ".join(places) or _qualified_name(task.get_coro())
 
 
 def _not_simulated(what: str) -> NotSimulated:
     return NotSimulated(
-        f"{what} is refused in a simulation: what happens outside the loop would not happen again in the same order;"
-        " hand the code under test a stand-in that stays inside"
+        f"{what} is refused in a simulation: events outside the loop have no repeatable order; pass the code "
+        "under test a fake that stays inside the loop"
     )
 
 
-def _refuse(name: str) -> Callable[..., NoReturn]:
+def _refuse_method(name: str) -> Callable[..., NoReturn]:
     def refuse(_: VirtualTimeLoop, *args: object, **options: object) -> NoReturn:
         raise _not_simulated(name)
 
     return refuse
 
 
-for _name_refused in REFUSED:
-    setattr(VirtualTimeLoop, _name_refused, _refuse(_name_refused))
+for _name_refused in UNSUPPORTED_METHODS:
+    setattr(VirtualTimeLoop, _name_refused, _refuse_method(_name_refused))

@@ -7,16 +7,16 @@ from collections.abc import Iterable
 
 REPEATED_CHARS_MIN = 10  # shorter texts are often repeated on purpose: "Yes.", "Done."
 
-_BLANKS = re.compile(r"\s+")
+_WHITESPACE = re.compile(r"\s+")
 
 
-def unsaid(text: str, said: Iterable[str]) -> str:
+def remove_repeated_text(text: str, sent_texts: Iterable[str]) -> str:
     """Return the answer without the texts that its run has already sent to the channel; empty if
     nothing else is left.
     """
     rest = text
-    for words in said:
-        plain, before = _plain(rest), _plain(words)
+    for words in sent_texts:
+        plain, before = _normalize(rest), _normalize(words)
         if not plain:
             break
         if plain == before or (len(plain) >= REPEATED_CHARS_MIN and plain in before):
@@ -26,5 +26,5 @@ def unsaid(text: str, said: Iterable[str]) -> str:
     return rest
 
 
-def _plain(text: str) -> str:
-    return _BLANKS.sub(" ", text).strip().casefold()
+def _normalize(text: str) -> str:
+    return _WHITESPACE.sub(" ", text).strip().casefold()

@@ -19,116 +19,117 @@ VALUE_CHARS_MAX = 2_000  # per argument
 VALUE_TAIL_CHARS = 500  # of these, taken from the end: the important part may be there
 ARGUMENTS_SHOWN_MAX = 40  # per call
 CALLS_CHARS_MAX = 16_000  # all calls together
-WORDS_CHARS_MAX = 1_000  # per reason
+REASON_CHARS_MAX = 1_000  # per reason
 PERMISSIONS_SHOWN_MAX = 20
-ALL_OF_IT = "all of it: retinue status"
+FULL_TEXT_HINT = "to see everything: retinue status"
 
 # Unicode calls these printable, but they show nothing: fillers, joiners, blanks, variation selectors.
-_BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0") | {
+_INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0") | {
     *(chr(code) for code in range(0xFE00, 0xFE0F)),  # U+FE0F is missing: legitimate emoji use it
     *(chr(code) for code in range(0xE0100, 0xE01F0)),
 }
 
 
-def seen(text: str) -> str:
+def escape_invisible(text: str) -> str:
     """Return the text on one line, with every invisible character as its escape sequence."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(char if char.isprintable() and char not in _BLANK else _number(char) for char in text)
+    return "".join(char if char.isprintable() and char not in _INVISIBLE else _escape_code_point(char) for char in text)
 
 
-def _number(char: str) -> str:
+def _escape_code_point(char: str) -> str:
     code = ord(char)
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
 
 
-def words(text: str) -> str:
+def shorten_reason(text: str) -> str:
     """Return the text on one line, shortened to `REASON_CHARS_MAX`."""
-    shown = seen(text.strip())
-    return shown if len(shown) <= WORDS_CHARS_MAX else f"{shown[:WORDS_CHARS_MAX]} [cut]"
+    shown = escape_invisible(text.strip())
+    return shown if len(shown) <= REASON_CHARS_MAX else f"{shown[:REASON_CHARS_MAX]} [cut]"
 
 
-def value(argument: Any) -> str:
-    shown = seen(json.dumps(argument, ensure_ascii=False, default=str))
+def format_argument(argument: Any) -> str:
+    shown = escape_invisible(json.dumps(argument, ensure_ascii=False, default=str))
     if len(shown) <= VALUE_CHARS_MAX:
         return shown
     head, tail = shown[: VALUE_CHARS_MAX - VALUE_TAIL_CHARS], shown[-VALUE_TAIL_CHARS:]
     left_out = len(shown) - VALUE_CHARS_MAX
     quote = '"' if isinstance(argument, str) else ""
-    return f"{head}{quote} [cut: {left_out} characters are not shown here; {ALL_OF_IT}] {quote}{tail}"
+    return f"{head}{quote} [cut: {left_out} characters are not shown here; {FULL_TEXT_HINT}] {quote}{tail}"
 
 
-def call_lines(calls: Sequence[Call]) -> list[str]:
+def format_calls(calls: Sequence[Call]) -> list[str]:
     lines: list[str] = []
     room = CALLS_CHARS_MAX
     for number, call in enumerate(calls):
-        block = _block(call)
+        block = _format_call(call)
         room -= sum(len(line) for line in block)
         if room < 0 and number:
-            lines.append(f"[cut: {len(calls) - number} more calls are not shown here; {ALL_OF_IT}]")
+            lines.append(f"[cut: {len(calls) - number} more calls are not shown here; {FULL_TEXT_HINT}]")
             break
         lines += block
     return lines
 
 
-def _block(call: Call) -> list[str]:
-    lines = [f"- {seen(call.tool)}"]
+def _format_call(call: Call) -> list[str]:
+    lines = [f"- {escape_invisible(call.tool)}"]
     room = CALLS_CHARS_MAX
     for number, (name, argument) in enumerate(call.arguments.items()):
-        line = f"    {name if name.isidentifier() and name.isascii() else value(name)}: {value(argument)}"
+        label = name if name.isidentifier() and name.isascii() else format_argument(name)
+        line = f"    {label}: {format_argument(argument)}"
         room -= len(line)
         if number >= ARGUMENTS_SHOWN_MAX or (room < 0 and number):
             more = len(call.arguments) - number
-            lines.append(f"    [cut: {more} more arguments are not shown here; {ALL_OF_IT}]")
+            lines.append(f"    [cut: {more} more arguments are not shown here; {FULL_TEXT_HINT}]")
             break
         lines.append(line)
     return lines
 
 
-def what(calls: Sequence[Call], would_grant: Sequence[Permission]) -> str:
+def summarize_request(calls: Sequence[Call], would_grant: Sequence[Permission]) -> str:
     """Return a short summary of the request: the names of the tools, or else the permissions."""
     named = list(dict.fromkeys(call.tool for call in calls)) or [str(each) for each in would_grant]
-    return words(", ".join(named))
+    return shorten_reason(", ".join(named))
 
 
-def question(
+def format_question(
     *,
     id_: str,
     asker: str,
-    background: bool,
-    for_whom: str,
+    is_background: bool,
+    grantee: str,
     calls: Sequence[Call],
     because: str,
-    gives: Sequence[Permission],
+    permissions_needed: Sequence[Permission],
     would_grant: Sequence[Permission],
-    until: datetime,
-    always: bool,
+    expires_at: datetime,
+    can_grant_always: bool,
 ) -> str:
     """Return the text of an approval question.
 
     `id_` is the short id and `asker` the agent's name. `is_background`: no person takes part in its
     session. `can_grant_always`: the person who is asked may grant for good.
     """
-    whose = f"{asker}, which works in the background," if background else asker
-    for_longer = f"/allow {id_} session" + (f", or /allow {id_} always" if always else "")
+    whose = f"{asker}, in the background," if is_background else asker
+    for_longer = f"/allow {id_} session" + (f", or /allow {id_} always" if can_grant_always else "")
     if calls:
-        lines = [f"{whose} asks: may I do this?", *call_lines(calls)]
-        lines += [f"It would reach: {_named(gives)}"] if gives else []
-        lines += [f"Because: {words(because)}", f"Answer with: /allow {id_} or /deny {id_}"]
-        lines += [f"For longer than once ({_named(would_grant)}): {for_longer}"] if would_grant else []
+        lines = [f"{whose} asks: may I do this?", *format_calls(calls)]
+        lines += [f"Permissions needed: {_format_permissions(permissions_needed)}"] if permissions_needed else []
+        lines += [f"Because: {shorten_reason(because)}", f"Answer with: /allow {id_} or /deny {id_}"]
+        lines += [f"To allow more than once ({_format_permissions(would_grant)}): {for_longer}"] if would_grant else []
     else:
-        good_for = f"/allow {id_} (for this conversation)" if for_whom == asker else f"/allow {id_} (for a day)"
+        good_for = f"/allow {id_} (for this conversation)" if grantee == asker else f"/allow {id_} (for a day)"
         lines = [
-            f"{whose} asks: may {'I' if for_whom == asker else for_whom} have {_named(would_grant)}?",
-            f"Because: {words(because)}",
-            f"Answer with: {good_for}" + (f", /allow {id_} always" if always else "") + f", or /deny {id_}",
+            f"{whose} asks: may {'I' if grantee == asker else grantee} have {_format_permissions(would_grant)}?",
+            f"Because: {shorten_reason(because)}",
+            f"Answer with: {good_for}" + (f", /allow {id_} always" if can_grant_always else "") + f", or /deny {id_}",
         ]
-    lines.append(f"It can be answered until {until:%Y-%m-%d %H:%M} UTC.")
+    lines.append(f"The request expires at {expires_at:%Y-%m-%d %H:%M} UTC.")
     return "\n".join(lines)
 
 
-def _named(permissions: Sequence[Permission]) -> str:
+def _format_permissions(permissions: Sequence[Permission]) -> str:
     """Format the permissions, each in full: a shortened path is another path."""
-    named = [seen(str(each)) for each in permissions[:PERMISSIONS_SHOWN_MAX]]
+    named = [escape_invisible(str(each)) for each in permissions[:PERMISSIONS_SHOWN_MAX]]
     more = len(permissions) - len(named)
     return ", ".join(named) + (f" [cut: {more} more are not shown here]" if more else "")

@@ -8,9 +8,9 @@ from functools import lru_cache
 
 def matches_glob(glob: str, text: str) -> bool:
     """Whether the whole text matches. Only `*` is special; case is ignored."""
-    return _pattern(glob.casefold()).fullmatch(text.casefold()) is not None
+    return _compile_glob(glob.casefold()).fullmatch(text.casefold()) is not None
 
 
 @lru_cache(maxsize=4_096)
-def _pattern(glob: str) -> re.Pattern[str]:
+def _compile_glob(glob: str) -> re.Pattern[str]:
     return re.compile(".*".join(re.escape(part) for part in glob.split("*")), re.DOTALL)

@@ -19,73 +19,73 @@ from typing import TypeVar
 from urllib.parse import quote, quote_plus
 
 from retinue.domain.errors import RetinueError
-from retinue.domain.storable_text import escaped
+from retinue.domain.storable_text import escape_markup
 
 SECRET_CHARS_MIN = 8  # a shorter one could be any word
 SECRET_CHARS_MAX = 64 * 1024
 SECRETS_MAX = 1_000
 FORMS_CHARS_MAX = 8 * 1024 * 1024  # all forms of all secrets together
-RUN_CHARS_MIN = 16  # of a word in a secret of several lines, to be redacted alone
+SECRET_WORD_CHARS_MIN = 16  # of a word in a secret of several lines, to be redacted alone
 BASE64_LINE_CHARS = 76
 NAME_CHARS_MAX = 64
-ACROSS_CHARS = SECRET_CHARS_MAX  # read on either side of a part, to find secrets that span its ends
+OVERLAP_CHARS = SECRET_CHARS_MAX  # read on either side of a part, to find secrets that span its ends
 
 E = TypeVar("E", bound=RetinueError)
 
-_UNNAMEABLE = re.compile(r"[^A-Za-z0-9_.:@-]+")
+_INVALID_NAME_CHARS = re.compile(r"[^A-Za-z0-9_.:@-]+")
 
 
-def mark(name: str) -> str:
+def build_placeholder(name: str) -> str:
     """Return the text that replaces a secret. It is always the same, so that two readers mean the same secret."""
-    return f"[secret:{_UNNAMEABLE.sub('-', name)[:NAME_CHARS_MAX] or 'unnamed'}]"
+    return f"[secret:{_INVALID_NAME_CHARS.sub('-', name)[:NAME_CHARS_MAX] or 'unnamed'}]"
 
 
 # --- by value ---
 
 
-def forms_of(value: str) -> frozenset[str]:
+def list_encoded_forms(value: str) -> frozenset[str]:
     """Return the forms in which a secret may appear in text.
 
     Each long alphanumeric word of a multi-line secret counts too.
     """
-    forms = {form for part in _parts(value) for form in _written(part)}
+    forms = {form for part in _split_secret(value) for form in _encode_secret(part)}
     return frozenset(form for form in forms if len(form) >= SECRET_CHARS_MIN)
 
 
-_RUN = re.compile(rf"[A-Za-z0-9+/_-]{{{RUN_CHARS_MIN},}}={{0,2}}")
-_HAS_BOTH = re.compile(r"(?=.*\d)(?=.*[A-Za-z])", re.S)
+_SECRET_WORD = re.compile(rf"[A-Za-z0-9+/_-]{{{SECRET_WORD_CHARS_MIN},}}={{0,2}}")
+_HAS_DIGIT_AND_LETTER = re.compile(r"(?=.*\d)(?=.*[A-Za-z])", re.S)
 
 
-def _parts(value: str) -> Iterator[str]:
+def _split_secret(value: str) -> Iterator[str]:
     yield value
     if "\n" in value or "\r" in value:
-        yield from (run for run in _RUN.findall(value) if _HAS_BOTH.match(run))
+        yield from (run for run in _SECRET_WORD.findall(value) if _HAS_DIGIT_AND_LETTER.match(run))
 
 
-def _written(value: str) -> Iterator[str]:
+def _encode_secret(value: str) -> Iterator[str]:
     yield value
     for ascii_only in (False, True):
         yield json.dumps(value, ensure_ascii=ascii_only)[1:-1]
-    yield escaped(value)
+    yield escape_markup(value)
     # inside an HTML element, where quotes stay unescaped
-    yield escaped(value).replace("&quot;", '"').replace("&#x27;", "'")
+    yield escape_markup(value).replace("&quot;", '"').replace("&#x27;", "'")
     yield value.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     raw = value.encode(errors="surrogatepass")
     for safe in ("", "/"):
         encoded = quote(raw, safe=safe)
         yield encoded
-        yield _lower_hex(encoded)
+        yield _lowercase_percent_codes(encoded)
     yield quote_plus(raw)
     yield raw.hex()
     yield raw.hex().upper()
-    yield from _base64(raw)
+    yield from _base64_forms(raw)
 
 
-def _lower_hex(encoded: str) -> str:
+def _lowercase_percent_codes(encoded: str) -> str:
     return re.sub("%[0-9A-F]{2}", lambda found: found[0].lower(), encoded)
 
 
-def _base64(raw: bytes) -> Iterator[str]:
+def _base64_forms(raw: bytes) -> Iterator[str]:
     """Yield the base64 forms: encoded alone, and embedded in longer data at each of the three alignments."""
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
         whole = encode(raw).decode()
@@ -101,7 +101,7 @@ def _base64(raw: bytes) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _SecretIndex:
     """The search index of all known secrets.
 
     `heads` finds where a form may begin. `by_head` lists the forms with that beginning, the longest
@@ -113,10 +113,10 @@ class _Known:
         default_factory=dict[str, tuple[tuple[int, Mapping[str, str]], ...]], repr=False
     )
     names: frozenset[str] = frozenset()
-    unmasked: frozenset[str] = frozenset()
+    unredacted_names: frozenset[str] = frozenset()
 
 
-def _compiled(secrets: Iterable[tuple[str, str]]) -> _Known:
+def _build_index(secrets: Iterable[tuple[str, str]]) -> _SecretIndex:
     found: dict[str, str] = {}  # form -> placeholder
     names: set[str] = set()
     unmasked: set[str] = set()
@@ -124,7 +124,7 @@ def _compiled(secrets: Iterable[tuple[str, str]]) -> _Known:
     ordered = sorted(dict(secrets).items(), key=lambda each: (-len(each[1]), each[0]))
     values = [value for _, value in ordered if len(value) >= SECRET_CHARS_MIN]
     for name, value in ordered:
-        forms = forms_of(value) if SECRET_CHARS_MIN <= len(value) <= SECRET_CHARS_MAX else frozenset[str]()
+        forms = list_encoded_forms(value) if SECRET_CHARS_MIN <= len(value) <= SECRET_CHARS_MAX else frozenset[str]()
         size = sum(map(len, forms))
         if not forms or len(names) == SECRETS_MAX or size > room:
             unmasked.add(name)
@@ -132,23 +132,23 @@ def _compiled(secrets: Iterable[tuple[str, str]]) -> _Known:
         room -= size
         names.add(name)
         # The name itself may contain a secret value.
-        instead = mark("unnamed" if any(each in mark(name) for each in values) else name)
+        instead = build_placeholder("unnamed" if any(each in build_placeholder(name) for each in values) else name)
         for form in forms:
             found.setdefault(form, instead)
     by_head: dict[str, dict[int, dict[str, str]]] = {}
     for form, instead in found.items():
         by_head.setdefault(form[:SECRET_CHARS_MIN], {}).setdefault(len(form), {})[form] = instead
     if not by_head:
-        return _Known(unmasked=frozenset(unmasked))
-    return _Known(
-        heads=re.compile(_alternation(sorted(by_head))),
+        return _SecretIndex(unredacted_names=frozenset(unmasked))
+    return _SecretIndex(
+        heads=re.compile(_build_trie_pattern(sorted(by_head))),
         by_head={head: tuple(sorted(lengths.items(), key=lambda each: -each[0])) for head, lengths in by_head.items()},
         names=frozenset(names),
-        unmasked=frozenset(unmasked),
+        unredacted_names=frozenset(unmasked),
     )
 
 
-def _alternation(words: list[str]) -> str:
+def _build_trie_pattern(words: list[str]) -> str:
     """Return one regular expression for many words of equal length, built as a trie.
 
     A position in a text is rejected as soon as no word continues there, however many words there
@@ -162,20 +162,20 @@ def _alternation(words: list[str]) -> str:
     branches: dict[str, list[str]] = {}
     for word in words:
         branches.setdefault(word[shared : shared + 1], []).append(word[shared:])
-    inner = "|".join(_alternation(branch) for branch in branches.values())
+    inner = "|".join(_build_trie_pattern(branch) for branch in branches.values())
     return f"{re.escape(words[0][:shared])}(?:{inner})"
 
 
-def _by_value(text: str, known: _Known) -> str:
+def _redact_values(text: str, index: _SecretIndex) -> str:
     """Replace known secrets in one pass. The search continues after each match."""
-    if known.heads is None:
+    if index.heads is None:
         return text
     pieces: list[str] = []
     done = at = 0
-    search = known.heads.search
+    search = index.heads.search
     while (found := search(text, at)) is not None:
         begin = found.start()
-        for length, forms in known.by_head[found[0]]:
+        for length, forms in index.by_head[found[0]]:
             instead = forms.get(text[begin : begin + length])
             if instead is not None:
                 pieces += (text[done:begin], instead)
@@ -189,84 +189,84 @@ def _by_value(text: str, known: _Known) -> str:
 # --- by pattern ---
 
 
-def _begins(with_: str, rest: str) -> re.Pattern[str]:
+def _prefix_pattern(prefix: str, rest: str) -> re.Pattern[str]:
     """Return a pattern that starts with this prefix and is not part of a longer word.
 
     The prefix comes first in the expression, so a text without it is rejected quickly.
     """
-    return re.compile(rf"{re.escape(with_)}(?<![\w-]{re.escape(with_)}){rest}")
+    return re.compile(rf"{re.escape(prefix)}(?<![\w-]{re.escape(prefix)}){rest}")
 
 
 _HAS_DIGIT = r"(?=[\w-]{0,200}\d)"
 # Required substring, pattern, name. After its prefix each pattern matches a single run, so there is no backtracking.
-SHAPES: tuple[tuple[str, re.Pattern[str], str], ...] = (
-    ("sk-", _begins("sk-", rf"{_HAS_DIGIT}[\w-]{{16,}}"), "api-key"),
-    ("sk_live_", _begins("sk_live_", r"\w{8,}"), "api-key"),
-    ("sk_test_", _begins("sk_test_", r"\w{8,}"), "api-key"),
-    ("rk_live_", _begins("rk_live_", r"\w{8,}"), "api-key"),
-    ("whsec_", _begins("whsec_", r"\w{16,}"), "webhook-secret"),
-    *((f"gh{kind}_", _begins(f"gh{kind}_", r"\w{16,}"), "github-token") for kind in "opusr"),
-    ("github_pat_", _begins("github_pat_", r"\w{16,}"), "github-token"),
-    ("glpat-", _begins("glpat-", r"[\w-]{16,}"), "gitlab-token"),
-    ("xox", _begins("xox", r"[a-z]-[\w-]{8,}"), "slack-token"),
-    ("xapp-", _begins("xapp-", r"[\w-]{8,}"), "slack-token"),
-    ("hooks.slack.com/services/", _begins("hooks.slack.com/services/", r"[\w/]{8,}"), "slack-webhook"),
-    ("AKIA", _begins("AKIA", r"[A-Z0-9]{12,}(?![\w-])"), "aws-key"),
-    ("ASIA", _begins("ASIA", r"[A-Z0-9]{12,}(?![\w-])"), "aws-key"),
-    ("AIza", _begins("AIza", r"[\w-]{30,}"), "google-key"),
-    ("ya29.", _begins("ya29.", r"[\w-]{16,}"), "google-token"),
-    ("hf_", _begins("hf_", r"[A-Za-z0-9]{16,}"), "huggingface-token"),
-    ("npm_", _begins("npm_", r"[A-Za-z0-9]{30,}"), "npm-token"),
-    ("pypi-", _begins("pypi-", r"[\w-]{32,}"), "pypi-token"),
-    ("SG.", _begins("SG.", r"[\w-]{16,}\.[\w-]{16,}"), "sendgrid-key"),
-    ("syt_", _begins("syt_", r"\w{16,}"), "matrix-token"),
-    ("AGE-SECRET-KEY-1", _begins("AGE-SECRET-KEY-1", r"\w{16,}"), "age-key"),
+SECRET_PATTERNS: tuple[tuple[str, re.Pattern[str], str], ...] = (
+    ("sk-", _prefix_pattern("sk-", rf"{_HAS_DIGIT}[\w-]{{16,}}"), "api-key"),
+    ("sk_live_", _prefix_pattern("sk_live_", r"\w{8,}"), "api-key"),
+    ("sk_test_", _prefix_pattern("sk_test_", r"\w{8,}"), "api-key"),
+    ("rk_live_", _prefix_pattern("rk_live_", r"\w{8,}"), "api-key"),
+    ("whsec_", _prefix_pattern("whsec_", r"\w{16,}"), "webhook-secret"),
+    *((f"gh{kind}_", _prefix_pattern(f"gh{kind}_", r"\w{16,}"), "github-token") for kind in "opusr"),
+    ("github_pat_", _prefix_pattern("github_pat_", r"\w{16,}"), "github-token"),
+    ("glpat-", _prefix_pattern("glpat-", r"[\w-]{16,}"), "gitlab-token"),
+    ("xox", _prefix_pattern("xox", r"[a-z]-[\w-]{8,}"), "slack-token"),
+    ("xapp-", _prefix_pattern("xapp-", r"[\w-]{8,}"), "slack-token"),
+    ("hooks.slack.com/services/", _prefix_pattern("hooks.slack.com/services/", r"[\w/]{8,}"), "slack-webhook"),
+    ("AKIA", _prefix_pattern("AKIA", r"[A-Z0-9]{12,}(?![\w-])"), "aws-key"),
+    ("ASIA", _prefix_pattern("ASIA", r"[A-Z0-9]{12,}(?![\w-])"), "aws-key"),
+    ("AIza", _prefix_pattern("AIza", r"[\w-]{30,}"), "google-key"),
+    ("ya29.", _prefix_pattern("ya29.", r"[\w-]{16,}"), "google-token"),
+    ("hf_", _prefix_pattern("hf_", r"[A-Za-z0-9]{16,}"), "huggingface-token"),
+    ("npm_", _prefix_pattern("npm_", r"[A-Za-z0-9]{30,}"), "npm-token"),
+    ("pypi-", _prefix_pattern("pypi-", r"[\w-]{32,}"), "pypi-token"),
+    ("SG.", _prefix_pattern("SG.", r"[\w-]{16,}\.[\w-]{16,}"), "sendgrid-key"),
+    ("syt_", _prefix_pattern("syt_", r"\w{16,}"), "matrix-token"),
+    ("AGE-SECRET-KEY-1", _prefix_pattern("AGE-SECRET-KEY-1", r"\w{16,}"), "age-key"),
     (":AA", re.compile(r":AA(?<=\d:AA)[\w-]{30,}"), "telegram-token"),
-    ("eyJ", _begins("eyJ", r"[\w-]{6,}\.eyJ[\w-]{6,}\.[\w-]{6,}"), "jwt"),
+    ("eyJ", _prefix_pattern("eyJ", r"[\w-]{6,}\.eyJ[\w-]{6,}\.[\w-]{6,}"), "jwt"),
 )
 _BEARER = re.compile(r"\b([Bb]earer[ \t]{1,3})(?=[\w.~+/-]{0,200}\d)[\w.~+/-]{12,}={0,2}")
-_KEY_BEGINS = "-----BEGIN "
-_KEY_ENDS = "-----END "
+_KEY_BEGIN = "-----BEGIN "
+_KEY_END = "-----END "
 _KEY_TITLE = "PRIVATE KEY-----"
 _TITLE_CHARS_MAX = 80
 _KEY_BODY = re.compile(r"(?:[A-Za-z0-9+/=\s]|\\[nr])*")
 
 
-def by_shape(text: str) -> str:
+def redact_patterns(text: str) -> str:
     """Return the text without well-known kinds of keys, bearer tokens and private keys."""
-    for letters, shape, name in SHAPES:
+    for letters, shape, name in SECRET_PATTERNS:
         if letters in text:
-            text = shape.sub(mark(name), text)
+            text = shape.sub(build_placeholder(name), text)
     if "earer" in text:
-        text = _BEARER.sub(lambda found: found[1] + mark("bearer-token"), text)
-    return _without_private_keys(text) if _KEY_TITLE in text else text
+        text = _BEARER.sub(lambda found: found[1] + build_placeholder("bearer-token"), text)
+    return _redact_private_keys(text) if _KEY_TITLE in text else text
 
 
-def _without_private_keys(text: str) -> str:
+def _redact_private_keys(text: str) -> str:
     """Replace private keys, from the BEGIN line to the END line, or to the end of what could be key data."""
     pieces: list[str] = []
     done = end = 0
-    while (begin := text.find(_KEY_BEGINS, done)) >= 0:
+    while (begin := text.find(_KEY_BEGIN, done)) >= 0:
         title = text.find(_KEY_TITLE, begin, begin + _TITLE_CHARS_MAX)
         if title < 0:
-            pieces.append(text[done : begin + len(_KEY_BEGINS)])
-            done = begin + len(_KEY_BEGINS)
+            pieces.append(text[done : begin + len(_KEY_BEGIN)])
+            done = begin + len(_KEY_BEGIN)
             continue
-        pieces += (text[done:begin], mark("private-key"))
+        pieces += (text[done:begin], build_placeholder("private-key"))
         body = title + len(_KEY_TITLE)
         if 0 <= end < body:  # one search serves all BEGIN lines before it, so a text full of BEGIN lines stays linear
-            end = text.find(_KEY_ENDS, body)
-        done = _end_of_key(text, body, end)
+            end = text.find(_KEY_END, body)
+        done = _find_key_end(text, body, end)
     return "".join((*pieces, text[done:]))
 
 
-def _end_of_key(text: str, body: int, end: int) -> int:
+def _find_key_end(text: str, body: int, end: int) -> int:
     """Return where a key ends.
 
     `end` is the offset of the next END line, or -1. A BEGIN line before it means the key has no
     END.
     """
-    if end >= 0 and text.find(_KEY_BEGINS, body, end) < 0:
+    if end >= 0 and text.find(_KEY_BEGIN, body, end) < 0:
         title = text.find(_KEY_TITLE, end, end + _TITLE_CHARS_MAX)
         if title >= 0:
             return title + len(_KEY_TITLE)
@@ -274,53 +274,53 @@ def _end_of_key(text: str, body: int, end: int) -> int:
     return found.end() if found is not None else body
 
 
-class Masks:
+class Redactor:
     """Redacts the secrets that the server knows. Safe to use from any thread: the index is replaced as a whole."""
 
-    __slots__ = ("_known",)
+    __slots__ = ("_index",)
 
     def __init__(self, secrets: Mapping[str, str] | None = None) -> None:
-        self._known = _compiled((secrets or {}).items())
+        self._index = _build_index((secrets or {}).items())
 
-    def replace(self, secrets: Mapping[str, str]) -> None:
+    def set_secrets(self, secrets: Mapping[str, str]) -> None:
         """Replace all known secrets by these (name to value)."""
-        self._known = _compiled(secrets.items())
+        self._index = _build_index(secrets.items())
 
-    def mask(self, text: str) -> str:
+    def redact(self, text: str) -> str:
         """Return the text with a placeholder for each secret. Values take one pass, however many there are."""
-        return by_shape(_by_value(text, self._known))
+        return redact_patterns(_redact_values(text, self._index))
 
-    def mask_values(self, text: str) -> str:
+    def redact_values(self, text: str) -> str:
         """Redact known values only, for texts in which strings that merely look like keys must stay."""
-        return _by_value(text, self._known)
+        return _redact_values(text, self._index)
 
     @property
-    def names(self) -> frozenset[str]:
+    def redacted_names(self) -> frozenset[str]:
         """Names of the secrets that are redacted."""
-        return self._known.names
+        return self._index.names
 
     @property
-    def unmasked(self) -> frozenset[str]:
+    def unredacted_names(self) -> frozenset[str]:
         """Names of the secrets that are not redacted: too short to be distinctive, too long, or too many."""
-        return self._known.unmasked
+        return self._index.unredacted_names
 
     def __repr__(self) -> str:
-        return f"Masks({len(self._known.names)} secrets)"
+        return f"Masks({len(self._index.names)} secrets)"
 
 
-def masked_part(text: str, begin: int, end: int, mask: Callable[[str], str]) -> str:
+def redact_part(text: str, begin: int, end: int, redact: Callable[[str], str]) -> str:
     """Return a part of a text, redacted, for callers that show a long text piece by piece.
 
     A secret that spans an end of the part is redacted too. Half of it would not be recognized.
     """
-    before, after = text[max(0, begin - ACROSS_CHARS) : begin], text[end : end + ACROSS_CHARS]
-    whole = mask(before + text[begin:end] + after)
+    before, after = text[max(0, begin - OVERLAP_CHARS) : begin], text[end : end + OVERLAP_CHARS]
+    whole = redact(before + text[begin:end] + after)
     # Text that is redacted the same with and without its neighbor does not span the boundary.
-    whole = whole[_alike(mask(before), whole) :]
-    return whole[: len(whole) - _alike(mask(after)[::-1], whole[::-1])]
+    whole = whole[_common_prefix_length(redact(before), whole) :]
+    return whole[: len(whole) - _common_prefix_length(redact(after)[::-1], whole[::-1])]
 
 
-def _alike(one: str, other: str) -> int:
+def _common_prefix_length(one: str, other: str) -> int:
     """Return the length of the common prefix."""
     if other.startswith(one):
         return len(one)
@@ -328,8 +328,8 @@ def _alike(one: str, other: str) -> int:
     return next((at for at, (left, right) in pairs if left != right), len(other))
 
 
-def masked_error(error: E, mask: Callable[[str], str]) -> E:
+def redact_error(error: E, redact: Callable[[str], str]) -> E:
     """Redact the texts of an error in place, and return it."""
-    error.sentence, error.because, error.try_this = map(mask, (error.sentence, error.because, error.try_this))
+    error.sentence, error.because, error.try_this = map(redact, (error.sentence, error.because, error.try_this))
     error.args = (error.sentence,)
     return error

@@ -11,195 +11,188 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from retinue.domain.errors import Invalid
+from retinue.text.errors import CommandLineInvalid, ShellSyntaxRefused
 
 COMMAND_CHARS_MAX = 32_768
 WORDS_MAX = 1_000
-PARTS_MAX = 32
+COMMANDS_MAX = 32
 
-_UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_INVISIBLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _ESCAPED_IN_DOUBLE = '$`"\\'
-_SAFE = re.compile(r"[A-Za-z0-9_./:,@%+=-]+")
+_NEEDS_NO_QUOTES = re.compile(r"[A-Za-z0-9_./:,@%+=-]+")
 
 # The meaning of a character to a shell, outside all quotes.
-_MEANING = {
+_SHELL_SYNTAX = {
     "$": "it has an expansion",
     "`": "it has a command substitution",
-    "*": "it has a pattern of file names",
-    "?": "it has a pattern of file names",
-    "[": "it has a pattern of file names",
-    "]": "it has a pattern of file names",
+    "*": "it has a file name pattern",
+    "?": "it has a file name pattern",
+    "[": "it has a file name pattern",
+    "]": "it has a file name pattern",
     "{": "it has braces",
     "}": "it has braces",
-    "~": "it has a home folder to expand",
+    "~": "it has a ~ to expand",
     "(": "it has a subshell or a substitution",
     ")": "it has a subshell or a substitution",
     "<": "it has a redirection",
     ">": "it has a redirection",
-    "&": "it would be left running beside the shell",
+    "&": "it starts a background job",
     "!": "it has an exclamation mark outside quotes",
 }
 _RESERVED_WORDS = "if then else elif fi do done case esac while until for in select function time coproc [[ ]] { } !"
 _RESERVED = frozenset(_RESERVED_WORDS.split())
 
 
-class Follows(StrEnum):
+class CommandOperator(StrEnum):
     """How a command follows the one before it."""
 
     AND = "&&"
     OR = "||"
-    THEN = ";"
+    SEQUENCE = ";"
     PIPE = "|"
 
 
-class Part(Struct, frozen=True):
+class SimpleCommand(Struct, frozen=True):
     """One command of a command line. `operator` is None for the first."""
 
     argv: tuple[str, ...]
-    follows: Follows | None = None
+    operator: CommandOperator | None = None
 
 
-class Line(Struct, frozen=True):
-    parts: tuple[Part, ...]
+class CommandLine(Struct, frozen=True):
+    commands: tuple[SimpleCommand, ...]
 
     @property
     def argv(self) -> tuple[str, ...] | None:
         """The argv if there is only one command; otherwise None."""
-        return self.parts[0].argv if len(self.parts) == 1 else None
+        return self.commands[0].argv if len(self.commands) == 1 else None
 
 
-class NotPlain(Invalid):
-    """A command line that uses shell syntax."""
-
-    code = "command.not-plain"
-
-
-def parse(command: str) -> Line:
+def parse_command_line(command: str) -> CommandLine:
     """Return the commands of a line, word for word as `/bin/sh` would run them.
 
     Raises `ShellSyntaxRefused` for anything else.
     """
-    return _Reader(storable_command(command)).line()
+    return _CommandLineParser(check_command(command)).parse()
 
 
-def storable_command(command: str) -> str:
+def check_command(command: str) -> str:
     """Return the command if it can be stored and shown: not empty, not too long, no invisible characters."""
     because = ""
     if not command.strip():
-        because = "there is nothing in it"
+        because = "it is empty"
     elif len(command) > COMMAND_CHARS_MAX:
         because = f"it is longer than {COMMAND_CHARS_MAX} characters"
-    elif found := _UNSEEN.search(command):
-        because = f"it has a character that cannot be seen (U+{ord(found[0]):04X})"
+    elif found := _INVISIBLE.search(command):
+        because = f"it has an invisible character (U+{ord(found[0]):04X})"
     if because:
-        raise Invalid(
-            "this is not a command that can be run",
-            because=because,
-            try_this="write it on one line, or put it into a script",
-            code="command.invalid",
-        )
+        raise CommandLineInvalid(because=because)
     return command
 
 
-def quoted(word: str) -> str:
+def quote_word(word: str) -> str:
     """Quote a word so that any shell reads it back unchanged."""
-    return word if _SAFE.fullmatch(word) and not word.startswith("=") else "'" + word.replace("'", "'\\''") + "'"
+    return (
+        word
+        if _NEEDS_NO_QUOTES.fullmatch(word) and not word.startswith("=")
+        else "'" + word.replace("'", "'\\''") + "'"
+    )
 
 
-def rendered(line: Line) -> str:
+def format_command_line(line: CommandLine) -> str:
     """Format the command line for a shell, with nothing left to expand."""
     said: list[str] = []
-    for part in line.parts:
-        if part.follows is not None:
-            said.append(part.follows.value)
+    for part in line.commands:
+        if part.operator is not None:
+            said.append(part.operator.value)
         # A quoted first word is neither a reserved word nor an assignment.
-        said.append(" ".join(["'" + part.argv[0].replace("'", "'\\''") + "'", *map(quoted, part.argv[1:])]))
+        said.append(" ".join(["'" + part.argv[0].replace("'", "'\\''") + "'", *map(quote_word, part.argv[1:])]))
     return " ".join(said)
 
 
-class _Reader:
+class _CommandLineParser:
     """Scans a command line once, from left to right."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
-        self._parts: list[Part] = []
+        self._commands: list[SimpleCommand] = []
         self._words: list[str] = []
         self._word: list[str] | None = None  # None between words: an empty quoted string is a word too
-        self._follows: Follows | None = None
-        self._count = 0
+        self._operator: CommandOperator | None = None
+        self._word_count = 0
 
-    def line(self) -> Line:
+    def parse(self) -> CommandLine:
         while self._at < len(self._text):
             self._step()
-        self._end_part()
-        return Line(tuple(self._parts))
+        self._end_command()
+        return CommandLine(tuple(self._commands))
 
     def _step(self) -> None:
-        char = self._take()
+        char = self._next_char()
         match char:
             case " " | "\t":
                 self._end_word()
             case "\n":
-                raise self._refused("it goes on in another line")
+                raise ShellSyntaxRefused(because="it continues on another line")
             case "'":
-                self._single()
+                self._read_single_quoted()
             case '"':
-                self._double()
+                self._read_double_quoted()
             case "\\":
-                self._add(self._escaped())
+                self._add(self._read_escaped())
             case ";":
-                self._next_part(Follows.THEN)
+                self._next_command(CommandOperator.SEQUENCE)
             case "|":
-                self._next_part(Follows.OR if self._took("|") else Follows.PIPE)
-            case "&" if self._took("&"):
-                self._next_part(Follows.AND)
+                self._next_command(CommandOperator.OR if self._skip_if("|") else CommandOperator.PIPE)
+            case "&" if self._skip_if("&"):
+                self._next_command(CommandOperator.AND)
             case "#" if self._word is None:
-                raise self._refused("it has a comment")
-            case _ if char in _MEANING:
-                raise self._refused(_MEANING[char])
+                raise ShellSyntaxRefused(because="it has a comment")
+            case _ if char in _SHELL_SYNTAX:
+                raise ShellSyntaxRefused(because=_SHELL_SYNTAX[char])
             case _:
                 self._add(char)
 
-    def _single(self) -> None:
+    def _read_single_quoted(self) -> None:
         end = self._text.find("'", self._at)
         if end < 0:
-            raise self._refused("a quote is not closed")
-        self._add(self._checked(self._text[self._at : end]))
+            raise ShellSyntaxRefused(because="a quote is not closed")
+        self._add(self._check_one_line(self._text[self._at : end]))
         self._at = end + 1
 
-    def _double(self) -> None:
+    def _read_double_quoted(self) -> None:
         self._add("")
         while True:
             if self._at >= len(self._text):
-                raise self._refused("a quote is not closed")
-            char = self._take()
+                raise ShellSyntaxRefused(because="a quote is not closed")
+            char = self._next_char()
             match char:
                 case '"':
                     return
                 case "$" | "`":
-                    raise self._refused(f"{_MEANING[char]} inside double quotes")
+                    raise ShellSyntaxRefused(because=f"{_SHELL_SYNTAX[char]} inside double quotes")
                 case "\\" if self._text[self._at : self._at + 1] in tuple(_ESCAPED_IN_DOUBLE):
-                    self._add(self._take())
+                    self._add(self._next_char())
                 case _:
-                    self._add(self._checked(char))
+                    self._add(self._check_one_line(char))
 
-    def _escaped(self) -> str:
+    def _read_escaped(self) -> str:
         if self._at >= len(self._text):
-            raise self._refused("it ends in a backslash")
-        return self._checked(self._take())
+            raise ShellSyntaxRefused(because="it ends with a backslash")
+        return self._check_one_line(self._next_char())
 
-    def _checked(self, text: str) -> str:
+    def _check_one_line(self, text: str) -> str:
         if "\n" in text:
-            raise self._refused("it goes on in another line")
+            raise ShellSyntaxRefused(because="it continues on another line")
         return text
 
-    def _take(self) -> str:
+    def _next_char(self) -> str:
         char = self._text[self._at]
         self._at += 1
         return char
 
-    def _took(self, char: str) -> bool:
+    def _skip_if(self, char: str) -> bool:
         if self._text[self._at : self._at + 1] != char:
             return False
         self._at += 1
@@ -215,31 +208,24 @@ class _Reader:
             return
         self._words.append("".join(self._word))
         self._word = None
-        self._count += 1
-        if self._count > WORDS_MAX:
-            raise self._refused(f"it has more than {WORDS_MAX} words")
+        self._word_count += 1
+        if self._word_count > WORDS_MAX:
+            raise ShellSyntaxRefused(because=f"it has more than {WORDS_MAX} words")
 
-    def _next_part(self, follows: Follows) -> None:
-        self._end_part()
-        self._follows = follows
+    def _next_command(self, operator: CommandOperator) -> None:
+        self._end_command()
+        self._operator = operator
 
-    def _end_part(self) -> None:
+    def _end_command(self) -> None:
         self._end_word()
         if not self._words:
-            raise self._refused("a command is missing at one side of && || ; or |")
+            raise ShellSyntaxRefused(because="a command is missing before or after && || ; or |")
         program = self._words[0]
         if not program or program in _RESERVED:
-            raise self._refused(f"it begins with {program!r}, which a shell reads in its own way")
+            raise ShellSyntaxRefused(because=f"it begins with {program!r}, which is shell syntax")
         if "=" in program:
-            raise self._refused("it sets a variable before the command")
-        self._parts.append(Part(tuple(self._words), self._follows))
+            raise ShellSyntaxRefused(because="it sets a variable before the command")
+        self._commands.append(SimpleCommand(tuple(self._words), self._operator))
         self._words = []
-        if len(self._parts) > PARTS_MAX:
-            raise self._refused(f"it has more than {PARTS_MAX} commands")
-
-    def _refused(self, because: str) -> NotPlain:
-        return NotPlain(
-            "this command is more than plain words",
-            because=because,
-            try_this="put what is meant literally into single quotes, and run one command at a time",
-        )
+        if len(self._commands) > COMMANDS_MAX:
+            raise ShellSyntaxRefused(because=f"it has more than {COMMANDS_MAX} commands")

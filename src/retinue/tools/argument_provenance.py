@@ -11,29 +11,36 @@ from retinue.domain.record import Record
 from retinue.domain.structs import replace
 from retinue.domain.tool import Call, ToolSpec
 from retinue.policy.provenance import provenance
-from retinue.policy.provenance.provenance_match import Known
-from retinue.policy.provenance.provenance_rules import OriginPolicy
+from retinue.policy.provenance.provenance_match import KnownValues
+from retinue.policy.provenance.provenance_rules import ProvenancePolicy
 
 
-class Reading:
+class ProvenanceChecker:
     """Decides calls by the provenance of their arguments.
 
     `canonicalize` returns a call in the form in which its tool parses it.
     """
 
     def __init__(
-        self, policy: OriginPolicy, context: list[Record], *, today: date | None, as_read: Callable[[Call], Call]
+        self,
+        policy: ProvenancePolicy,
+        context: list[Record],
+        *,
+        today: date | None,
+        canonicalize: Callable[[Call], Call],
     ) -> None:
         self._policy = policy
         self._today = today
-        told = provenance.context_of(context)
+        built = provenance.build_context(context)
         # A call that leaves out a default equals one that spells it out.
-        self._context = replace(told, done=tuple(as_read(call) for call in told.done))
+        self._context = replace(built, calls_done=tuple(canonicalize(call) for call in built.calls_done))
 
     def decide(self, spec: ToolSpec, call: Call) -> Decision:
-        known = self._known if provenance.is_effectful(spec) else None
-        return provenance.decide(self._policy, spec, call, self._context, today=self._today, known=known).decision
+        known = self._known_values if provenance.has_guarded_effect(spec) else None
+        return provenance.decide_provenance(
+            self._policy, spec, call, self._context, today=self._today, known=known
+        ).decision
 
     @cached_property
-    def _known(self) -> Known:
-        return provenance.known_from(self._policy, self._context, today=self._today)
+    def _known_values(self) -> KnownValues:
+        return provenance.collect_known_values(self._policy, self._context, today=self._today)

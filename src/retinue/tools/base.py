@@ -23,7 +23,7 @@ from retinue.domain.decision import Decision
 from retinue.domain.display_options import Elevation
 from retinue.domain.errors import RetinueError
 from retinue.domain.ids import RunId, SessionId
-from retinue.domain.permission import Permission, Rights
+from retinue.domain.permission import AgentRights, Permission
 from retinue.domain.person import Requester
 from retinue.domain.session import OriginKind
 from retinue.domain.tool import ToolSpec
@@ -38,7 +38,7 @@ class ToolFailed(RetinueError):
     code = "tool.failed"
 
 
-class Pending(Exception):
+class CallPending(Exception):
     """Raised when the work that a tool started is not finished. This is not an error.
 
     The call stays open. It is made again when there is a result, or at `until`. Only a repeatable
@@ -50,13 +50,13 @@ class Pending(Exception):
         self.until = until
 
 
-def as_tool_failed(error: RetinueError) -> ToolFailed:
-    """Convert an internal error to one that the model reads."""
-    return ToolFailed(error.sentence, because=error.because, try_this=error.try_this, code=error.code)
+def as_tool_failed(error: RetinueError, *, try_this: str = "") -> ToolFailed:
+    """Convert an internal error to one that the model reads. `try_this` replaces its next step."""
+    return ToolFailed(error.sentence, because=error.because, try_this=try_this or error.try_this, code=error.code)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class ToolContext:
     """The context of one tool call: everything a tool may know beyond its arguments.
 
     `trust` is the lowest trust of anything in the context. Everything a tool creates, stores or
@@ -74,29 +74,29 @@ class Scene:
     session: SessionId
     run: RunId
     call: str
-    home: Path
-    rights: Rights
+    agent_directory: Path
+    rights: AgentRights
     origin: OriginKind = OriginKind.TERMINAL
     sender: Address | None = None
     requesters: tuple[Requester, ...] = ()  # the people on whose behalf the run works
     trust: Trust = Trust.PRIVATE
     environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)  # for this run's commands
-    elevated: Elevation | None = None  # the session's setting for commands outside the sandbox
-    senders: tuple[Agent, ...] = ()
-    acting: Agent | None = None
+    elevation: Elevation | None = None  # the session's setting for commands outside the sandbox
+    parent_agents: tuple[Agent, ...] = ()
+    acting_agent: Agent | None = None
     can_use: Callable[[str], bool] = field(default=lambda _tool: True, repr=False, compare=False)
 
     @property
-    def acts_as(self) -> Agent:
-        return self.acting or self.agent
+    def effective_agent(self) -> Agent:
+        return self.acting_agent or self.agent
 
     @property
-    def others(self) -> tuple[Requester, ...]:
+    def non_owner_requesters(self) -> tuple[Requester, ...]:
         """The requesters of this run who are not the owner."""
         return tuple(each for each in self.requesters if not each.is_owner)
 
 
-class Output(Struct, frozen=True, kw_only=True):
+class ToolOutput(Struct, frozen=True, kw_only=True):
     """The output of a tool. If `trust` is None, it follows from the tool's effects."""
 
     text: str
@@ -114,53 +114,53 @@ class Tool(Protocol):
     @property
     def arguments(self) -> type[msgspec.Struct]: ...
 
-    async def perform(self, arguments: Any, scene: Scene) -> Output | str: ...
+    async def perform(self, arguments: Any, context: ToolContext) -> ToolOutput | str: ...
 
 
 @runtime_checkable
-class Reaching(Protocol):
+class PermissionedTool(Protocol):
     """A tool that may need permissions beyond the workspace.
 
     If a required permission was not granted, a person is asked for it.
     """
 
-    def needs(self, arguments: Any, scene: Scene) -> Sequence[Permission]: ...
+    def required_permissions(self, arguments: Any, context: ToolContext) -> Sequence[Permission]: ...
 
 
 @runtime_checkable
-class Walled(Protocol):
+class SandboxedTool(Protocol):
     """A tool whose calls run in a sandbox.
 
     The sandbox decision is made directly before the call is performed, after `prepare_sandbox`.
     """
 
-    async def ready(self) -> None: ...
-    def sandbox(self, arguments: Any, scene: Scene) -> Decision: ...
+    async def prepare_sandbox(self) -> None: ...
+    def decide_sandbox(self, arguments: Any, context: ToolContext) -> Decision: ...
 
 
 @runtime_checkable
-class Confirmed(Protocol):
+class ConfirmedTool(Protocol):
     """A tool with calls that the owner must confirm each time.
 
     Grants and the trust of the context do not change this. None means that this call needs no
     confirmation.
     """
 
-    def confirm(self, arguments: Any, scene: Scene) -> Decision | None: ...
+    def decide_confirmation(self, arguments: Any, context: ToolContext) -> Decision | None: ...
 
 
 @runtime_checkable
-class Ruled(Protocol):
+class ConfigurableTool(Protocol):
     """A tool that has its own settings.
 
     `with_settings` returns a copy for other settings. The copy is used to decide calls, never to
     perform them.
     """
 
-    def under(self, settings: Settings) -> Tool: ...
+    def with_settings(self, settings: Settings) -> Tool: ...
 
 
-SCHEMAS_KEPT_MAX = 512
+CACHED_SCHEMAS_MAX = 512
 
 
 def schema_of(arguments: type[msgspec.Struct]) -> dict[str, Any]:
@@ -171,16 +171,16 @@ def schema_of(arguments: type[msgspec.Struct]) -> dict[str, Any]:
     return cast("dict[str, Any]", msgspec.json.decode(_encoded_schema(arguments)))
 
 
-@lru_cache(SCHEMAS_KEPT_MAX)
+@lru_cache(CACHED_SCHEMAS_MAX)
 def _encoded_schema(arguments: type[msgspec.Struct]) -> bytes:
     """Cached because inspecting a type takes a hundred times longer than decoding its schema."""
-    return msgspec.json.encode(_schema(arguments))
+    return msgspec.json.encode(_build_schema(arguments))
 
 
-def _schema(arguments: type[msgspec.Struct]) -> dict[str, Any]:
+def _build_schema(arguments: type[msgspec.Struct]) -> dict[str, Any]:
     schema = msgspec.json.schema(arguments)
     definitions: dict[str, Any] = schema["$defs"]
-    top: dict[str, Any] = _spelled_out(schema, definitions)
+    top: dict[str, Any] = _inline_references(schema, definitions)
     return {
         "type": "object",
         "properties": top["properties"],
@@ -189,14 +189,14 @@ def _schema(arguments: type[msgspec.Struct]) -> dict[str, Any]:
     }
 
 
-def _spelled_out(schema: Any, definitions: dict[str, Any]) -> Any:
+def _inline_references(schema: Any, definitions: dict[str, Any]) -> Any:
     """Replace each reference by its definition. No argument type refers to itself."""
     if isinstance(schema, list):
-        return [_spelled_out(part, definitions) for part in cast(list[Any], schema)]
+        return [_inline_references(part, definitions) for part in cast(list[Any], schema)]
     if not isinstance(schema, dict):
         return schema
     parts = cast(dict[str, Any], schema)
     if (name := parts.get("$ref")) is None:
-        return {key: _spelled_out(part, definitions) for key, part in parts.items()}
+        return {key: _inline_references(part, definitions) for key, part in parts.items()}
     beside = {key: part for key, part in parts.items() if key not in ("$ref", "$defs")}
-    return _spelled_out(definitions[name.rpartition("/")[2]], definitions) | beside
+    return _inline_references(definitions[name.rpartition("/")[2]], definitions) | beside

@@ -14,7 +14,7 @@ from retinue.store.sessions import records
 OWNER_TURNS_MAX = 200  # owner turns behind a summary that still count for provenance
 
 
-class EarlierWords(Struct, frozen=True):
+class EarlierOwnerTurns(Struct, frozen=True):
     """Reads the owner's turns that a summary replaced.
 
     The summary was written by a model. The original turns are still the owner's own text.
@@ -26,5 +26,5 @@ class EarlierWords(Struct, frozen=True):
         summary = next((record.body for record in context[:1] if isinstance(record.body, Summary)), None)
         if summary is None:
             return []
-        read = partial(records.owner_turns, session=session, before=summary.kept_from, limit=OWNER_TURNS_MAX)
+        read = partial(records.list_owner_turns, session=session, before=summary.kept_from, limit=OWNER_TURNS_MAX)
         return await self.store.scan(read)

@@ -11,16 +11,16 @@ from retinue.domain.permission import Permission
 from retinue.domain.ports import Clock
 from retinue.domain.session import OriginKind
 from retinue.domain.times import to_ms
-from retinue.policy.tools.grants import in_force
+from retinue.policy.tools.grants import list_active_permissions
 from retinue.store.agents import grants
 from retinue.store.core import tables
 from retinue.store.core.connection import Store
 
-REMEMBERED = timedelta(seconds=1)
-AGENTS_REMEMBERED_MAX = 1_000
+CACHE_TTL = timedelta(seconds=1)
+CACHED_AGENTS_MAX = 1_000
 
 
-class Grants:
+class GrantCache:
     """Caches the grants of each agent until a grant is written.
 
     The TTL is short because other processes may write too.
@@ -29,25 +29,25 @@ class Grants:
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._known: dict[str, tuple[datetime, list[Grant]]] = {}
-        self._changes = 0
-        store.on_commit(self._forget, tables.grants)
+        self._cache: dict[str, tuple[datetime, list[Grant]]] = {}
+        self._change_count = 0
+        store.on_commit(self._invalidate, tables.grants)
 
-    async def held(self, agent: str, session: SessionId, origin: OriginKind) -> tuple[Permission, ...]:
+    async def active_permissions(self, agent: str, session: SessionId, origin: OriginKind) -> tuple[Permission, ...]:
         now = self._clock.now()
-        known = self._known.get(agent)
-        found = known[1] if known is not None and now - known[0] < REMEMBERED else await self._read(agent, now)
-        return in_force(found, agent=agent, session=session, origin=origin, now=now)
+        known = self._cache.get(agent)
+        found = known[1] if known is not None and now - known[0] < CACHE_TTL else await self._read(agent, now)
+        return list_active_permissions(found, agent=agent, session=session, origin=origin, now=now)
 
     async def _read(self, agent: str, now: datetime) -> list[Grant]:
-        changes = self._changes
-        found = await self._store.read(partial(grants.of_agent, agent=agent, now_ms=to_ms(now)))
-        if changes == self._changes:  # a commit during the read may have revoked one
-            if len(self._known) >= AGENTS_REMEMBERED_MAX:
-                self._known.clear()
-            self._known[agent] = (now, found)
+        changes = self._change_count
+        found = await self._store.read(partial(grants.list_of_agent, agent=agent, now_ms=to_ms(now)))
+        if changes == self._change_count:  # a commit during the read may have revoked one
+            if len(self._cache) >= CACHED_AGENTS_MAX:
+                self._cache.clear()
+            self._cache[agent] = (now, found)
         return found
 
-    def _forget(self) -> None:
-        self._changes += 1
-        self._known.clear()
+    def _invalidate(self) -> None:
+        self._change_count += 1
+        self._cache.clear()

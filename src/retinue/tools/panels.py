@@ -18,25 +18,30 @@ from urllib.parse import urlsplit
 import msgspec
 
 from retinue.domain.errors import RetinueError
-from retinue.domain.tool import Effect, ToolSpec
-from retinue.tools.base import Scene, Tool, ToolFailed, as_tool_failed, schema_of
+from retinue.domain.tool import ToolEffect, ToolSpec
+from retinue.tools.base import Tool, ToolContext, ToolFailed, as_tool_failed, schema_of
+from retinue.tools.errors import LinkInvalid, PanelPersonMissing
 from retinue.tools.notify import person_of
-from retinue.tools.ui_windows import NAME_LENGTH_MAX, TITLE_LENGTH_MAX, Panel, Window, Windows
+from retinue.tools.ui_windows import NAME_LENGTH_MAX, TITLE_LENGTH_MAX, Panel, Window, WindowRegistry
 
 URL_LENGTH_MAX = 2_000
-PANEL_TYPE = "panel-type"  # key in a command; `type` is the type of the WebSocket frame
+PANEL_TYPE_KEY = "panel-type"  # key in a command; `type` is the type of the WebSocket frame
 
 _encode = msgspec.json.Encoder().encode
-_READS = frozenset({Effect.READS_PRIVATE, Effect.READS_UNTRUSTED})
-_WRITES = frozenset({Effect.WRITES})
+_READS = frozenset({ToolEffect.READS_PRIVATE, ToolEffect.READS_UNTRUSTED})
+_WRITES = frozenset({ToolEffect.WRITES})
 
 Meta = msgspec.Meta
 Name = Annotated[str, Meta(min_length=1, max_length=NAME_LENGTH_MAX)]
-PanelId = Annotated[str, Meta(min_length=1, max_length=NAME_LENGTH_MAX, description="The id of a panel, as listed")]
-WindowId = Annotated[str, Meta(max_length=NAME_LENGTH_MAX, description="Which window; left out, the one last used")]
+PanelId = Annotated[
+    str, Meta(min_length=1, max_length=NAME_LENGTH_MAX, description="Id of a panel, as returned by panels_list")
+]
+WindowId = Annotated[
+    str, Meta(max_length=NAME_LENGTH_MAX, description="Id of a window. Default: the most recently used one")
+]
 
 
-class Region(StrEnum):
+class PanelRegion(StrEnum):
     """Where a panel goes: beside another panel, or as a tab with it."""
 
     TAB = "tab"
@@ -46,20 +51,20 @@ class Region(StrEnum):
     BOTTOM = "bottom"
 
 
-class ListArguments(msgspec.Struct, forbid_unknown_fields=True):
-    context: Annotated[bool, Meta(description="Also what each panel says of its content")] = True
+class PanelsListArguments(msgspec.Struct, forbid_unknown_fields=True):
+    context: Annotated[bool, Meta(description="Whether to include the description of each panel's content")] = True
 
 
-class NoArguments(msgspec.Struct, forbid_unknown_fields=True):
+class PanelsTreeArguments(msgspec.Struct, forbid_unknown_fields=True):
     pass
 
 
-class OpenArguments(msgspec.Struct, forbid_unknown_fields=True):
-    type: Annotated[Name, Meta(description="What kind of panel: run, files, notes; panels_tree tells all types")]
+class PanelsOpenArguments(msgspec.Struct, forbid_unknown_fields=True):
+    type: Annotated[Name, Meta(description="Panel type, such as run, files or notes; panels_tree returns all types")]
     title: Annotated[str, Meta(max_length=TITLE_LENGTH_MAX)] = ""
-    session: Annotated[str, Meta(max_length=NAME_LENGTH_MAX, description="The session it is to show")] = ""
-    region: Region = Region.TAB
-    beside: Annotated[str, Meta(max_length=NAME_LENGTH_MAX, description="The panel next to which it goes")] = ""
+    session: Annotated[str, Meta(max_length=NAME_LENGTH_MAX, description="Session to show in it")] = ""
+    region: PanelRegion = PanelRegion.TAB
+    beside: Annotated[str, Meta(max_length=NAME_LENGTH_MAX, description="Panel to place it next to")] = ""
     focus: bool = True
     window: WindowId = ""
 
@@ -69,26 +74,26 @@ class PanelArguments(msgspec.Struct, forbid_unknown_fields=True):
     window: WindowId = ""
 
 
-class MoveArguments(msgspec.Struct, forbid_unknown_fields=True):
+class PanelsMoveArguments(msgspec.Struct, forbid_unknown_fields=True):
     panel: PanelId
-    beside: Annotated[PanelId, Meta(description="The panel next to which it goes")]
-    region: Region = Region.TAB
+    beside: Annotated[PanelId, Meta(description="Panel to place it next to")]
+    region: PanelRegion = PanelRegion.TAB
     window: WindowId = ""
 
 
-class ReplaceArguments(msgspec.Struct, forbid_unknown_fields=True):
+class PanelsReplaceArguments(msgspec.Struct, forbid_unknown_fields=True):
     panel: PanelId
-    type: Annotated[Name, Meta(description="What kind of panel takes its place")]
-    session: Annotated[str, Meta(max_length=NAME_LENGTH_MAX, description="The session it is to show")] = ""
+    type: Annotated[Name, Meta(description="Type of the new panel")]
+    session: Annotated[str, Meta(max_length=NAME_LENGTH_MAX, description="Session to show in it")] = ""
     window: WindowId = ""
 
 
-class UrlArguments(msgspec.Struct, forbid_unknown_fields=True):
-    url: Annotated[str, Meta(min_length=1, max_length=URL_LENGTH_MAX, description="http or https")]
+class OpenUrlArguments(msgspec.Struct, forbid_unknown_fields=True):
+    url: Annotated[str, Meta(min_length=1, max_length=URL_LENGTH_MAX, description="http or https URL")]
     window: WindowId = ""
 
 
-class _OnScreen:
+class _PanelTool:
     """Base of the panel tools. They act on the windows of the person the run works for.
 
     An agent has these tools only if a rule names them, because few agents need them.
@@ -96,47 +101,42 @@ class _OnScreen:
 
     name: ClassVar[str]
     description: ClassVar[str]
-    effects: ClassVar[frozenset[Effect]] = _WRITES
+    effects: ClassVar[frozenset[ToolEffect]] = _WRITES
     capability: ClassVar[str] = "panels.write"
     arguments: type[msgspec.Struct]
 
-    def __init__(self, windows: Windows) -> None:
+    def __init__(self, windows: WindowRegistry) -> None:
         self.windows = windows
         self.spec = ToolSpec(
             name=self.name,
             description=self.description,
-            parameters=_schema(self.arguments),
+            parameters=_build_schema(self.arguments),
             effects=self.effects,
             capabilities=frozenset({self.capability}),
-            repeatable=Effect.READS_PRIVATE in self.effects,
-            by_name=True,
+            is_repeatable=ToolEffect.READS_PRIVATE in self.effects,
+            must_be_named=True,
         )
 
-    async def perform(self, arguments: Any, scene: Scene) -> str:
-        person = person_of(scene)
+    async def perform(self, arguments: Any, context: ToolContext) -> str:
+        person = person_of(context)
         if person is None:
-            raise ToolFailed(
-                "nobody's screen is yours to use here",
-                because="no person's words are being worked on",
-                try_this="say it in your answer instead",
-                code="panel.nobody",
-            )
+            raise PanelPersonMissing
         try:
-            return await self._do(arguments, person, scene.agent.name)
+            return await self._execute(arguments, person, context.agent.name)
         except ToolFailed:
             raise
         except RetinueError as error:
             raise as_tool_failed(error) from error
 
     @abstractmethod
-    async def _do(self, arguments: Any, person: str, agent: str) -> str: ...
+    async def _execute(self, arguments: Any, person: str, agent: str) -> str: ...
 
 
-def _schema(arguments: type[msgspec.Struct]) -> dict[str, Any]:
+def _build_schema(arguments: type[msgspec.Struct]) -> dict[str, Any]:
     """Inline the regions, because not every provider follows references."""
     schema = schema_of(arguments)
     if "region" in schema["properties"]:
-        regions = {"type": "string", "enum": [region.value for region in Region], "default": Region.TAB.value}
+        regions = {"type": "string", "enum": [region.value for region in PanelRegion], "default": PanelRegion.TAB.value}
         schema["properties"]["region"] = regions
     return schema
 
@@ -144,56 +144,63 @@ def _schema(arguments: type[msgspec.Struct]) -> dict[str, Any]:
 # --- reading ---
 
 
-class PanelsList(_OnScreen):
+class PanelsListTool(_PanelTool):
     name = "panels_list"
-    description = "List the panels in the windows of the person you work for, the window last used first."
+    description = (
+        "List the panels in the web app windows of the person you work for, the most recently used window first."
+    )
     effects = _READS
     capability = "panels.read"
-    arguments = ListArguments
+    arguments = PanelsListArguments
 
-    async def _do(self, arguments: ListArguments, person: str, agent: str) -> str:
-        self.windows.find(person)
-        return _told([_window(each, context=arguments.context) for each in self.windows.of(person)])
-
-
-class PanelsSelected(_OnScreen):
-    name = "panels_selected"
-    description = "Show the panel that the person you work for has selected, in the window last used."
-    effects = _READS
-    capability = "panels.read"
-    arguments = ListArguments
-
-    async def _do(self, arguments: ListArguments, person: str, agent: str) -> str:
-        window = self.windows.find(person)
-        chosen = [panel for panel in window.inventory.panels if panel.id == window.inventory.selected]
-        shown = _panel(chosen[0], context=arguments.context) if chosen else None
-        return _told({"window": window.id, "selected": shown})
-
-
-class PanelsTree(_OnScreen):
-    name = "panels_tree"
-    description = "Show how the panels of the person you work for are laid out, and which types there are to open."
-    effects = _READS
-    capability = "panels.read"
-    arguments = NoArguments
-
-    async def _do(self, arguments: NoArguments, person: str, agent: str) -> str:
-        self.windows.find(person)
-        return _told(
-            [_window(each, context=False) | {"layout": each.inventory.layout} for each in self.windows.of(person)]
+    async def _execute(self, arguments: PanelsListArguments, person: str, agent: str) -> str:
+        self.windows.find_window(person)
+        return _encode_json(
+            [_describe_window(each, context=arguments.context) for each in self.windows.list_windows(person)]
         )
 
 
-def _told(found: Any) -> str:
+class PanelsSelectedTool(_PanelTool):
+    name = "panels_selected"
+    description = "Return the panel that the person you work for has selected in the most recently used window."
+    effects = _READS
+    capability = "panels.read"
+    arguments = PanelsListArguments
+
+    async def _execute(self, arguments: PanelsListArguments, person: str, agent: str) -> str:
+        window = self.windows.find_window(person)
+        chosen = [panel for panel in window.inventory.panels if panel.id == window.inventory.selected]
+        shown = _describe_panel(chosen[0], context=arguments.context) if chosen else None
+        return _encode_json({"window": window.id, "selected": shown})
+
+
+class PanelsTreeTool(_PanelTool):
+    name = "panels_tree"
+    description = "Return the layout of the panels of the person you work for, and the panel types that can be opened."
+    effects = _READS
+    capability = "panels.read"
+    arguments = PanelsTreeArguments
+
+    async def _execute(self, arguments: PanelsTreeArguments, person: str, agent: str) -> str:
+        self.windows.find_window(person)
+        return _encode_json(
+            [
+                _describe_window(each, context=False) | {"layout": each.inventory.layout}
+                for each in self.windows.list_windows(person)
+            ]
+        )
+
+
+def _encode_json(found: Any) -> str:
     return _encode(found).decode()
 
 
-def _window(window: Window, *, context: bool) -> dict[str, Any]:
-    panels = [_panel(panel, context=context) for panel in window.inventory.panels]
+def _describe_window(window: Window, *, context: bool) -> dict[str, Any]:
+    panels = [_describe_panel(panel, context=context) for panel in window.inventory.panels]
     return {"window": window.id, "selected": window.inventory.selected, "panels": panels}
 
 
-def _panel(panel: Panel, *, context: bool) -> dict[str, Any]:
+def _describe_panel(panel: Panel, *, context: bool) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "id": panel.id,
         "type": panel.type,
@@ -207,100 +214,102 @@ def _panel(panel: Panel, *, context: bool) -> dict[str, Any]:
 # --- changing ---
 
 
-class PanelsOpen(_OnScreen):
+class PanelsOpenTool(_PanelTool):
     name = "panels_open"
-    description = "Open a panel on the screen of the person you work for."
-    arguments = OpenArguments
+    description = "Open a panel in the web app of the person you work for."
+    arguments = PanelsOpenArguments
 
-    async def _do(self, arguments: OpenArguments, person: str, agent: str) -> str:
-        window = self.windows.find(person, window=arguments.window, panel=arguments.beside)
-        made = await self.windows.command(
+    async def _execute(self, arguments: PanelsOpenArguments, person: str, agent: str) -> str:
+        window = self.windows.find_window(person, window=arguments.window, panel=arguments.beside)
+        made = await self.windows.send_command(
             window,
             "open",
             agent=agent,
-            **{PANEL_TYPE: arguments.type},
+            **{PANEL_TYPE_KEY: arguments.type},
             title=arguments.title,
             binding=arguments.session or None,
             region=arguments.region,
             beside=arguments.beside or None,
             focus=arguments.focus,
         )
-        return f"Opened {made or 'it'} in window {window.id}."
+        return f"Opened {made or 'the panel'} in window {window.id}."
 
 
-class PanelsClose(_OnScreen):
+class PanelsCloseTool(_PanelTool):
     name = "panels_close"
-    description = "Close a panel on the screen of the person you work for."
+    description = "Close a panel in the web app of the person you work for."
     arguments = PanelArguments
 
-    async def _do(self, arguments: PanelArguments, person: str, agent: str) -> str:
-        window = self.windows.find(person, window=arguments.window, panel=arguments.panel)
-        await self.windows.command(window, "close", agent=agent, panel=arguments.panel)
+    async def _execute(self, arguments: PanelArguments, person: str, agent: str) -> str:
+        window = self.windows.find_window(person, window=arguments.window, panel=arguments.panel)
+        await self.windows.send_command(window, "close", agent=agent, panel=arguments.panel)
         return f"Closed {arguments.panel}."
 
 
-class PanelsMove(_OnScreen):
+class PanelsMoveTool(_PanelTool):
     name = "panels_move"
     description = "Move a panel beside another one, or into its tabs."
-    arguments = MoveArguments
+    arguments = PanelsMoveArguments
 
-    async def _do(self, arguments: MoveArguments, person: str, agent: str) -> str:
-        window = self.windows.find(person, window=arguments.window, panel=arguments.panel)
-        self.windows.find(person, window=window.id, panel=arguments.beside)  # both panels must be in the same window
-        await self.windows.command(
+    async def _execute(self, arguments: PanelsMoveArguments, person: str, agent: str) -> str:
+        window = self.windows.find_window(person, window=arguments.window, panel=arguments.panel)
+        self.windows.find_window(
+            person, window=window.id, panel=arguments.beside
+        )  # both panels must be in the same window
+        await self.windows.send_command(
             window, "move", agent=agent, panel=arguments.panel, beside=arguments.beside, region=arguments.region
         )
         return f"Moved {arguments.panel}."
 
 
-class PanelsReplace(_OnScreen):
+class PanelsReplaceTool(_PanelTool):
     name = "panels_replace"
-    description = "Put another panel in the place of one."
-    arguments = ReplaceArguments
+    description = "Replace a panel with another one."
+    arguments = PanelsReplaceArguments
 
-    async def _do(self, arguments: ReplaceArguments, person: str, agent: str) -> str:
-        window = self.windows.find(person, window=arguments.window, panel=arguments.panel)
-        made = await self.windows.command(
+    async def _execute(self, arguments: PanelsReplaceArguments, person: str, agent: str) -> str:
+        window = self.windows.find_window(person, window=arguments.window, panel=arguments.panel)
+        made = await self.windows.send_command(
             window,
             "replace",
             agent=agent,
             panel=arguments.panel,
-            **{PANEL_TYPE: arguments.type},
+            **{PANEL_TYPE_KEY: arguments.type},
             binding=arguments.session or None,
         )
-        return f"Replaced {arguments.panel}{f' by {made}' if made else ''}."
+        return f"Replaced {arguments.panel}{f' with {made}' if made else ''}."
 
 
-class PanelsFocus(_OnScreen):
+class PanelsFocusTool(_PanelTool):
     name = "panels_focus"
-    description = "Bring a panel before the person you work for."
+    description = "Select a panel in the web app of the person you work for."
     arguments = PanelArguments
 
-    async def _do(self, arguments: PanelArguments, person: str, agent: str) -> str:
-        window = self.windows.find(person, window=arguments.window, panel=arguments.panel)
-        await self.windows.command(window, "focus", agent=agent, panel=arguments.panel)
+    async def _execute(self, arguments: PanelArguments, person: str, agent: str) -> str:
+        window = self.windows.find_window(person, window=arguments.window, panel=arguments.panel)
+        await self.windows.send_command(window, "focus", agent=agent, panel=arguments.panel)
         return f"{arguments.panel} has the focus."
 
 
-class OpenUrl(_OnScreen):
+class OpenUrlTool(_PanelTool):
     """Opens a link in the person's browser. Fails if the person has no window open; the server
     opens nothing itself.
     """
 
     name = "open_url"
-    description = "Put a link before the person you work for, to be opened in their browser."
-    effects = frozenset({Effect.SENDS_OUT})
+    description = "Open a link in the browser of the person you work for."
+    effects = frozenset({ToolEffect.SENDS_OUT})
     capability = "links.open"
-    arguments = UrlArguments
+    arguments = OpenUrlArguments
 
-    async def _do(self, arguments: UrlArguments, person: str, agent: str) -> str:
-        url = _checked(arguments.url)
-        window = self.windows.find(person, window=arguments.window)
-        await self.windows.command(window, "open-url", agent=agent, url=url)
+    async def _execute(self, arguments: OpenUrlArguments, person: str, agent: str) -> str:
+        url = _check_link(arguments.url)
+        window = self.windows.find_window(person, window=arguments.window)
+        await self.windows.send_command(window, "open-url", agent=agent, url=url)
         return f"Opened in window {window.id}."
 
 
-def _checked(url: str) -> str:
+def _check_link(url: str) -> str:
     """Return the URL if it is plain http or https. Other schemes could run or read something in the
     browser.
     """
@@ -311,27 +320,22 @@ def _checked(url: str) -> str:
     except ValueError:
         good = False
     if not good or not url.isprintable() or " " in url or "\\" in url:
-        raise ToolFailed(
-            "this link cannot be opened",
-            because="a link is http:// or https:// with a host, no name or password before it, and no spaces in it",
-            try_this="https://example.org/",
-            code="link.invalid",
-        )
+        raise LinkInvalid
     return url
 
 
-_ALL: Sequence[type[_OnScreen]] = (
-    PanelsList,
-    PanelsSelected,
-    PanelsTree,
-    PanelsOpen,
-    PanelsClose,
-    PanelsMove,
-    PanelsReplace,
-    PanelsFocus,
-    OpenUrl,
+_TOOL_CLASSES: Sequence[type[_PanelTool]] = (
+    PanelsListTool,
+    PanelsSelectedTool,
+    PanelsTreeTool,
+    PanelsOpenTool,
+    PanelsCloseTool,
+    PanelsMoveTool,
+    PanelsReplaceTool,
+    PanelsFocusTool,
+    OpenUrlTool,
 )
 
 
-def screen_tools(windows: Windows) -> tuple[Tool, ...]:
-    return tuple(each(windows) for each in _ALL)
+def build_panel_tools(windows: WindowRegistry) -> tuple[Tool, ...]:
+    return tuple(each(windows) for each in _TOOL_CLASSES)

@@ -8,56 +8,58 @@ import msgspec
 import sqlalchemy as sa
 from msgspec import Struct, field
 
-from retinue.domain.ids import short
+from retinue.domain.ids import short_id
 from retinue.domain.ports import Clock
 from retinue.domain.session import Session
-from retinue.domain.times import show, show_by_12, to_ms, zone
+from retinue.domain.shared_errors import SessionNotFound
+from retinue.domain.times import format_time, format_time_12h, load_zone, to_ms
 from retinue.domain.tool import ToolSpec
 from retinue.store.core.connection import Store
 from retinue.store.envelopes import envelopes
 from retinue.store.sessions import sessions
-from retinue.tools.base import Scene, ToolFailed, schema_of
+from retinue.tools.base import ToolContext, as_tool_failed, schema_of
 
 
-class StatusArguments(msgspec.Struct, forbid_unknown_fields=True):
+class SessionStatusArguments(msgspec.Struct, forbid_unknown_fields=True):
     pass
 
 
-class SessionStatus(Struct, frozen=True):
+class SessionStatusTool(Struct, frozen=True):
     """Reads only, so a call interrupted by a crash can simply run again."""
 
     store: Store
     clock: Clock
     zone_name: str = "UTC"
-    by_12: Callable[[], bool] = bool  # whether the owner uses a 12-hour clock
-    arguments: type[msgspec.Struct] = StatusArguments
+    uses_12_hour_clock: Callable[[], bool] = bool  # whether the owner uses a 12-hour clock
+    arguments: type[msgspec.Struct] = SessionStatusArguments
     spec: ToolSpec = field(
         default_factory=lambda: ToolSpec(
             name="session_status",
-            description="Show this conversation's state: time, agent, model, length of its history, mail that waits.",
-            parameters=schema_of(StatusArguments),
-            repeatable=True,
-            looks=True,
+            description="Return the state of this conversation: time, agent, model, records, waiting messages.",
+            parameters=schema_of(SessionStatusArguments),
+            is_repeatable=True,
+            is_read_only=True,
         )
     )
 
-    async def perform(self, arguments: StatusArguments, scene: Scene) -> str:
+    async def perform(self, arguments: SessionStatusArguments, context: ToolContext) -> str:
         now = self.clock.now()
 
-        def look(conn: sa.Connection) -> tuple[Session | None, int]:
-            return sessions.get(conn, scene.session), envelopes.count_due(conn, scene.session, to_ms(now))
+        def read(conn: sa.Connection) -> tuple[Session | None, int]:
+            return sessions.get(conn, context.session), envelopes.count_due(conn, context.session, to_ms(now))
 
-        session, waiting = await self.store.read(look)
+        session, waiting = await self.store.read(read)
         if session is None:
-            raise ToolFailed("this session is not in the store", because="it was removed meanwhile")
+            missing = SessionNotFound(short_id(context.session), because="it was deleted during this run")
+            raise as_tool_failed(missing, try_this="end your turn")
         lines = {
-            "now": (show_by_12 if self.by_12() else show)(now, zone(self.zone_name)),
-            "agent": scene.agent.name,
-            "model": scene.agent.model,
-            "session": short(session.id),
+            "now": (format_time_12h if self.uses_12_hour_clock() else format_time)(now, load_zone(self.zone_name)),
+            "agent": context.agent.name,
+            "model": context.agent.model,
+            "session": short_id(session.id),
             "origin": f"{session.origin.kind}:{session.origin.key}",
             "records": session.record_seq,
             "waiting-envelopes": waiting,
-            "queue-mode": session.queue.over(scene.agent.queue).mode,
+            "queue-mode": session.queue.apply_to(context.agent.queue).mode,
         }
         return "\n".join(f"{key}: {value}" for key, value in lines.items())

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from retinue.text.redaction import masked_part
+from retinue.text.redaction import redact_part
 
 
-class Page(Struct, frozen=True, kw_only=True):
+class TextPage(Struct, frozen=True, kw_only=True):
     """One page of a text.
 
     `next_line` is None at the end of the text. `next_column` is not 1 if a line is longer than a
@@ -23,49 +23,51 @@ class Page(Struct, frozen=True, kw_only=True):
     next_column: int = 1
 
 
-def page(
+def slice_page(
     text: str,
     *,
     line: int = 1,
     column: int = 1,
     lines_max: int,
     chars_max: int,
-    mask: Callable[[str], str] | None = None,
-) -> Page | None:
+    redact: Callable[[str], str] | None = None,
+) -> TextPage | None:
     """Return the page that starts at the position, or None if the text has no such position.
 
     A page holds whole lines where they fit. `redact` removes secrets from the returned text;
     positions refer to the original text.
     """
-    start = _start_of(text, line)
-    if start is None or (column > 1 and column > _end_of(text, start, 1) - start):
+    start = _find_line_start(text, line)
+    if start is None or (column > 1 and column > _find_lines_end(text, start, 1) - start):
         return None
     start += column - 1
-    end = _end_of(text, start, lines_max)
+    end = _find_lines_end(text, start, lines_max)
     if end - start > chars_max:
         cut = text.rfind("\n", start, start + chars_max) + 1
         end = cut if cut > start else start + chars_max
     shown = text[start:end]
     breaks = shown.count("\n")
     last = line + breaks - (1 if shown.endswith("\n") else 0)
-    told = masked_part(text, start, end, mask) if mask is not None else shown
+    redacted = redact_part(text, start, end, redact) if redact is not None else shown
     if end >= len(text):
-        return Page(text=told, first_line=line, last_line=max(last, line))
+        return TextPage(text=redacted, first_line=line, last_line=max(last, line))
     next_column = 1 if shown.endswith("\n") else (column if not breaks else 1) + len(shown) - (shown.rfind("\n") + 1)
-    return Page(text=told, first_line=line, last_line=max(last, line), next_line=line + breaks, next_column=next_column)
+    return TextPage(
+        text=redacted, first_line=line, last_line=max(last, line), next_line=line + breaks, next_column=next_column
+    )
 
 
 def line_count(text: str) -> int:
     return text.count("\n") + (0 if text.endswith("\n") or not text else 1)
 
 
-def go_on(page: Page) -> str:
+def format_next_page(page: TextPage) -> str:
     """Return the arguments that request the next page."""
     column = f", column={page.next_column}" if page.next_column != 1 else ""
     return f"offset={page.next_line}{column}"
 
 
-def _start_of(text: str, line: int) -> int | None:
+def _find_line_start(text: str, line: int) -> int | None:
     start = 0
     for _ in range(line - 1):
         found = text.find("\n", start)
@@ -75,7 +77,7 @@ def _start_of(text: str, line: int) -> int | None:
     return start if start < len(text) or line == 1 else None
 
 
-def _end_of(text: str, start: int, lines: int) -> int:
+def _find_lines_end(text: str, start: int, lines: int) -> int:
     end = start
     for _ in range(lines):
         found = text.find("\n", end)

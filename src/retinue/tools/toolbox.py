@@ -22,41 +22,57 @@ from retinue.config import Settings
 from retinue.config.tools import ToolSettings
 from retinue.domain.agent import Agent
 from retinue.domain.approval import ApprovalState
-from retinue.domain.decision import Decision, Verdict
+from retinue.domain.decision import Decision, DecisionKind
 from retinue.domain.display_options import Elevation
 from retinue.domain.ids import RunId, SessionId
-from retinue.domain.permission import Permission, Rights, with_granted
-from retinue.domain.ports import Ask, Clock, Ids
-from retinue.domain.record import Record, least_believed
-from retinue.domain.storable_text import storable
+from retinue.domain.permission import AgentRights, Permission, add_permissions
+from retinue.domain.ports import Clock, IdSource, RunApprovals
+from retinue.domain.record import Record, least_trust_in
+from retinue.domain.storable_text import make_storable
 from retinue.domain.structs import replace
-from retinue.domain.tool import RESULT_CHARS_MAX, Call, Effect, ToolResult, ToolSpec, clipped
+from retinue.domain.tool import RESULT_CHARS_MAX, Call, ToolEffect, ToolResult, ToolSpec, truncate_output
 from retinue.domain.trust import Trust
-from retinue.policy.limits.token_bucket import Buckets
-from retinue.policy.provenance.provenance_rules import OriginPolicy
-from retinue.policy.provenance.provenance_values import label
-from retinue.policy.tools.grants import missing
-from retinue.policy.tools.tool_decision import Judgement, judge
-from retinue.policy.tools.tool_groups import ABSENT
-from retinue.policy.tools.tools import Chain, Circumstances, Layer, by_sender, layers_for
-from retinue.text.untrusted_wrapper import is_wrapped, wrap
-from retinue.tools.base import Confirmed, Output, Pending, Reaching, Ruled, Scene, Tool, ToolFailed, Walled
-from retinue.tools.earlier_messages import EarlierWords
-from retinue.tools.grants import Grants
-from retinue.tools.result_truncation import Wholes
+from retinue.policy.limits.token_bucket import TokenBuckets
+from retinue.policy.provenance.provenance_rules import ProvenancePolicy
+from retinue.policy.provenance.provenance_values import decide_result_trust
+from retinue.policy.tools.grants import find_missing_permissions
+from retinue.policy.tools.tool_decision import ToolDecision, decide_tool_call
+from retinue.policy.tools.tool_groups import UNAVAILABLE_TOOLS
+from retinue.policy.tools.tools import (
+    PolicyLayer,
+    ToolPolicyChain,
+    ToolPolicyContext,
+    build_layers,
+    build_sender_layers,
+)
+from retinue.text.untrusted_wrapper import is_wrapped, wrap_untrusted
+from retinue.tools.base import (
+    CallPending,
+    ConfigurableTool,
+    ConfirmedTool,
+    PermissionedTool,
+    SandboxedTool,
+    Tool,
+    ToolContext,
+    ToolFailed,
+    ToolOutput,
+)
+from retinue.tools.earlier_messages import EarlierOwnerTurns
+from retinue.tools.grants import GrantCache
+from retinue.tools.result_truncation import FullResultStore
 
 if TYPE_CHECKING:
-    from retinue.tools.argument_provenance import Reading
+    from retinue.tools.argument_provenance import ProvenanceChecker
 
-CHAINS_REMEMBERED_MAX = 1_000
-AGENTS_REMEMBERED_MAX = 10_000
-NO_RULES = ToolSettings()
+CACHED_CHAINS_MAX = 1_000
+RATE_LIMITED_AGENTS_MAX = 10_000
+DEFAULT_TOOL_SETTINGS = ToolSettings()
 
 _P = TypeVar("_P")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Occasion:
+class TurnContext:
     """The context shared by all calls of a turn: the agent, the run, the permissions and the
     records.
     """
@@ -64,42 +80,42 @@ class Occasion:
     agent: Agent
     session: SessionId
     run: RunId
-    home: Path
-    rights: Rights
-    where: Circumstances = Circumstances()
+    agent_directory: Path
+    rights: AgentRights
+    circumstances: ToolPolicyContext = ToolPolicyContext()
     context: Sequence[Record] = ()
-    believed: Trust | None = None  # trust of the context, if it is already known
+    known_trust: Trust | None = None  # trust of the context, if it is already known
     environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    elevated: Elevation | None = None
-    acting: Agent | None = None  # the agent whose rights apply, if not `agent`
+    elevation: Elevation | None = None
+    acting_agent: Agent | None = None  # the agent whose rights apply, if not `agent`
     trust: Trust = field(init=False)  # lowest trust in the context
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "trust", self.believed or least_believed(self.context))
+        object.__setattr__(self, "trust", self.known_trust or least_trust_in(self.context))
 
-    def scene(
+    def tool_context(
         self, call: Call, *, granted: Sequence[Permission] = (), can_use: Callable[[str], bool] = lambda _tool: True
-    ) -> Scene:
-        return Scene(
+    ) -> ToolContext:
+        return ToolContext(
             agent=self.agent,
             session=self.session,
             run=self.run,
             call=call.id,
-            home=self.home,
-            rights=with_granted(self.rights, granted) if granted else self.rights,
-            origin=self.where.origin,
-            sender=self.where.sender,
-            requesters=self.where.requesters,
+            agent_directory=self.agent_directory,
+            rights=add_permissions(self.rights, granted) if granted else self.rights,
+            origin=self.circumstances.origin,
+            sender=self.circumstances.sender,
+            requesters=self.circumstances.requesters,
             trust=self.trust,
             environment=self.environment,
-            elevated=self.elevated,
-            senders=self.where.senders,
-            acting=self.acting,
+            elevation=self.elevation,
+            parent_agents=self.circumstances.parent_agents,
+            acting_agent=self.acting_agent,
             can_use=can_use,
         )
 
 
-class Plan(Struct, frozen=True, kw_only=True):
+class CallPlan(Struct, frozen=True, kw_only=True):
     """The decision on each call of one reply, made before any call is performed.
 
     `contexts` and `reasons` cover the allowed calls. `missing_permissions` are what the asked calls
@@ -109,35 +125,37 @@ class Plan(Struct, frozen=True, kw_only=True):
 
     allowed: tuple[Call, ...] = ()
     asked: tuple[Call, ...] = ()
-    closed: tuple[ToolResult, ...] = ()
+    refused: tuple[ToolResult, ...] = ()
     because: str = ""
-    gives: tuple[Permission, ...] = ()
+    missing_permissions: tuple[Permission, ...] = ()
     would_grant: tuple[Permission, ...] = ()
-    scenes: dict[str, Scene]
+    contexts: dict[str, ToolContext]
     reasons: dict[str, str]
-    held: tuple[Permission, ...] = ()
-    rules: ToolSettings | None = None
+    held_permissions: tuple[Permission, ...] = ()
+    settings: ToolSettings | None = None
 
 
-class Direct(Struct, frozen=True):
+class DirectCall(Struct, frozen=True):
     """The decision on a call outside of a run, and its context."""
 
     decision: Decision
-    scene: Scene
+    context: ToolContext
 
 
-_Known = tuple[Chain, Sequence[ToolSpec]]
+_ChainAndSpecs = tuple[ToolPolicyChain, Sequence[ToolSpec]]
 
 
-class _Latest(Struct, frozen=True):
-    asked_by: Agent
-    where: Circumstances
-    more: tuple[Layer, ...]
-    known: _Known
+class _LastLookup(Struct, frozen=True):
+    agent: Agent
+    circumstances: ToolPolicyContext
+    extra_layers: tuple[PolicyLayer, ...]
+    result: _ChainAndSpecs
 
 
-def refusal(call: Call, why: str, *, trust: Trust = Trust.PRIVATE) -> ToolResult:
-    return ToolResult(call=call.id, tool=call.tool, output=clipped(storable(why)), failed=True, trust=trust)
+def refusal(call: Call, text: str, *, trust: Trust = Trust.PRIVATE) -> ToolResult:
+    return ToolResult(
+        call=call.id, tool=call.tool, output=truncate_output(make_storable(text)), failed=True, trust=trust
+    )
 
 
 class Toolbox:
@@ -149,15 +167,15 @@ class Toolbox:
         *,
         clock: Clock | None = None,
         calls_per_minute: int = 0,
-        settings: Callable[[], ToolSettings] = lambda: NO_RULES,
-        grants: Grants | None = None,
-        origin: Callable[[], OriginPolicy] | None = None,
+        settings: Callable[[], ToolSettings] = lambda: DEFAULT_TOOL_SETTINGS,
+        grants: GrantCache | None = None,
+        provenance_policy: Callable[[], ProvenancePolicy] | None = None,
         zone: ZoneInfo | None = None,
-        earlier: EarlierWords | None = None,
-        wholes: Wholes | None = None,
-        ids: Ids | None = None,
-        mask: Callable[[str], str] = str,
-        more: Callable[[Agent], Sequence[Layer]] = lambda _agent: (),
+        earlier_turns: EarlierOwnerTurns | None = None,
+        full_results: FullResultStore | None = None,
+        ids: IdSource | None = None,
+        redact: Callable[[str], str] = str,
+        extra_layers: Callable[[Agent], Sequence[PolicyLayer]] = lambda _agent: (),
     ) -> None:
         """With a clock, limit each agent to `calls_per_minute`; 0 means no limit.
 
@@ -165,23 +183,23 @@ class Toolbox:
         markers.
         """
         self._clock = clock
-        self._calls = Buckets(calls_per_minute, AGENTS_REMEMBERED_MAX)
+        self._call_buckets = TokenBuckets(calls_per_minute, RATE_LIMITED_AGENTS_MAX)
         self._settings = settings
         self._grants = grants
-        self._origin = origin
+        self._provenance_policy = provenance_policy
         self._zone = zone or ZoneInfo("UTC")
-        self._earlier = earlier
-        self._wholes = wholes
+        self._earlier_turns = earlier_turns
+        self._full_results = full_results
         self._ids = ids
-        self._mask = mask
-        self._more = more
-        self._ruled_by: ToolSettings | None = None
-        self._chains: dict[object, _Known] = {}  # needed in every turn
-        self._latest: _Latest | None = None
-        self.bring(tools)
+        self._redact = redact
+        self._extra_layers = extra_layers
+        self._cached_settings: ToolSettings | None = None
+        self._chains: dict[object, _ChainAndSpecs] = {}  # needed in every turn
+        self._last_lookup: _LastLookup | None = None
+        self.set_tools(tools)
 
     def limit_calls(self, per_minute: int) -> None:
-        self._calls.per_minute = per_minute
+        self._call_buckets.per_minute = per_minute
 
     @property
     def specs(self) -> Sequence[ToolSpec]:
@@ -191,262 +209,296 @@ class Toolbox:
         tool = self._tools.get(name)
         return tool.spec if tool else None
 
-    def under(self, settings: Settings, *, origin: Callable[[], OriginPolicy] | None = None) -> Toolbox:
+    def with_settings(
+        self, settings: Settings, *, provenance_policy: Callable[[], ProvenancePolicy] | None = None
+    ) -> Toolbox:
         """Return the same tools with other settings, to find out what these would change."""
         return Toolbox(
-            [tool.under(settings) if isinstance(tool, Ruled) else tool for tool in self._tools.values()],
+            [
+                tool.with_settings(settings) if isinstance(tool, ConfigurableTool) else tool
+                for tool in self._tools.values()
+            ],
             clock=self._clock,
             settings=lambda: settings.tools,
             grants=self._grants,
-            origin=origin or self._origin,
+            provenance_policy=provenance_policy or self._provenance_policy,
             zone=self._zone,
-            earlier=self._earlier,
+            earlier_turns=self._earlier_turns,
         )
 
-    def bring(self, tools: Sequence[Tool]) -> None:
+    def set_tools(self, tools: Sequence[Tool]) -> None:
         """Replace all tools, after a plugin or an MCP server was added or removed."""
         self._tools = {tool.spec.name: tool for tool in tools}
         # Computed once, because every call needs it and isinstance on a protocol is slow.
-        self._reaching = _by_protocol(tools, Reaching)
-        self._walled = _by_protocol(tools, Walled)
-        self._confirmed = _by_protocol(tools, Confirmed)
-        self._forget()
+        self._permissioned = _tools_implementing(tools, PermissionedTool)
+        self._sandboxed = _tools_implementing(tools, SandboxedTool)
+        self._confirmed = _tools_implementing(tools, ConfirmedTool)
+        self._clear_cache()
 
-    def _forget(self) -> None:
+    def _clear_cache(self) -> None:
         self._chains.clear()
-        self._latest = None
+        self._last_lookup = None
 
     # --- what is allowed ---
 
-    def offered(self, agent: Agent, where: Circumstances) -> Sequence[ToolSpec]:
-        return self._known(agent, where)[1]
+    def offered_specs(self, agent: Agent, circumstances: ToolPolicyContext) -> Sequence[ToolSpec]:
+        return self._chain_and_specs(agent, circumstances)[1]
 
-    def chain(self, agent: Agent, where: Circumstances) -> Chain:
-        return self._known(agent, where)[0]
+    def rule_chain(self, agent: Agent, circumstances: ToolPolicyContext) -> ToolPolicyChain:
+        return self._chain_and_specs(agent, circumstances)[0]
 
-    def _known(self, agent: Agent, where: Circumstances) -> _Known:
+    def _chain_and_specs(self, agent: Agent, circumstances: ToolPolicyContext) -> _ChainAndSpecs:
         settings = self._settings()
-        if settings is not self._ruled_by or len(self._chains) >= CHAINS_REMEMBERED_MAX:
-            self._forget()
-            self._ruled_by = settings
-        more = tuple(self._more(agent))  # from settings outside of [tools]
-        latest = self._latest  # a turn looks up the same agent in the same circumstances several times
-        if latest is not None and latest.asked_by is agent and latest.where == where and latest.more == more:
-            return latest.known
-        above = tuple(tuple(self._more(sender)) for sender in where.senders) if where.senders else ()
+        if settings is not self._cached_settings or len(self._chains) >= CACHED_CHAINS_MAX:
+            self._clear_cache()
+            self._cached_settings = settings
+        more = tuple(self._extra_layers(agent))  # from settings outside of [tools]
+        latest = self._last_lookup  # a turn looks up the same agent in the same circumstances several times
+        if (
+            latest is not None
+            and latest.agent is agent
+            and latest.circumstances == circumstances
+            and latest.extra_layers == more
+        ):
+            return latest.result
+        above = (
+            tuple(tuple(self._extra_layers(sender)) for sender in circumstances.parent_agents)
+            if circumstances.parent_agents
+            else ()
+        )
         # The sender is not part of the key: most senders have the same rules, and each subagent has its own address.
-        ruled = tuple(by_sender(settings, where))
-        key = (agent.name, agent.tools, where.apart_from_who_asks, ruled, more, above)
+        ruled = tuple(build_sender_layers(settings, circumstances))
+        key = (agent.name, agent.tools, circumstances.key_without_sender, ruled, more, above)
         known = self._chains.get(key)
         if known is None:
             specs = self.specs
             chains = [
-                Chain([*layers_for(settings, sender, where), *theirs], specs)
-                for sender, theirs in zip(where.senders, above, strict=True)
+                ToolPolicyChain([*build_layers(settings, sender, circumstances), *theirs], specs)
+                for sender, theirs in zip(circumstances.parent_agents, above, strict=True)
             ]
-            chain = Chain([*layers_for(settings, agent, where), *more], specs, above=chains)
-            known = self._chains[key] = (chain, [spec for spec in specs if not chain.decide(spec).denied])
-        self._latest = _Latest(agent, where, more, known) if not where.senders else None
+            chain = ToolPolicyChain([*build_layers(settings, agent, circumstances), *more], specs, parents=chains)
+            known = self._chains[key] = (chain, [spec for spec in specs if not chain.decide(spec).is_denied])
+        self._last_lookup = _LastLookup(agent, circumstances, more, known) if not circumstances.parent_agents else None
         return known
 
-    async def judge(self, call: Call, occasion: Occasion) -> Judgement:
+    async def evaluate_call(self, call: Call, turn: TurnContext) -> ToolDecision:
         """Return the full decision on one call.
 
         Policy is evaluated each time, so that an old approval does not outlive a new rule.
         """
-        return await self._judge_by(call, occasion, await self._held(occasion))
+        return await self._evaluate_with(call, turn, await self._held_permissions(turn))
 
-    async def decide_directly(self, call: Call, occasion: Occasion) -> Direct:
+    async def decide_direct_call(self, call: Call, turn: TurnContext) -> DirectCall:
         """Decide a call outside of a run, where no approval can be requested."""
-        held = await self._held(occasion)
-        judgement = await self._judge_by(call, occasion, held)
-        return Direct(judgement.decision, self._scene(call, occasion, held))
+        held = await self._held_permissions(turn)
+        tool_decision = await self._evaluate_with(call, turn, held)
+        return DirectCall(tool_decision.decision, self._tool_context(call, turn, held))
 
-    async def _judge_by(self, call: Call, occasion: Occasion, held: Sequence[Permission]) -> Judgement:
+    async def _evaluate_with(self, call: Call, turn: TurnContext, held: Sequence[Permission]) -> ToolDecision:
         tool = self._tools[call.tool]
-        arguments, _ = _parsed(tool, call)
-        await self._ready(call)
-        return self._judge(tool, call, arguments, occasion, held, await self._read(occasion))[0]
+        arguments, _ = _parse_arguments(tool, call)
+        await self._prepare_sandbox(call)
+        return self._evaluate(tool, call, arguments, turn, held, await self._provenance_checker(turn))[0]
 
-    def _scene(self, call: Call, occasion: Occasion, granted: Sequence[Permission]) -> Scene:
-        return occasion.scene(call, granted=granted, can_use=partial(self._can_use, occasion))
+    def _tool_context(self, call: Call, turn: TurnContext, granted: Sequence[Permission]) -> ToolContext:
+        return turn.tool_context(call, granted=granted, can_use=partial(self._can_use, turn))
 
-    def _can_use(self, occasion: Occasion, name: str) -> bool:
+    def _can_use(self, turn: TurnContext, name: str) -> bool:
         tool = self._tools.get(name)
-        return tool is not None and not self.chain(occasion.agent, occasion.where).decide(tool.spec).denied
+        return tool is not None and not self.rule_chain(turn.agent, turn.circumstances).decide(tool.spec).is_denied
 
-    async def _ready(self, call: Call) -> None:
-        if (walls := self._walled.get(call.tool)) is not None:
-            await walls.ready()
+    async def _prepare_sandbox(self, call: Call) -> None:
+        if (sandboxed := self._sandboxed.get(call.tool)) is not None:
+            await sandboxed.prepare_sandbox()
 
-    async def _held(self, occasion: Occasion) -> tuple[Permission, ...]:
+    async def _held_permissions(self, turn: TurnContext) -> tuple[Permission, ...]:
         if self._grants is None:
             return ()
-        return await self._grants.held(occasion.agent.name, occasion.session, occasion.where.origin)
+        return await self._grants.active_permissions(turn.agent.name, turn.session, turn.circumstances.origin)
 
-    def _judge(
+    def _evaluate(
         self,
         tool: Tool,
         call: Call,
         arguments: Any | None,
-        occasion: Occasion,
+        turn: TurnContext,
         held: Sequence[Permission],
-        reading: Reading | None,
-    ) -> tuple[Judgement, tuple[Permission, ...]]:
+        provenance: ProvenanceChecker | None,
+    ) -> tuple[ToolDecision, tuple[Permission, ...]]:
         """Return the decision, and the needed permissions that were not granted.
 
         A person who allows the call gives it these permissions. `arguments` is None if they are
         invalid: such a call needs nothing, because it will be refused.
         """
-        chain = self.chain(occasion.agent, occasion.where)
-        if arguments is None or chain.decide(tool.spec).denied:
-            return judge(chain, tool.spec, held=held), ()
-        scene = occasion.scene(call, granted=held)
-        reaching, walls = self._reaching.get(call.tool), self._walled.get(call.tool)
+        chain = self.rule_chain(turn.agent, turn.circumstances)
+        if arguments is None or chain.decide(tool.spec).is_denied:
+            return decide_tool_call(chain, tool.spec, held=held), ()
+        context = turn.tool_context(call, granted=held)
+        permissioned, sandboxed = self._permissioned.get(call.tool), self._sandboxed.get(call.tool)
         confirmed = self._confirmed.get(call.tool)
-        lacks = missing(reaching.needs(arguments, scene), scene.rights, held) if reaching is not None else ()
-        walled = occasion.scene(call, granted=(*held, *lacks)) if lacks else scene
-        judgement = judge(
+        lacks = (
+            find_missing_permissions(permissioned.required_permissions(arguments, context), context.rights, held)
+            if permissioned is not None
+            else ()
+        )
+        approved_context = turn.tool_context(call, granted=(*held, *lacks)) if lacks else context
+        tool_decision = decide_tool_call(
             chain,
             tool.spec,
             held=held,
             missing=lacks,
-            origin=reading.decide(tool.spec, _as_read(call, arguments)) if reading is not None else None,
-            sandbox=walls.sandbox(arguments, walled) if walls is not None else None,
-            confirmation=confirmed.confirm(arguments, scene) if confirmed is not None else None,
+            provenance=provenance.decide(tool.spec, _canonicalize(call, arguments)) if provenance is not None else None,
+            sandbox=sandboxed.decide_sandbox(arguments, approved_context) if sandboxed is not None else None,
+            confirmation=confirmed.decide_confirmation(arguments, context) if confirmed is not None else None,
         )
-        return judgement, lacks
+        return tool_decision, lacks
 
-    async def _read(self, occasion: Occasion) -> Reading | None:
+    async def _provenance_checker(self, turn: TurnContext) -> ProvenanceChecker | None:
         """Return None while the whole context is trusted: then provenance cannot affect a call."""
-        if self._origin is None or occasion.trust is not Trust.UNTRUSTED:
+        if self._provenance_policy is None or turn.trust is not Trust.UNTRUSTED:
             return None
-        context = list(occasion.context)
-        if self._earlier is not None:
-            context = [*await self._earlier(occasion.session, context), *context]
+        context = list(turn.context)
+        if self._earlier_turns is not None:
+            context = [*await self._earlier_turns(turn.session, context), *context]
         today = self._clock.now().astimezone(self._zone).date() if self._clock is not None else None
-        from retinue.tools.argument_provenance import Reading  # needed only for untrusted content
+        from retinue.tools.argument_provenance import ProvenanceChecker  # needed only for untrusted content
 
-        return Reading(self._origin(), context, today=today, as_read=self._as_read)
+        return ProvenanceChecker(self._provenance_policy(), context, today=today, canonicalize=self._canonicalize_call)
 
-    def _as_read(self, call: Call) -> Call:
+    def _canonicalize_call(self, call: Call) -> Call:
         tool = self._tools.get(call.tool)
-        arguments = _parsed(tool, call)[0] if tool is not None else None
-        return _as_read(call, arguments) if arguments is not None else call
+        arguments = _parse_arguments(tool, call)[0] if tool is not None else None
+        return _canonicalize(call, arguments) if arguments is not None else call
 
-    async def decide(self, calls: Sequence[Call], ask: Ask, occasion: Occasion) -> Plan:
+    async def decide(self, calls: Sequence[Call], ask: RunApprovals, turn: TurnContext) -> CallPlan:
         allowed: list[Call] = []
         asked: list[Call] = []
         closed: list[ToolResult] = []
         because: list[str] = []
         gives: list[Permission] = []
         would_grant: list[tuple[Permission, ...]] = []
-        scenes: dict[str, Scene] = {}
+        contexts: dict[str, ToolContext] = {}
         reasons: dict[str, str] = {}
         rules = self._settings()
-        held = await self._held(occasion) if calls else ()
-        reading = await self._read(occasion) if calls else None
+        held = await self._held_permissions(turn) if calls else ()
+        provenance = await self._provenance_checker(turn) if calls else None
         for call in calls:
             tool = self._tools.get(call.tool)
             if tool is None:
-                known = ", ".join(spec.name for spec in self.offered(occasion.agent, occasion.where)) or "none"
-                why = f": {ABSENT[call.tool]}" if call.tool in ABSENT else ""
-                closed.append(refusal(call, f"There is no tool '{call.tool}'{why}. Tools here: {known}."))
+                known = ", ".join(spec.name for spec in self.offered_specs(turn.agent, turn.circumstances)) or "none"
+                why = f": {UNAVAILABLE_TOOLS[call.tool]}" if call.tool in UNAVAILABLE_TOOLS else ""
+                closed.append(refusal(call, f"No tool named '{call.tool}'{why}. Your tools are: {known}."))
                 continue
-            arguments, unfit = _parsed(tool, call)
-            await self._ready(call)
-            judgement, lacks = self._judge(tool, call, arguments, occasion, held, reading)
-            decision = judgement.decision
-            if unfit and not decision.denied:
-                closed.append(refusal(call, unfit))  # do not ask a person about a call that cannot be performed
+            arguments, invalid = _parse_arguments(tool, call)
+            await self._prepare_sandbox(call)
+            tool_decision, lacks = self._evaluate(tool, call, arguments, turn, held, provenance)
+            decision = tool_decision.decision
+            if invalid and not decision.is_denied:
+                closed.append(refusal(call, invalid))  # do not ask a person about a call that cannot be performed
                 continue
             # An existing answer wins, even if the rules would no longer ask. A denial stays a denial, and a pending
             # approval resumes in a separate run.
-            match decision.verdict, ask.answer_to(call):
-                case Verdict.DENY, _:
-                    closed.append(refusal(call, _not_allowed(decision)))
-                case Verdict.ASK, None:
+            match decision.kind, ask.state_of(call):
+                case DecisionKind.DENY, _:
+                    closed.append(refusal(call, _describe_denial(decision)))
+                case DecisionKind.ASK, None:
                     asked.append(call)
                     because.append(decision.because)
                     gives += lacks
-                    would_grant.append(judgement.would_grant)
+                    would_grant.append(tool_decision.would_grant)
                 case _, None:
                     allowed.append(call)
-                    scenes[call.id] = self._scene(call, occasion, held)
+                    contexts[call.id] = self._tool_context(call, turn, held)
                     reasons[call.id] = decision.because
-                case _, ApprovalState.ALLOWED if beyond := missing(lacks, occasion.rights, ask.gives(call)):
+                case _, ApprovalState.ALLOWED if beyond := find_missing_permissions(
+                    lacks, turn.rights, ask.permissions_of(call)
+                ):
                     # The same arguments may need more by now: a link changed, or a grant was revoked.
                     named = ", ".join(str(each) for each in beyond)
-                    closed.append(refusal(call, f"Not done: it needs {named}, which nobody was asked for. Try again."))
+                    closed.append(
+                        refusal(
+                            call,
+                            f"Not done: it needs {named}, which the approval does not cover. Call it again.",
+                        )
+                    )
                 case _, ApprovalState.ALLOWED:
                     allowed.append(call)
-                    scenes[call.id] = self._scene(call, occasion, (*held, *lacks))
+                    contexts[call.id] = self._tool_context(call, turn, (*held, *lacks))
                     # By id only: the approval's text quotes the arguments, and the audit log is permanent.
-                    reasons[call.id] = f"approval {ask.name_of(call)} allows it"
+                    reasons[call.id] = f"approval {ask.short_id_of(call)} allows it"
                 case _, ApprovalState.OPEN:
-                    closed.append(refusal(call, f"Waiting for approval {ask.name_of(call)}. Go on without it for now."))
+                    closed.append(
+                        refusal(call, f"Waiting for approval {ask.short_id_of(call)}. Continue without it for now.")
+                    )
                 case _, state:
-                    closed.append(refusal(call, f"Not done: the approval {ask.name_of(call)} is {state}."))
-        return Plan(
+                    closed.append(refusal(call, f"Not done: the approval {ask.short_id_of(call)} is {state}."))
+        return CallPlan(
             allowed=tuple(allowed),
             asked=tuple(asked),
-            closed=tuple(closed),
+            refused=tuple(closed),
             because="; ".join(dict.fromkeys(because)),
-            gives=tuple(dict.fromkeys(gives)),
+            missing_permissions=tuple(dict.fromkeys(gives)),
             # If one call can only be allowed once, all calls of this approval can only be allowed once.
             would_grant=tuple(dict.fromkeys(each for some in would_grant for each in some)) if all(would_grant) else (),
-            scenes=scenes,
+            contexts=contexts,
             reasons=reasons,
-            held=held,
-            rules=rules,
+            held_permissions=held,
+            settings=rules,
         )
 
-    async def holds(self, plan: Plan, occasion: Occasion) -> bool:
+    async def is_still_valid(self, plan: CallPlan, turn: TurnContext) -> bool:
         """Return whether grants and settings are unchanged since the plan was made."""
-        return self._settings() is plan.rules and await self._held(occasion) == plan.held
+        return self._settings() is plan.settings and await self._held_permissions(turn) == plan.held_permissions
 
     # --- performing ---
 
-    async def perform(self, call: Call, scene: Scene, *, kept: bool = True) -> ToolResult:
+    async def perform(self, call: Call, context: ToolContext, *, is_recorded: bool = True) -> ToolResult:
         """Perform one call. `is_recorded` means that a record stores the result, so it can be read
         in full later.
         """
         tool = self._tools[call.tool]
-        if self._clock is not None and self._calls.per_minute:
-            wait_s = math.ceil(self._calls.take(scene.agent.name, self._clock.now().timestamp()))
+        if self._clock is not None and self._call_buckets.per_minute:
+            wait_s = math.ceil(self._call_buckets.take(context.agent.name, self._clock.now().timestamp()))
             if wait_s:
-                most = self._calls.per_minute
+                most = self._call_buckets.per_minute
                 return refusal(
-                    call, f"Not done: {scene.agent.name} may make {most} calls in a minute. Try again in {wait_s} s."
+                    call,
+                    f"Not done: {context.agent.name} can make {most} calls per minute. Try again in {wait_s} s.",
                 )
-        arguments, unfit = _parsed(tool, call)
-        if unfit:
-            return refusal(call, unfit)
-        bound = asyncio.timeout(tool.spec.timeout_s)
+        arguments, invalid = _parse_arguments(tool, call)
+        if invalid:
+            return refusal(call, invalid)
+        timeout = asyncio.timeout(tool.spec.timeout_s)
         try:
-            async with bound:
-                output = await tool.perform(arguments, scene)
+            async with timeout:
+                output = await tool.perform(arguments, context)
         except msgspec.ValidationError as error:
-            return refusal(call, _does_not_fit(call, error))
-        except Pending:
-            if tool.spec.only_looks:  # a read-only tool has no step that could stay open
-                return refusal(call, f"'{call.tool}' broke: it waits for something, and only looks.")
+            return refusal(call, _describe_invalid_arguments(call, error))
+        except CallPending:
+            if tool.spec.is_safely_read_only:  # a read-only tool has no step that could stay open
+                return refusal(call, f"'{call.tool}' failed: a read-only tool cannot wait.")
             raise
         except ToolFailed as error:  # a built-in tool's error text is our own
-            return refusal(call, self._mask(str(error)), trust=_trust_of_failure(tool.spec, own=_is_ours(tool.spec)))
-        except Exception as error:  # noqa: BLE001 - a broken tool is something the model reads about
-            if bound.expired():
-                return refusal(call, f"'{call.tool}' took longer than {tool.spec.timeout_s:g} s and was ended.")
-            why = f"'{call.tool}' broke: {type(error).__name__}: {error}"
-            return refusal(call, self._mask(why), trust=_trust_of_failure(tool.spec, own=False))
+            return refusal(
+                call, self._redact(str(error)), trust=_trust_of_failure(tool.spec, is_own_text=_is_built_in(tool.spec))
+            )
+        except Exception as error:  # noqa: BLE001 - the model reads about a tool that raised an error
+            if timeout.expired():
+                return refusal(call, f"'{call.tool}' timed out after {tool.spec.timeout_s:g} s.")
+            why = f"'{call.tool}' failed: {type(error).__name__}: {error}"
+            return refusal(call, self._redact(why), trust=_trust_of_failure(tool.spec, is_own_text=False))
         if isinstance(output, str):
-            output = Output(text=output)
-        text = storable(self._mask(output.text))
-        trust = output.trust or self._label(tool.spec, text)
-        shown, whole = await self._wholes.shorten(text) if self._wholes is not None and kept else (clipped(text), "")
+            output = ToolOutput(text=output)
+        text = make_storable(self._redact(output.text))
+        trust = output.trust or self._decide_output_trust(tool.spec, text)
+        shown, whole = (
+            await self._full_results.truncate(text)
+            if self._full_results is not None and is_recorded
+            else (truncate_output(text), "")
+        )
         if trust is Trust.UNTRUSTED and self._ids is not None and not is_wrapped(shown):
-            said, cut, notice = shown.rpartition("\n[cut: ") if len(text) > RESULT_CHARS_MAX else (shown, "", "")
-            shown = wrap(said, id=self._ids.new(), source={"tool": call.tool}) + cut + notice
+            body, cut, notice = shown.rpartition("\n[cut: ") if len(text) > RESULT_CHARS_MAX else (shown, "", "")
+            shown = wrap_untrusted(body, id=self._ids.new(), source={"tool": call.tool}) + cut + notice
         return ToolResult(
             call=call.id,
             tool=call.tool,
@@ -457,13 +509,13 @@ class Toolbox:
             whole=whole,
         )
 
-    def _label(self, spec: ToolSpec, text: str) -> Trust:
-        if self._origin is None:
-            return Trust.UNTRUSTED if Effect.READS_UNTRUSTED in spec.effects else Trust.PRIVATE
-        return label(self._origin(), spec, text)
+    def _decide_output_trust(self, spec: ToolSpec, text: str) -> Trust:
+        if self._provenance_policy is None:
+            return Trust.UNTRUSTED if ToolEffect.READS_UNTRUSTED in spec.effects else Trust.PRIVATE
+        return decide_result_trust(self._provenance_policy(), spec, text)
 
 
-def _by_protocol(tools: Sequence[Tool], protocol: type[_P]) -> dict[str, _P]:
+def _tools_implementing(tools: Sequence[Tool], protocol: type[_P]) -> dict[str, _P]:
     """Return the tools that implement a protocol, by name. Checks once per class: most tools share
     one.
     """
@@ -471,19 +523,19 @@ def _by_protocol(tools: Sequence[Tool], protocol: type[_P]) -> dict[str, _P]:
     return {tool.spec.name: cast("_P", tool) for tool in tools if type(tool) in fitting}
 
 
-def _parsed(tool: Tool, call: Call) -> tuple[Any | None, str]:
+def _parse_arguments(tool: Tool, call: Call) -> tuple[Any | None, str]:
     """Return the arguments, or None and what is wrong with them."""
     try:
         return msgspec.convert(call.arguments, tool.arguments), ""
     except msgspec.ValidationError as error:
-        return None, _does_not_fit(call, error)
+        return None, _describe_invalid_arguments(call, error)
 
 
-def _does_not_fit(call: Call, error: msgspec.ValidationError) -> str:
-    return f"These arguments do not fit '{call.tool}': {error}."
+def _describe_invalid_arguments(call: Call, error: msgspec.ValidationError) -> str:
+    return f"Invalid arguments for '{call.tool}': {error}."
 
 
-def _as_read(call: Call, arguments: Any) -> Call:
+def _canonicalize(call: Call, arguments: Any) -> Call:
     """Return the call as the tool parses it: aliases resolved and default values left out."""
     if not isinstance(arguments, msgspec.Struct):  # an MCP tool: its arguments have no struct
         return call
@@ -498,15 +550,15 @@ def _as_read(call: Call, arguments: Any) -> Call:
     return replace(call, arguments=given)
 
 
-def _is_ours(spec: ToolSpec) -> bool:
+def _is_built_in(spec: ToolSpec) -> bool:
     return ":" not in spec.source
 
 
-def _trust_of_failure(spec: ToolSpec, *, own: bool) -> Trust:
+def _trust_of_failure(spec: ToolSpec, *, is_own_text: bool) -> Trust:
     """An error text of an external tool is untrusted content."""
-    return Trust.UNTRUSTED if Effect.READS_UNTRUSTED in spec.effects and not own else Trust.PRIVATE
+    return Trust.UNTRUSTED if ToolEffect.READS_UNTRUSTED in spec.effects and not is_own_text else Trust.PRIVATE
 
 
-def _not_allowed(decision: Decision) -> str:
-    where = f" (settings: {decision.key})" if decision.key else ""
+def _describe_denial(decision: Decision) -> str:
+    where = f" (settings: {decision.setting_key})" if decision.setting_key else ""
     return f"Not allowed: {decision.because}{where}."

@@ -16,9 +16,21 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
-from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError, TooLarge
-from retinue.domain.ports import Clock, Ids
+from retinue.domain.ports import Clock, IdSource
 from retinue.domain.storable_text import is_storable
+from retinue.tools.errors import (
+    NoWindowOpen,
+    PanelNotFound,
+    TooManyWindows,
+    WindowBusy,
+    WindowClosed,
+    WindowCommandFailed,
+    WindowInventoryInvalid,
+    WindowNotFound,
+    WindowRenamed,
+    WindowTimeout,
+)
+from retinue.tools.errors import WindowFailed as WindowFailed  # re-exported
 
 WINDOWS_MAX = 20  # per person
 PANELS_MAX = 50  # per window
@@ -26,18 +38,12 @@ NAME_LENGTH_MAX = 64  # of an id, a type or a binding
 TITLE_LENGTH_MAX = 200
 CONTEXT_BYTES_MAX = 4_096  # per panel, as JSON
 LAYOUT_BYTES_MAX = 16_384
-COMMANDS_WAITING_MAX = 20  # per window
-ANSWERED_WITHIN_S = 10.0
+PENDING_COMMANDS_MAX = 20  # per window
+COMMAND_TIMEOUT_S = 10.0
 REASON_LENGTH_MAX = 200  # of a window's error text
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]*")
 _encode = msgspec.json.Encoder().encode
-
-
-class WindowFailed(RetinueError):
-    """The window reported a failure, or did not answer in time."""
-
-    code = "window.failed"
 
 
 class Panel(Struct, frozen=True, kw_only=True):
@@ -51,7 +57,7 @@ class Panel(Struct, frozen=True, kw_only=True):
     context: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
-class Inventory(Struct, frozen=True, kw_only=True):
+class WindowInventory(Struct, frozen=True, kw_only=True):
     """The panels of a window. `layout` is in the web app's own format."""
 
     panels: tuple[Panel, ...] = ()
@@ -59,7 +65,7 @@ class Inventory(Struct, frozen=True, kw_only=True):
     layout: Any = None
 
 
-Say = Callable[[dict[str, Any]], None]
+SendCommand = Callable[[dict[str, Any]], None]
 
 
 class Window(Struct, eq=False):
@@ -69,174 +75,136 @@ class Window(Struct, eq=False):
 
     person: str
     id: str
-    say: Say
-    inventory: Inventory = Inventory()
-    told: int = 0  # position of its last inventory update, counted over all windows
-    waiting: dict[str, asyncio.Future[str]] = field(default_factory=dict[str, asyncio.Future[str]])
+    send: SendCommand
+    inventory: WindowInventory = WindowInventory()
+    updated_seq: int = 0  # position of its last inventory update, counted over all windows
+    pending: dict[str, asyncio.Future[str]] = field(default_factory=dict[str, asyncio.Future[str]])
 
 
-class Windows:
+class WindowRegistry:
     """All open windows of all people."""
 
-    def __init__(self, clock: Clock, ids: Ids) -> None:
+    def __init__(self, clock: Clock, ids: IdSource) -> None:
         self._clock = clock
         self._ids = ids
         self._open: dict[tuple[str, str], Window] = {}
-        self._count = 0
+        self._update_count = 0
 
     # --- for the API ---
 
-    def show(self, person: str, id_: str, inventory: Inventory, *, say: Say, window: Window | None) -> Window:
+    def update_window(
+        self, person: str, id_: str, inventory: WindowInventory, *, send: SendCommand, window: Window | None
+    ) -> Window:
         """Update the inventory of a window, and register the window if it is new.
 
         `window` is what an earlier call returned for the same connection. Another connection with
         the same id replaces the earlier one.
         """
-        _check(id_, inventory)
+        _validate_inventory(id_, inventory)
         if window is not None and window.id != id_:
-            raise Invalid(
-                "this connection is another window",
-                because=f"it called itself {window.id} before",
-                try_this="open a connection for each window",
-                code="window.renamed",
-            )
+            raise WindowRenamed(before=window.id)
         if window is None or self._open.get((person, id_)) is not window:
-            window = self._join(person, id_, say)
-        self._count += 1
-        window.inventory, window.told = inventory, self._count
+            window = self._add_window(person, id_, send)
+        self._update_count += 1
+        window.inventory, window.updated_seq = inventory, self._update_count
         return window
 
-    def _join(self, person: str, id_: str, say: Say) -> Window:
+    def _add_window(self, person: str, id_: str, send: SendCommand) -> Window:
         if (before := self._open.get((person, id_))) is not None:
-            self.leave(before)
-        elif len(self._of(person)) >= WINDOWS_MAX:
-            raise TooLarge(
-                f"you have {WINDOWS_MAX} windows open",
-                because="that is the most for one person",
-                try_this="close one",
-                code="window.too-many",
-            )
-        window = self._open[person, id_] = Window(person, id_, say)
+            self.remove_window(before)
+        elif len(self._find_windows(person)) >= WINDOWS_MAX:
+            raise TooManyWindows(windows_max=WINDOWS_MAX)
+        window = self._open[person, id_] = Window(person, id_, send)
         return window
 
-    def leave(self, window: Window) -> None:
+    def remove_window(self, window: Window) -> None:
         """Remove a window that disconnected, and fail its pending commands."""
         if self._open.get((window.person, window.id)) is window:
             del self._open[window.person, window.id]
-        for answer in window.waiting.values():
+        for answer in window.pending.values():
             if not answer.done():
-                answer.set_exception(_failed("the window was closed before it answered", "it is no longer connected"))
-        window.waiting.clear()
+                answer.set_exception(WindowClosed())
+        window.pending.clear()
 
-    def done(self, window: Window, command: str, *, ok: bool, error: str = "", panel: str = "") -> None:
+    def finish_command(self, window: Window, command: str, *, ok: bool, error: str = "", panel: str = "") -> None:
         """Record the result of a command. A late result, after the timeout, is ignored."""
-        answer = window.waiting.get(command)
+        answer = window.pending.get(command)
         if answer is None or answer.done():
             return
         if ok:
             answer.set_result(panel[:NAME_LENGTH_MAX] if _NAME.fullmatch(panel) else "")
         else:
             why = " ".join("".join(c if c.isprintable() else " " for c in error).split())[:REASON_LENGTH_MAX]
-            answer.set_exception(_failed("the window could not do it", why or "it does not say why"))
+            answer.set_exception(WindowCommandFailed(because=why))
 
     # --- for tools ---
 
-    def of(self, person: str) -> Sequence[Window]:
+    def list_windows(self, person: str) -> Sequence[Window]:
         """Return a person's windows, the most recently updated first."""
-        return sorted(self._of(person), key=lambda window: -window.told)
+        return sorted(self._find_windows(person), key=lambda window: -window.updated_seq)
 
-    def _of(self, person: str) -> list[Window]:
+    def _find_windows(self, person: str) -> list[Window]:
         return [window for window in self._open.values() if window.person == person]
 
-    def find(self, person: str, *, window: str = "", panel: str = "") -> Window:
+    def find_window(self, person: str, *, window: str = "", panel: str = "") -> Window:
         """Return the named window, or the one that shows a panel, or else the most recently updated
         one.
         """
-        here = self.of(person)
+        here = self.list_windows(person)
         if not here:
-            raise NotFound(
-                "no window is open",
-                because=f"{person} has no page connected at the moment",
-                try_this="say it in your answer instead",
-                code="window.none-open",
-            )
+            raise NoWindowOpen(person)
         found = [each for each in here if window in ("", each.id)]
         if not found:
-            raise NotFound(
-                f"there is no window {window[:NAME_LENGTH_MAX]}",
-                because=f"open are {', '.join(each.id for each in here)}",
-                try_this="leave `window` out for the one last used",
-                code="window.not-found",
-            )
+            raise WindowNotFound(window[:NAME_LENGTH_MAX], known=[each.id for each in here])
         if not panel:
             return found[0]
         for each in found:
             if any(panel == shown.id for shown in each.inventory.panels):
                 return each
-        raise NotFound(
-            f"no window shows a panel {panel[:NAME_LENGTH_MAX]}",
-            because="it was closed, or never open",
-            try_this="look at panels_list",
-            code="panel.not-found",
-        )
+        raise PanelNotFound(panel[:NAME_LENGTH_MAX])
 
-    async def command(self, window: Window, do: str, **what: Any) -> str:
+    async def send_command(self, window: Window, action: str, **fields: Any) -> str:
         """Send a command to a window and wait for its confirmation. Returns the id of the new
         panel, if any.
         """
-        if len(window.waiting) >= COMMANDS_WAITING_MAX:
-            raise Conflict(
-                "this window has enough to do",
-                because=f"it has not answered {COMMANDS_WAITING_MAX} commands yet",
-                try_this="wait until it has",
-                code="window.busy",
-            )
+        if len(window.pending) >= PENDING_COMMANDS_MAX:
+            raise WindowBusy(commands_max=PENDING_COMMANDS_MAX)
         id_ = self._ids.new()
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        window.waiting[id_] = answer
+        window.pending[id_] = answer
 
         def too_late() -> None:
             if not answer.done():
-                because = f"it has {ANSWERED_WITHIN_S:g} seconds for it"
-                answer.set_exception(_failed("the window did not answer", because))
+                answer.set_exception(WindowTimeout(timeout_s=COMMAND_TIMEOUT_S))
 
-        take_back = self._clock.later(ANSWERED_WITHIN_S, too_late)
+        cancel_timeout = self._clock.call_later(COMMAND_TIMEOUT_S, too_late)
         try:
-            window.say({"command": id_, "window": window.id, "do": do, **what})
+            window.send({"command": id_, "window": window.id, "do": action, **fields})
             return await answer
         finally:
-            take_back()
-            window.waiting.pop(id_, None)
+            cancel_timeout()
+            window.pending.pop(id_, None)
 
 
-def _failed(sentence: str, because: str) -> WindowFailed:
-    return WindowFailed(sentence, because=because, try_this="say it in your answer instead")
-
-
-def _check(id_: str, inventory: Inventory) -> None:
+def _validate_inventory(id_: str, inventory: WindowInventory) -> None:
     """Refuse an inventory that exceeds a limit, before anything is stored."""
     names = [id_, *(text for panel in inventory.panels for text in (panel.id, panel.type))]
     names += [panel.binding for panel in inventory.panels if panel.binding is not None]
     names += [inventory.selected] if inventory.selected is not None else []
     if any(len(name) > NAME_LENGTH_MAX or not _NAME.fullmatch(name) for name in names):
-        raise _unusable(f"an id, type or binding has 1 to {NAME_LENGTH_MAX} letters, digits and .:/_-")
+        raise WindowInventoryInvalid(
+            because=f"an id, type or binding must have 1 to {NAME_LENGTH_MAX} letters, digits and .:/_-"
+        )
     if len(inventory.panels) > PANELS_MAX:
-        raise _unusable(f"a window has {PANELS_MAX} panels at most")
+        raise WindowInventoryInvalid(because=f"the limit is {PANELS_MAX} panels")
     if len({panel.id for panel in inventory.panels}) < len(inventory.panels):
-        raise _unusable("two panels have the same id")
+        raise WindowInventoryInvalid(because="two panels have the same id")
     for panel in inventory.panels:
         if len(panel.title) > TITLE_LENGTH_MAX or not is_storable(panel.title):
-            raise _unusable(f"a title has {TITLE_LENGTH_MAX} characters at most")
+            raise WindowInventoryInvalid(because=f"a title must be text of at most {TITLE_LENGTH_MAX} characters")
         if len(_encode(panel.context)) > CONTEXT_BYTES_MAX:
-            raise _unusable(f"the context of a panel has {CONTEXT_BYTES_MAX:,} bytes at most, as JSON")
+            raise WindowInventoryInvalid(
+                because=f"the context of a panel must have at most {CONTEXT_BYTES_MAX:,} bytes as JSON"
+            )
     if len(_encode(inventory.layout)) > LAYOUT_BYTES_MAX:
-        raise _unusable(f"a layout has {LAYOUT_BYTES_MAX:,} bytes at most, as JSON")
-
-
-def _unusable(because: str) -> Invalid:
-    return Invalid(
-        "this window cannot be shown to agents",
-        because=because,
-        try_this="send less of it; what was sent before counts until then",
-        code="window.inventory-invalid",
-    )
+        raise WindowInventoryInvalid(because=f"the layout must have at most {LAYOUT_BYTES_MAX:,} bytes as JSON")

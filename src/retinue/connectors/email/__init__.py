@@ -7,38 +7,38 @@ name.
 
 from __future__ import annotations
 
-from retinue.connectors.base import Connector, ConnectorKind, Question, Surroundings
-from retinue.connectors.email.settings import MailSettings
+from retinue.connectors.base import Connector, ConnectorContext, Platform, SettingQuestion
+from retinue.connectors.email.settings import EmailSettings
 
 
-def _make(settings: MailSettings, surroundings: Surroundings) -> Connector:
-    from retinue.connectors.email.connector import MailConnector
+def make_connector(settings: EmailSettings, context: ConnectorContext) -> Connector:
+    from retinue.connectors.email.connector import EmailConnector
 
-    return MailConnector.of(settings, surroundings)
+    return EmailConnector.create(settings, context)
 
 
-KIND = ConnectorKind(
+PLATFORM = Platform(
     name="email",
-    title="E-mail",
-    settings=MailSettings,
-    make=_make,
+    title="Email",
+    settings=EmailSettings,
+    make_connector=make_connector,
     questions=(
-        Question(
+        SettingQuestion(
             key="address",
-            ask="The address of the account",
-            help="one that nobody else reads, such as house@example.org",
+            ask="Email address",
+            help="a dedicated account, such as agents@example.org",
         ),
-        Question(key="imap_host", ask="Where its mail is read (IMAP, port 993)", help="such as imap.example.org"),
-        Question(key="smtp_host", ask="Where its mail is sent (SMTP, port 465)", help="such as smtp.example.org"),
-        Question(key="password", ask="Its password", secret=True, help="many providers have one for programs alone"),
-        Question(
+        SettingQuestion(key="imap_host", ask="IMAP server (port 993)", help="such as imap.example.org"),
+        SettingQuestion(key="smtp_host", ask="SMTP server (port 465)", help="such as smtp.example.org"),
+        SettingQuestion(key="password", ask="Password", secret=True, help="many providers have app passwords for this"),
+        SettingQuestion(
             key="authserv_id",
-            ask="The first word of Authentication-Results in a mail that you received there",
-            help="it says who checks senders; without it nobody's address counts as proved",
+            ask="First word of the Authentication-Results header of an email received there",
+            help="it names the server that verifies senders; without it, no sender is verified",
         ),
     ),
     next_steps=(
-        "Write a mail to the address, and see it refused or paired: `retinue connector show NAME`.",
-        "Mail that lay there before stays unread by the house: it begins with the next one.",
+        "Send an email to the address. It is refused, or asks for pairing: `retinue connector show NAME`.",
+        "Emails from before are not read: the connector starts with the next one.",
     ),
 )

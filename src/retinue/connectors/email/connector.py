@@ -14,37 +14,44 @@ from datetime import datetime, timedelta
 from msgspec import Struct
 
 from retinue.connectors.base import (
-    PATIENT_ATTEMPTS_MAX,
-    Abilities,
+    REMOTE_ATTEMPTS_MAX,
     Accept,
+    ConnectionLost,
+    ConnectorCapabilities,
+    ConnectorCheckResult,
+    ConnectorContext,
     Delivery,
     DeliveryFailed,
+    DeliveryPart,
     FailureKind,
-    Finding,
-    LineLost,
-    Parcel,
-    Surroundings,
 )
 from retinue.connectors.email.email_addresses import digest
-from retinue.connectors.email.email_threads import Threads
-from retinue.connectors.email.email_transport import Credentials, LineBroke, Place
-from retinue.connectors.email.imap import Imap, ImapRefused, Selected
-from retinue.connectors.email.message_builder import Sender, message_id_of, room_of, subject_of, write
-from retinue.connectors.email.message_parser import Letter, read
-from retinue.connectors.email.mime import Mail, headers_only, take_apart
-from retinue.connectors.email.sender_auth import Guard, Judgement
-from retinue.connectors.email.settings import MailSettings, Security
-from retinue.connectors.email.smtp import Smtp, SmtpRefused, TooLargeForServer, failure_of
+from retinue.connectors.email.email_threads import ThreadCache
+from retinue.connectors.email.email_transport import EmailConnectionBroke, EmailCredentials, EmailServer
+from retinue.connectors.email.errors import EmailSettingMissing
+from retinue.connectors.email.imap import ImapClient, ImapRefused, SelectedMailbox
+from retinue.connectors.email.message_builder import (
+    EmailSender,
+    build_email,
+    build_subject,
+    make_message_id,
+    parse_channel,
+)
+from retinue.connectors.email.message_parser import ParsedEmail, to_inbound
+from retinue.connectors.email.mime import MimeMessage, parse_headers, parse_message
+from retinue.connectors.email.sender_auth import SenderAuthenticator, SenderAuthResult
+from retinue.connectors.email.settings import EmailSecurity, EmailSettings
+from retinue.connectors.email.smtp import SmtpClient, SmtpRefused, TooLargeForServer, build_delivery_failed
 from retinue.domain.attachment import Attachment
-from retinue.domain.errors import Invalid, RetinueError
+from retinue.domain.errors import RetinueError
 
 TEXT_MAX = 200_000  # characters
 FILE_BYTES_MAX = 15 * 1024 * 1024  # encoding adds a third; most servers accept 25 MB
 FILES_BYTES_MAX = 18 * 1024 * 1024  # of one email together
 ALBUM_MAX = 10
-FIRST_BYTES = 256 * 1024  # of an email, read before deciding whether to read all of it
-RECOVERED = timedelta(days=7)  # how far back to search for unread emails after UIDVALIDITY changed
-THREAD_APART_BYTES = 256 * 1024  # larger emails are parsed in a thread
+FIRST_FETCH_BYTES = 256 * 1024  # of an email, read before deciding whether to read all of it
+RECOVERY_PERIOD = timedelta(days=7)  # how far back to search for unread emails after UIDVALIDITY changed
+INLINE_PARSE_BYTES_MAX = 256 * 1024  # larger emails are parsed in a thread
 
 # A hostile email that gets past the limits fails alone, and does not block the mailbox.
 _UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
@@ -52,7 +59,7 @@ _UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionErro
 log = logging.getLogger(__name__)
 
 
-class Progress(Struct, frozen=True):
+class ReadPosition(Struct, frozen=True):
     """The read position in a mailbox."""
 
     uid_validity: int
@@ -62,83 +69,79 @@ class Progress(Struct, frozen=True):
         return f"{self.uid_validity}:{self.uid}"
 
     @staticmethod
-    def parse(text: str) -> Progress | None:
+    def parse(text: str) -> ReadPosition | None:
         validity, _, uid = text.partition(":")
         if validity.isdecimal() and uid.isdecimal() and len(text) <= 40:
-            return Progress(int(validity), int(uid))
+            return ReadPosition(int(validity), int(uid))
         return None
 
 
-class MailConnector:
+class EmailConnector:
     """Connects an email account. A channel is a thread with one correspondent, `ADDRESS/THREAD`; a
     new thread is `ADDRESS`."""
 
-    abilities = Abilities(
+    capabilities = ConnectorCapabilities(
         text_max=TEXT_MAX,
         caption_max=TEXT_MAX,
-        files=True,
+        can_send_files=True,
         file_bytes_max=FILE_BYTES_MAX,
         album_max=ALBUM_MAX,
-        quotes=True,
+        can_quote=True,
     )
     # The Message-ID of a part stays the same, but servers and mailboxes accept the same one twice.
     repeats_safely = False
-    attempts_max = PATIENT_ATTEMPTS_MAX
+    attempts_max = REMOTE_ATTEMPTS_MAX
 
     def __init__(
         self,
         *,
-        settings: MailSettings,
-        surroundings: Surroundings,
-        imap: Place,
-        smtp: Place,
+        settings: EmailSettings,
+        context: ConnectorContext,
+        imap_server: EmailServer,
+        smtp_server: EmailServer,
     ) -> None:
-        self.instance = surroundings.instance
+        self.name = context.name
         self._settings = settings
-        self._around = surroundings
-        self._imap = imap
-        self._smtp = smtp
-        self._sender = Sender(settings.address.lower(), settings.display_name)
+        self._context = context
+        self._imap_server = imap_server
+        self._smtp_server = smtp_server
+        self._sender = EmailSender(settings.address.lower(), settings.display_name)
         self._addresses = frozenset({settings.address.lower(), *(each.lower() for each in settings.aliases)})
-        self._guard = Guard.of(
+        self._authenticator = SenderAuthenticator.create(
             addresses=self._addresses, authserv_id=settings.authserv_id, mails_per_hour=settings.mails_per_hour
         )
-        self._threads = Threads(surroundings.shelf)
-        self._last_judged: tuple[str, Judgement] | None = None
+        self._threads = ThreadCache(context.state)
+        self._last_authenticated: tuple[str, SenderAuthResult] | None = None
 
     @classmethod
-    def of(cls, settings: MailSettings, surroundings: Surroundings) -> MailConnector:
+    def create(cls, settings: EmailSettings, context: ConnectorContext) -> EmailConnector:
         for key in ("address", "imap_host", "smtp_host"):
             if not getattr(settings, key):
-                raise Invalid(
-                    f"connectors.{surroundings.instance}.{key} is missing",
-                    because="an account is read at one place and sends at another, under an address",
-                    try_this=f"set {key}, or add it anew: retinue connector add email",
-                )
+                raise EmailSettingMissing(context.name, key)
         return cls(
             settings=settings,
-            surroundings=surroundings,
-            imap=Place(
+            context=context,
+            imap_server=EmailServer(
                 host=settings.imap_host,
                 port=settings.imap_port,
-                security=Security(settings.imap_security),
+                security=EmailSecurity(settings.imap_security),
                 ca_bundle=settings.ca_bundle,
                 answer_s=settings.answer_s,
             ),
-            smtp=Place(
+            smtp_server=EmailServer(
                 host=settings.smtp_host,
                 port=settings.smtp_port,
-                security=Security(settings.smtp_security),
+                security=EmailSecurity(settings.smtp_security),
                 ca_bundle=settings.ca_bundle,
                 answer_s=settings.answer_s,
             ),
         )
 
-    def _credentials(self) -> Credentials:
+    def _read_credentials(self) -> EmailCredentials:
         """Read for each connection, because an access token is valid for about an hour."""
-        return Credentials(
+        return EmailCredentials(
             username=self._settings.username or self._settings.address,
-            secret=self._around.secret("password"),
+            secret=self._context.read_secret("password"),
             login=self._settings.login,
         )
 
@@ -146,249 +149,262 @@ class MailConnector:
 
     async def listen(self, accept: Accept) -> None:
         try:
-            credentials = self._credentials()
+            credentials = self._read_credentials()
         except RetinueError as error:
-            raise LineLost(
-                "the password of the account cannot be had",
+            raise ConnectionLost(
+                "cannot read the password of the email account",
                 because=error.sentence,
                 try_this=error.try_this,
                 needs_owner=True,
             ) from error
         try:
-            imap = await Imap.open(self._imap, credentials)
+            imap = await ImapClient.open(self._imap_server, credentials)
             try:
-                await self._hear(imap, accept)
+                await self._read_mailbox(imap, accept)
             finally:
                 await imap.close()
-        except LineBroke as error:
-            raise LineLost(f"the line to {self._imap.host} broke", because=str(error)) from error
+        except EmailConnectionBroke as error:
+            raise ConnectionLost(f"lost the connection to {self._imap_server.host}", because=str(error)) from error
         except ImapRefused as error:
-            raise LineLost(
-                f"{self._imap.host} refused to {error.what}",
-                because=error.said,
-                try_this=f"retinue connector test {self.instance}",
-                needs_owner=error.for_good,
+            raise ConnectionLost(
+                f"cannot {error.action} at {self._imap_server.host}",
+                because=error.server_text,
+                try_this=f"retinue connector test {self.name}",
+                needs_owner=error.permanent,
             ) from error
 
-    async def _hear(self, imap: Imap, accept: Accept) -> None:
+    async def _read_mailbox(self, imap: ImapClient, accept: Accept) -> None:
         mailbox = await imap.select(self._settings.mailbox)
-        self._around.stands()
-        heard, waiting, again = await self._begin(imap, mailbox)
+        self._context.on_connected()
+        heard, waiting, again = await self._find_start(imap, mailbox)
         while True:
             for uid in waiting:
-                await self._hear_one(imap, mailbox, uid, accept)
+                await self._accept_email(imap, mailbox, uid, accept)
                 if uid > heard:
                     heard = uid
-                    await self._note(Progress(mailbox.uid_validity, heard))
+                    await self._store_position(ReadPosition(mailbox.uid_validity, heard))
             if again:  # only now: until all of them are processed, a restart must search again
-                await self._note(Progress(mailbox.uid_validity, heard))
+                await self._store_position(ReadPosition(mailbox.uid_validity, heard))
                 again = False
-            if imap.idles:
-                await imap.idle(self._around.clock, self._settings.idle_s)
+            if imap.supports_idle:
+                await imap.idle(self._context.clock, self._settings.idle_s)
             else:
-                await self._around.clock.sleep(self._settings.poll_s)
-                await imap.look()
-            waiting = await imap.uids_after(heard)
+                await self._context.clock.sleep(self._settings.poll_s)
+                await imap.poll()
+            waiting = await imap.search_after(heard)
 
-    async def _begin(self, imap: Imap, mailbox: Selected) -> tuple[int, list[int], bool]:
+    async def _find_start(self, imap: ImapClient, mailbox: SelectedMailbox) -> tuple[int, list[int], bool]:
         """The read position, the UIDs that arrived since, and whether the mailbox is searched
         again."""
-        stored = await self._around.shelf.get(self._progress_key)
-        known = Progress.parse(stored) if stored else None
+        stored = await self._context.state.get(self._position_key)
+        known = ReadPosition.parse(stored) if stored else None
         if known is not None and known.uid_validity == mailbox.uid_validity:
-            return known.uid, await imap.uids_after(known.uid), False
-        last = mailbox.uid_next - 1 if mailbox.uid_next else max(await imap.uids_after(0), default=0)
+            return known.uid, await imap.search_after(known.uid), False
+        last = mailbox.uid_next - 1 if mailbox.uid_next else max(await imap.search_after(0), default=0)
         if stored is None:
             # Emails from before the first start are not meant for this server.
-            await self._note(Progress(mailbox.uid_validity, last))
+            await self._store_position(ReadPosition(mailbox.uid_validity, last))
             return last, [], False
         # The server renumbered its emails, or the stored position is damaged. Accepted emails were
         # marked as read, and the idempotency key catches the others. So nothing is lost or answered
         # twice.
-        log.warning("mailbox looked through again", extra={"connector": self.instance, "damaged": known is None})
-        return last, await imap.unseen_since(self._around.clock.now() - RECOVERED), True
+        log.warning("mailbox searched again", extra={"connector": self.name, "damaged": known is None})
+        return last, await imap.search_unseen(self._context.clock.now() - RECOVERY_PERIOD), True
 
     @property
-    def _progress_key(self) -> str:
+    def _position_key(self) -> str:
         return f"heard/{self._settings.mailbox}"
 
-    async def _note(self, progress: Progress) -> None:
-        await self._around.shelf.put(self._progress_key, str(progress))
+    async def _store_position(self, position: ReadPosition) -> None:
+        await self._context.state.put(self._position_key, str(position))
 
-    async def _hear_one(self, imap: Imap, mailbox: Selected, uid: int, accept: Accept) -> None:
+    async def _accept_email(self, imap: ImapClient, mailbox: SelectedMailbox, uid: int, accept: Accept) -> None:
         try:
-            letter = await self._read(imap, uid)
+            email = await self._read_email(imap, uid)
         except _UNREADABLE as error:  # only the class is logged: the error's text may contain text of the email
-            what = type(error).__name__
-            log.warning("mail cannot be read", extra={"connector": self.instance, "uid": uid, "because": what})
+            log.warning(
+                "email cannot be read", extra={"connector": self.name, "uid": uid, "because": type(error).__name__}
+            )
             return
-        if letter is None:
+        if email is None:
             return
-        incoming = letter.incoming
+        incoming = email.incoming
         room_thread = incoming.room.rpartition("/")[2]
         # Before `accept` returns, an answer may already be sent.
-        ids = (*letter.references, incoming.message_id)
-        self._threads.add(incoming.peer, room_thread, letter.subject, ids)
+        ids = (*email.references, incoming.message_id)
+        self._threads.add(incoming.peer, room_thread, email.subject, ids)
         receipt = await accept(incoming)
         if receipt is None:
             return  # left unread, for people who look into the mailbox
-        await self._threads.keep(incoming.peer)
+        await self._threads.save(incoming.peer)
         if not mailbox.read_only:
             try:
                 await imap.mark_seen(uid)
             except ImapRefused as error:
-                log.warning("mail not marked as read", extra={"connector": self.instance, "because": error.said})
+                log.warning("email not marked as read", extra={"connector": self.name, "because": error.server_text})
 
-    async def _read(self, imap: Imap, uid: int) -> Letter | None:
-        found = await imap.fetch(uid, bytes_max=FIRST_BYTES)
+    async def _read_email(self, imap: ImapClient, uid: int) -> ParsedEmail | None:
+        found = await imap.fetch(uid, bytes_max=FIRST_FETCH_BYTES)
         if found is None:
             return None  # moved or deleted before we read it
-        received_at = found.received_at or self._around.clock.now()
+        received_at = found.received_at or self._context.clock.now()
         fallback_id = f"no-id.{digest(found.raw.decode('latin-1'), 32)}"
-        judgement = self._judged(fallback_id, found.raw, received_at)
-        if judgement.ours or judgement.author is None:
-            why = "our own" if judgement.ours else "from nobody"
-            log.info("mail left out", extra={"connector": self.instance, "uid": uid, "because": why})
+        judgement = self._authenticate_once(fallback_id, found.raw, received_at)
+        if judgement.is_own or judgement.author is None:
+            why = "sent by us" if judgement.is_own else "no sender"
+            log.info("email skipped", extra={"connector": self.name, "uid": uid, "because": why})
             return None
-        cut = len(found.raw) >= FIRST_BYTES and found.size_bytes > len(found.raw)
+        cut = len(found.raw) >= FIRST_FETCH_BYTES and found.size_bytes > len(found.raw)
         # An automated sender is not answered, whatever it attaches.
-        if cut and not judgement.is_program and found.size_bytes <= self._settings.mail_bytes_max:
+        if cut and not judgement.is_automated and found.size_bytes <= self._settings.mail_bytes_max:
             whole = await imap.fetch(uid, bytes_max=self._settings.mail_bytes_max)
             if whole is None:
                 return None
             found, cut = whole, False
-        await self._threads.meet(judgement.speaker_id)
-        return read(
-            await _taken_apart(found.raw),
+        await self._threads.load(judgement.sender_id)
+        return to_inbound(
+            await _parse_message(found.raw),
             judgement,
             received_at=received_at,
             fallback_id=fallback_id,
-            cut=cut,
-            thread_of=self._threads.thread_of,
+            is_cut=cut,
+            find_thread=self._threads.find_thread,
             addresses=self._addresses,
         )
 
-    def _judged(self, which: str, raw: bytes, received_at: datetime) -> Judgement:
+    def _authenticate_once(self, email_id: str, raw: bytes, received_at: datetime) -> SenderAuthResult:
         """Authenticate each email once. A retry after a failed `accept` must not count twice
         against the sender's rate limit."""
-        if self._last_judged is None or self._last_judged[0] != which:
-            self._last_judged = which, self._guard.judge(headers_only(raw), received_at=received_at)
-        return self._last_judged[1]
+        if self._last_authenticated is None or self._last_authenticated[0] != email_id:
+            self._last_authenticated = (
+                email_id,
+                self._authenticator.authenticate(parse_headers(raw), received_at=received_at),
+            )
+        return self._last_authenticated[1]
 
     # --- outbound ---
 
-    async def deliver(self, parcel: Parcel) -> Delivery:
-        room = room_of(parcel.room)
+    async def deliver(self, part: DeliveryPart) -> Delivery:
+        room = parse_channel(part.channel)
         if room is None:
             raise DeliveryFailed(
-                "this is no address for e-mail",
+                "invalid email channel",
                 kind=FailureKind.INVALID_ADDRESS,
                 permanent=True,
-                because="a room is ADDRESS, or ADDRESS/THREAD of a thread that somebody wrote in",
+                because="it must be ADDRESS, or ADDRESS/THREAD of a thread that the address has written in",
+                try_this="use an email address, such as channel:NAME:maria@example.org",
             )
-        await self._threads.meet(room.who)
-        thread = self._threads.thread(room.who, room.thread)
-        message = write(
-            key=parcel.key,
-            text=parcel.text,
+        await self._threads.load(room.correspondent)
+        thread = self._threads.get_thread(room.correspondent, room.thread)
+        message = build_email(
+            key=part.key,
+            text=part.text,
             to=room.address,
             sender=self._sender,
             thread=thread,
-            quote=parcel.quote,
-            files=await self._files(parcel.files),
-            now=self._around.clock.now(),
+            quoted_message_id=part.quoted_message_id,
+            files=await self._read_files(part.files),
+            now=self._context.clock.now(),
         )
         await self._send(message, room.address)
-        message_id = message_id_of(parcel.key, self._sender)
-        subject = thread.subject or subject_of(thread, parcel.text, answers=bool(parcel.quote))
-        self._threads.add(room.who, room.thread or digest(message_id), subject, (message_id,))
+        message_id = make_message_id(part.key, self._sender)
+        subject = thread.subject or build_subject(thread, part.text, is_reply=bool(part.quoted_message_id))
+        self._threads.add(room.correspondent, room.thread or digest(message_id), subject, (message_id,))
         try:
-            await self._threads.keep(room.who)
+            await self._threads.save(room.correspondent)
         except RetinueError as error:  # it is sent, even if this cannot be stored
-            log.warning("thread not noted", extra={"connector": self.instance, "because": error.code})
+            log.warning("thread not stored", extra={"connector": self.name, "because": error.code})
         return Delivery(message_id)
 
     async def _send(self, message: bytes, to: str) -> None:
         try:
-            credentials = self._credentials()
+            credentials = self._read_credentials()
         except RetinueError as error:
             raise DeliveryFailed(
-                "the password of the account cannot be had",
+                "cannot read the password of the email account",
                 kind=FailureKind.INVALID_SENDER,
                 because=error.sentence,
                 try_this=error.try_this,
             ) from error
         try:
-            smtp = await Smtp.open(self._smtp, credentials, we_are=self._sender.domain)
+            smtp = await SmtpClient.open(self._smtp_server, credentials, client_name=self._sender.domain)
             try:
                 await smtp.send(message, sender=self._sender.address, recipient=to)
             except BaseException:
                 await smtp.close()
                 raise
-        except (SmtpRefused, TooLargeForServer, LineBroke) as error:
-            raise failure_of(error) from error
+        except (SmtpRefused, TooLargeForServer, EmailConnectionBroke) as error:
+            raise build_delivery_failed(error) from error
         await smtp.quit()
 
-    async def _files(self, files: tuple[Attachment, ...]) -> tuple[tuple[Attachment, bytes], ...]:
+    async def _read_files(self, files: tuple[Attachment, ...]) -> tuple[tuple[Attachment, bytes], ...]:
         total = sum(each.size_bytes for each in files)
         if total > FILES_BYTES_MAX:
             raise DeliveryFailed(
-                "the files are too large for one mail",
+                "the files are too large for one email",
                 kind=FailureKind.TOO_LARGE,
                 permanent=True,
-                because=f"they have {total:,} bytes together, and {FILES_BYTES_MAX:,} go into one",
+                because=f"together they have {total:,} bytes; the limit is {FILES_BYTES_MAX:,}",
+                try_this="send them in several messages",
             )
         try:
-            return tuple([(each, await asyncio.to_thread(self._around.path_of(each).read_bytes)) for each in files])
+            return tuple(
+                [(each, await asyncio.to_thread(self._context.get_attachment_path(each).read_bytes)) for each in files]
+            )
         except OSError as error:
             raise DeliveryFailed(
-                "a file that was to be sent cannot be read", permanent=True, because=error.strerror or "it is not there"
+                "cannot read a file to send",
+                permanent=True,
+                because=error.strerror or "it does not exist",
+                try_this="create it again",
             ) from error
 
     # --- check ---
 
-    async def check(self) -> Finding:
+    async def check(self) -> ConnectorCheckResult:
         """Log in to both servers and open the mailbox. Changes and sends nothing."""
         account = self._sender.address
-        for where, come_in in ((self._imap, self._look_in), (self._smtp, self._knock)):
-            if (problem := await _problem(come_in)) is not None:
-                return Finding(
+        for server, log_in in ((self._imap_server, self._check_imap), (self._smtp_server, self._check_smtp)):
+            if (problem := await _find_problem(log_in)) is not None:
+                return ConnectorCheckResult(
                     ok=False,
                     account=account,
-                    sentence=f"{where.host}:{where.port} did not let us in",
+                    sentence=f"cannot log in at {server.host}:{server.port}",
                     because=problem,
-                    try_this="look at the host, the port, the security and the password of this connector",
+                    try_this="check the host, port, security and password of this connector",
                 )
         if not self._settings.authserv_id:
-            return Finding(
+            return ConnectorCheckResult(
                 ok=True,
                 account=account,
-                sentence="mail can be read and sent, and nobody's address counts as proved",
-                because="no `authserv_id` is set, so anybody could claim to be anybody",
-                try_this="set it to the first word of Authentication-Results in a mail that you received there",
+                sentence="email can be read and sent, but no sender can be verified",
+                because="`authserv_id` is not set, so anyone could use any sender address",
+                try_this="set it to the first word of the Authentication-Results header of an email received there",
             )
-        return Finding(ok=True, account=account, sentence="mail can be read and sent")
+        return ConnectorCheckResult(ok=True, account=account, sentence="email can be read and sent")
 
-    async def _look_in(self) -> None:
-        imap = await Imap.open(self._imap, self._credentials())
+    async def _check_imap(self) -> None:
+        imap = await ImapClient.open(self._imap_server, self._read_credentials())
         try:
             await imap.select(self._settings.mailbox, read_only=True)
         finally:
             await imap.log_out()
 
-    async def _knock(self) -> None:
-        await (await Smtp.open(self._smtp, self._credentials(), we_are=self._sender.domain)).quit()
+    async def _check_smtp(self) -> None:
+        await (
+            await SmtpClient.open(self._smtp_server, self._read_credentials(), client_name=self._sender.domain)
+        ).quit()
 
 
-async def _problem(come_in: Callable[[], Awaitable[None]]) -> str | None:
+async def _find_problem(check: Callable[[], Awaitable[None]]) -> str | None:
     try:
-        await come_in()
-    except (LineBroke, ImapRefused, SmtpRefused) as error:
+        await check()
+    except (EmailConnectionBroke, ImapRefused, SmtpRefused) as error:
         return str(error)
     except RetinueError as error:
         return error.sentence
     return None
 
 
-async def _taken_apart(raw: bytes) -> Mail:
-    return take_apart(raw) if len(raw) <= THREAD_APART_BYTES else await asyncio.to_thread(take_apart, raw)
+async def _parse_message(raw: bytes) -> MimeMessage:
+    return parse_message(raw) if len(raw) <= INLINE_PARSE_BYTES_MAX else await asyncio.to_thread(parse_message, raw)

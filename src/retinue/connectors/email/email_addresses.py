@@ -22,7 +22,7 @@ _LOCAL = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+(?:\.[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+)*
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _ADDRESS = re.compile(rf"({_LOCAL})@({_LABEL}(?:\.{_LABEL})*)")
 _MESSAGE_ID = re.compile(r"<([!-;=?-~]{1,998})>")
-_UNSEEN = re.compile(r"[\x00-\x20\x7f-\xa0\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]+")
+_INVISIBLE = re.compile(r"[\x00-\x20\x7f-\xa0\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]+")
 
 
 class Mailbox(Struct, frozen=True):
@@ -36,25 +36,25 @@ class Mailbox(Struct, frozen=True):
         return self.address.rpartition("@")[2]
 
 
-def address_of(text: str) -> str | None:
+def parse_address(text: str) -> str | None:
     """The address in lower case, or None if the text is anything else."""
     return text.lower() if len(text) <= ADDRESS_LENGTH_MAX and _ADDRESS.fullmatch(text) else None
 
 
-def mailboxes(field: str) -> tuple[Mailbox, ...]:
+def parse_mailboxes(field: str) -> tuple[Mailbox, ...]:
     """The valid addresses in a `From`, `To` or `Cc` header."""
     found: list[Mailbox] = []
-    for part in _split(field[:FIELD_CHARS_MAX]):
+    for part in _split_addresses(field[:FIELD_CHARS_MAX]):
         before, angle, after = part.rpartition("<")
         raw = after.partition(">")[0] if angle else part
-        if (address := address_of(raw.strip())) is not None:
-            found.append(Mailbox(address, shown(before.strip().strip('"'))))
+        if (address := parse_address(raw.strip())) is not None:
+            found.append(Mailbox(address, to_display_text(before.strip().strip('"'))))
         if len(found) == ADDRESSES_MAX:
             break
     return tuple(found)
 
 
-def _split(field: str) -> list[str]:
+def _split_addresses(field: str) -> list[str]:
     """Split at commas outside quotes, comments and angle brackets. Comments are dropped."""
     parts, now = [""], ""
     quoted, depth, escaped = False, 0, False
@@ -80,13 +80,13 @@ def _split(field: str) -> list[str]:
     return parts
 
 
-def claims(field: str) -> int:
+def count_addresses(field: str) -> int:
     """How many addresses a header seems to contain, valid or not. A `From` with more than one is
     not trusted."""
-    return sum(1 for part in _split(field[:FIELD_CHARS_MAX]) if part.strip())
+    return sum(1 for part in _split_addresses(field[:FIELD_CHARS_MAX]) if part.strip())
 
 
-def decoded(field: str) -> str:
+def decode_header_text(field: str) -> str:
     """Decode a header, including encoded words. Text that cannot be decoded is returned unchanged."""
     try:
         pieces = decode_header(field[:FIELD_CHARS_MAX])
@@ -94,11 +94,11 @@ def decoded(field: str) -> str:
         return field[:FIELD_CHARS_MAX]
     words: list[str] = []
     for piece, charset in pieces:
-        words.append(piece if isinstance(piece, str) else text_of(piece, charset or ""))
+        words.append(piece if isinstance(piece, str) else decode_text(piece, charset or ""))
     return "".join(words)
 
 
-def text_of(raw: bytes, charset: str) -> str:
+def decode_text(raw: bytes, charset: str) -> str:
     """Decode bytes by the claimed charset, then as UTF-8, then as Windows-1252."""
     for each in (charset, "utf-8"):
         try:
@@ -112,12 +112,12 @@ def text_of(raw: bytes, charset: str) -> str:
         return raw.decode("windows-1252", errors="replace")
 
 
-def shown(field: str, length_max: int = NAME_LENGTH_MAX) -> str:
+def to_display_text(field: str, length_max: int = NAME_LENGTH_MAX) -> str:
     """A name or subject as one line, without invisible or bidirectional control characters."""
-    return _UNSEEN.sub(" ", decoded(field)).strip()[:length_max]
+    return _INVISIBLE.sub(" ", decode_header_text(field)).strip()[:length_max]
 
 
-def message_ids(field: str) -> tuple[str, ...]:
+def parse_message_ids(field: str) -> tuple[str, ...]:
     """The ids in a `Message-ID`, `In-Reply-To` or `References`, without brackets. Overlong ones are
     skipped."""
     return tuple(each for each in _MESSAGE_ID.findall(field) if len(each) <= MESSAGE_ID_LENGTH_MAX)

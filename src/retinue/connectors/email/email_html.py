@@ -14,7 +14,7 @@ LINK_LENGTH_MAX = 500
 _TAG_CHARS_MAX = 2_000  # of one tag, in which attributes are read
 _DEPTH_MAX = 100  # of quotes, and of nested hidden elements
 
-_RAW = frozenset(
+_SKIPPED = frozenset(
     {
         "script",
         "style",
@@ -41,80 +41,82 @@ _BLOCKS = frozenset(
 )
 _NAME = re.compile(r"/?([a-zA-Z][a-zA-Z0-9]{0,20})")
 _ATTRIBUTE = re.compile(r"""([a-zA-Z][a-zA-Z:-]{0,40})\s{0,5}=\s{0,5}(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""")
-_HIDING = re.compile(r"display:none|visibility:hidden|font-size:0(?![.\d]*[1-9])|opacity:0(?![.\d]*[1-9])|mso-hide:all")
-_HIDDEN = re.compile(r"\shidden(?=[\s>/=]|$)", re.IGNORECASE)
+_HIDING_STYLE = re.compile(
+    r"display:none|visibility:hidden|font-size:0(?![.\d]*[1-9])|opacity:0(?![.\d]*[1-9])|mso-hide:all"
+)
+_HIDDEN_ATTRIBUTE = re.compile(r"\shidden(?=[\s>/=]|$)", re.IGNORECASE)
 _BLANKS = re.compile(r"[^\S\n]+")
 _MANY_LINES = re.compile(r"\n{3,}")
 
 
-class Tag(Struct, frozen=True):
+class HtmlTag(Struct, frozen=True):
     name: str
-    closes: bool
-    inside: str  # between the angle brackets
+    is_closing: bool
+    source: str  # between the angle brackets
 
     @property
     def attributes(self) -> dict[str, str]:
         return {
             found[1].lower(): unescape(found[2] or found[3] or found[4] or "")
-            for found in _ATTRIBUTE.finditer(self.inside)
+            for found in _ATTRIBUTE.finditer(self.source)
         }
 
     @property
-    def hides(self) -> bool:
+    def hides_content(self) -> bool:
         """Whether its content is invisible. Text that only a model would see is a prompt injection."""
         style = re.sub(r"\s", "", self.attributes.get("style", "")).lower()
-        return _HIDING.search(style) is not None or _HIDDEN.search(self.inside) is not None
+        return _HIDING_STYLE.search(style) is not None or _HIDDEN_ATTRIBUTE.search(self.source) is not None
 
 
-def scan(page: str) -> Iterator[Tag | str]:
+def scan_html(html: str) -> Iterator[HtmlTag | str]:
     """Tags and the texts between them, in order. Scripts, styles, comments and similar content are
     skipped."""
-    at, end = 0, len(page)
+    at, end = 0, len(html)
     while at < end:
-        angle = page.find("<", at)
+        angle = html.find("<", at)
         if angle < 0:
-            yield page[at:]
+            yield html[at:]
             return
         if angle > at:
-            yield page[at:angle]
-        if page.startswith("<!--", angle):
-            closed = page.find("-->", angle + 4)
+            yield html[at:angle]
+        if html.startswith("<!--", angle):
+            closed = html.find("-->", angle + 4)
             at = closed + 3 if closed >= 0 else end
             continue
-        closed = page.find(">", angle)
+        closed = html.find(">", angle)
         if closed < 0:
             return
-        name = _NAME.match(page, angle + 1)
+        name = _NAME.match(html, angle + 1)
         if name is None:
-            if page[angle + 1 : angle + 2] in ("!", "?", "/"):
+            if html[angle + 1 : angle + 2] in ("!", "?", "/"):
                 at = closed + 1
             else:  # a literal less-than sign
                 yield "<"
                 at = angle + 1
             continue
-        tag = Tag(name[1].lower(), page[angle + 1] == "/", page[angle + 1 : min(closed, angle + _TAG_CHARS_MAX)])
+        tag = HtmlTag(name[1].lower(), html[angle + 1] == "/", html[angle + 1 : min(closed, angle + _TAG_CHARS_MAX)])
         at = closed + 1
         yield tag
-        if tag.name in _RAW and not tag.closes and not tag.inside.endswith("/"):
-            found = re.compile(rf"</{tag.name}", re.IGNORECASE).search(page, at)
+        if tag.name in _SKIPPED and not tag.is_closing and not tag.source.endswith("/"):
+            found = re.compile(rf"</{tag.name}", re.IGNORECASE).search(html, at)
             at = found.start() if found else end
 
 
-def words_of(page: str) -> str:
+def html_to_text(html: str) -> str:
     """Convert HTML to text: a line per block, `>` before quotes, and the target of a link after its
     text."""
-    writer = _Writer()
-    for part in scan(page[:HTML_CHARS_MAX]):
+    writer = _TextWriter()
+    for part in scan_html(html[:HTML_CHARS_MAX]):
         if isinstance(part, str):
-            writer.text(part)
-        elif part.closes:
-            writer.close(part)
+            writer.write_text(part)
+        elif part.is_closing:
+            writer.close_tag(part)
         else:
-            writer.open(part)
-    return writer.done()
+            writer.open_tag(part)
+    return writer.finish()
 
 
-class _Writer:
+class _TextWriter:
     def __init__(self) -> None:
         self._lines: list[str] = []
         self._line: list[str] = []
@@ -125,7 +127,7 @@ class _Writer:
         self._link_at = 0  # index in the line at which its text begins
         self._pre = 0
 
-    def text(self, text: str) -> None:
+    def write_text(self, text: str) -> None:
         if self._hidden:
             return
         words = unescape(text)
@@ -138,12 +140,12 @@ class _Writer:
         else:
             self._line.append(_BLANKS.sub(" ", words.replace("\n", " ").replace("\xa0", " ")))
 
-    def open(self, tag: Tag) -> None:
+    def open_tag(self, tag: HtmlTag) -> None:
         if self._hidden:
             if tag.name == self._hidden and tag.name not in _VOID:
                 self._hidden_depth += 1
             return
-        if tag.name not in _VOID and tag.hides:
+        if tag.name not in _VOID and tag.hides_content:
             self._hidden, self._hidden_depth = tag.name, 1
             return
         if tag.name in _BLOCKS:
@@ -161,7 +163,7 @@ class _Writer:
             case _:
                 pass
 
-    def close(self, tag: Tag) -> None:
+    def close_tag(self, tag: HtmlTag) -> None:
         if self._hidden:
             if tag.name == self._hidden:
                 self._hidden_depth -= 1
@@ -191,6 +193,6 @@ class _Writer:
         if paragraph and self._lines and self._lines[-1].strip("> "):
             self._lines.append(mark.rstrip())
 
-    def done(self) -> str:
+    def finish(self) -> str:
         self._break()
         return _MANY_LINES.sub("\n\n", "\n".join(self._lines)).strip()

@@ -10,47 +10,43 @@ import ssl
 from msgspec import Struct
 
 from retinue.config import validators
-from retinue.connectors.email.settings import Login, Security
-from retinue.domain.errors import Invalid
+from retinue.connectors.email.errors import EmailConnectionUnencrypted
+from retinue.connectors.email.settings import EmailLogin, EmailSecurity
 
 CONNECT_S_MAX = 30.0
-SILENCE_S_MAX = 60.0  # default timeout for an answer of the server
+ANSWER_S_MAX = 60.0  # default timeout for an answer of the server
 CLOSE_S_MAX = 5.0
 LINE_BYTES_MAX = 1024 * 1024
 CHUNK_BYTES = 64 * 1024
 
 
-class LineBroke(ConnectionError):
+class EmailConnectionBroke(ConnectionError):
     """The connection broke, the server was silent for too long, or it does not speak the protocol."""
 
 
-class Place(Struct, frozen=True, kw_only=True):
+class EmailServer(Struct, frozen=True, kw_only=True):
     """The address of a server, and how the connection to it is encrypted."""
 
     host: str
     port: int
-    security: Security
+    security: EmailSecurity
     ca_bundle: str = ""
-    answer_s: float = SILENCE_S_MAX
+    answer_s: float = ANSWER_S_MAX
 
     def __post_init__(self) -> None:
-        if self.security is Security.NONE and not validators.is_loopback(self.host):
-            raise Invalid(
-                f"the line to {self.host} would be open to be read",
-                because='`security = "none"` sends the password as it is, and is for servers on this machine alone',
-                try_this='use "tls" or "starttls"',
-            )
+        if self.security is EmailSecurity.NONE and not validators.is_loopback(self.host):
+            raise EmailConnectionUnencrypted(self.host)
 
-    def context(self) -> ssl.SSLContext:
+    def build_ssl_context(self) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=self.ca_bundle or None)
 
 
-class Credentials(Struct, frozen=True, kw_only=True):
+class EmailCredentials(Struct, frozen=True, kw_only=True):
     """A login. Its secret stays out of `repr`."""
 
     username: str
     secret: str
-    login: Login = Login.PASSWORD
+    login: EmailLogin = EmailLogin.PASSWORD
 
     def __repr__(self) -> str:
         return f"Credentials(username={self.username!r})"
@@ -62,7 +58,7 @@ class Credentials(Struct, frozen=True, kw_only=True):
         return f"user={self.username}\x01auth=Bearer {self.secret}\x01\x01".encode()
 
 
-class Line:
+class EmailConnection:
     """A connection to an IMAP or SMTP server."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answer_s: float) -> None:
@@ -71,48 +67,50 @@ class Line:
         self.answer_s = answer_s  # after such a silence the connection counts as broken
 
     @classmethod
-    async def open(cls, place: Place) -> Line:
-        tls = place.context() if place.security is Security.TLS else None
+    async def open(cls, server: EmailServer) -> EmailConnection:
+        tls = server.build_ssl_context() if server.security is EmailSecurity.TLS else None
         try:
             async with asyncio.timeout(CONNECT_S_MAX):
                 made = await asyncio.open_connection(
-                    place.host,
-                    place.port,
+                    server.host,
+                    server.port,
                     ssl=tls,
-                    server_hostname=place.host if tls else None,
+                    server_hostname=server.host if tls else None,
                     limit=LINE_BYTES_MAX,
                 )
         except (OSError, TimeoutError) as error:  # SSLError is an OSError
-            raise LineBroke(f"{place.host}:{place.port} cannot be reached: {_said(error)}") from error
-        return cls(*made, answer_s=place.answer_s)
+            raise EmailConnectionBroke(f"cannot reach {server.host}:{server.port}: {_describe_error(error)}") from error
+        return cls(*made, answer_s=server.answer_s)
 
-    async def start_tls(self, place: Place) -> None:
+    async def start_tls(self, server: EmailServer) -> None:
         """Encrypt the connection. Data that the server sent in the clear before raises an error,
         because it could be injected."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0):
                 if await self._reader.read(1):
-                    raise LineBroke("the server spoke before the line was secured")
+                    raise EmailConnectionBroke("the server sent data before TLS was started")
         try:
             async with asyncio.timeout(CONNECT_S_MAX):
-                await self._writer.start_tls(place.context(), server_hostname=place.host)
+                await self._writer.start_tls(server.build_ssl_context(), server_hostname=server.host)
         except (OSError, TimeoutError) as error:
-            raise LineBroke(f"the line to {place.host}:{place.port} cannot be secured: {_said(error)}") from error
+            raise EmailConnectionBroke(
+                f"cannot start TLS with {server.host}:{server.port}: {_describe_error(error)}"
+            ) from error
 
-    async def read_line(self, *, patience: float | None = 1.0) -> bytes:
+    async def read_line(self, *, timeout_factor: float | None = 1.0) -> bytes:
         """The next line, without its end. The timeout is `timeout_factor` times the usual one, or
         none if it is None."""
         try:
-            async with asyncio.timeout(None if patience is None else patience * self.answer_s):
+            async with asyncio.timeout(None if timeout_factor is None else timeout_factor * self.answer_s):
                 line = await self._reader.readuntil(b"\n")
         except asyncio.IncompleteReadError as error:
-            raise LineBroke("the server closed the line") from error
+            raise EmailConnectionBroke("the server closed the connection") from error
         except asyncio.LimitOverrunError as error:
-            raise LineBroke(f"the server sent a line of more than {LINE_BYTES_MAX:,} bytes") from error
+            raise EmailConnectionBroke(f"the server sent a line of more than {LINE_BYTES_MAX:,} bytes") from error
         except TimeoutError as error:
-            raise LineBroke("the server was silent for too long") from error
+            raise EmailConnectionBroke("the server did not answer in time") from error
         except OSError as error:
-            raise LineBroke(f"the line broke: {_said(error)}") from error
+            raise EmailConnectionBroke(f"the connection broke: {_describe_error(error)}") from error
         return line.rstrip(b"\r\n")
 
     async def read_bytes(self, count: int) -> bytes:
@@ -122,13 +120,17 @@ class Line:
                 async with asyncio.timeout(self.answer_s):
                     chunk = await self._reader.read(min(count, CHUNK_BYTES))
                 if not chunk:
-                    raise LineBroke("the server closed the line")
+                    raise EmailConnectionBroke("the server closed the connection")
                 chunks.append(chunk)
                 count -= len(chunk)
         except TimeoutError as error:
-            raise LineBroke("the server was silent for too long") from error
+            raise EmailConnectionBroke("the server did not answer in time") from error
         except OSError as error:
-            raise error if isinstance(error, LineBroke) else LineBroke(f"the line broke: {_said(error)}") from error
+            raise (
+                error
+                if isinstance(error, EmailConnectionBroke)
+                else EmailConnectionBroke(f"the connection broke: {_describe_error(error)}")
+            ) from error
         return b"".join(chunks)
 
     async def send(self, data: bytes) -> None:
@@ -138,9 +140,9 @@ class Line:
                 async with asyncio.timeout(self.answer_s):
                     await self._writer.drain()
         except TimeoutError as error:
-            raise LineBroke("the server took nothing for too long") from error
+            raise EmailConnectionBroke("sending timed out") from error
         except OSError as error:
-            raise LineBroke(f"the line broke: {_said(error)}") from error
+            raise EmailConnectionBroke(f"the connection broke: {_describe_error(error)}") from error
 
     async def close(self) -> None:
         self._writer.close()
@@ -149,13 +151,13 @@ class Line:
                 await self._writer.wait_closed()
 
 
-def _said(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted ({error.verify_message})"
-    return (error.strerror if isinstance(error, OSError) else "") or "it did not answer in time"
+    return (error.strerror if isinstance(error, OSError) else "") or "it timed out"
 
 
-def shown(raw: bytes) -> str:
+def to_printable(raw: bytes) -> str:
     """Text of a server, made safe to show."""
     text = raw[:200].decode("utf-8", "replace")
     return "".join(char if char.isprintable() else " " for char in text).strip()

@@ -9,28 +9,28 @@ from msgspec import Struct
 
 DEPTH_MAX = 20
 
-Word = bytes | None | list["Word"]
+ImapValue = bytes | None | list["ImapValue"]
 _LITERAL_AT_END = re.compile(rb"~?\{(\d{1,10})\+?\}$")
 _ATOM = re.compile(rb'[^\s()"{\x00-\x1f]+')
 _CODE = re.compile(rb"\[([A-Z0-9-]+)(?: ([^\]]*))?\]", re.IGNORECASE)
 _INTERNAL_DATE = "%d-%b-%Y %H:%M:%S %z"
 
 
-class BadWords(ValueError):
+class ImapSyntaxError(ValueError):
     """The input is not valid IMAP."""
 
 
-class Response(Struct, frozen=True, kw_only=True):
+class ImapResponse(Struct, frozen=True, kw_only=True):
     """One response. `tag` is `*`, `+` or the tag of a command."""
 
     tag: bytes
     rest: bytes  # after the tag, up to its first literal
-    words: list[Word]
+    values: list[ImapValue]
 
     @property
     def status(self) -> bytes:
         """OK, NO, BAD, BYE, PREAUTH, or the type of the data."""
-        first = self.words[0] if self.words else None
+        first = self.values[0] if self.values else None
         return first.upper() if isinstance(first, bytes) else b""
 
     @property
@@ -40,14 +40,14 @@ class Response(Struct, frozen=True, kw_only=True):
         return found[1].upper() if found else b""
 
     @property
-    def code_words(self) -> bytes:
+    def code_arguments(self) -> bytes:
         found = _CODE.search(self.rest)
         return (found[2] or b"") if found else b""
 
     @property
-    def counted(self) -> tuple[int, bytes]:
+    def numbered(self) -> tuple[int, bytes]:
         """The number and type of `12 EXISTS` or `3 FETCH (...)`; (0, b"") for any other response."""
-        match self.words[:2]:
+        match self.values[:2]:
             case [bytes(number), bytes(word)] if number.isdigit():
                 return int(number), word.upper()
             case _:
@@ -60,15 +60,15 @@ def literal_size(line: bytes) -> int | None:
     return int(found[1]) if found else None
 
 
-def response_of(lines: list[bytes], literals: list[bytes]) -> Response:
+def parse_response(lines: list[bytes], literals: list[bytes]) -> ImapResponse:
     """Build a response from its lines and the literals between them. Free text is reduced to its
     status."""
     tag, _, rest = lines[0].partition(b" ")
     status = rest.partition(b" ")[0].upper()
     if tag == b"+" or status in (b"OK", b"NO", b"BAD", b"BYE", b"PREAUTH"):
-        return Response(tag=tag, rest=rest, words=[status])
+        return ImapResponse(tag=tag, rest=rest, values=[status])
     scanner = _Scanner([rest, *lines[1:]], literals)
-    return Response(tag=tag, rest=rest, words=scanner.words(depth=0))
+    return ImapResponse(tag=tag, rest=rest, values=scanner.read_values(depth=0))
 
 
 class _Scanner:
@@ -78,36 +78,36 @@ class _Scanner:
         self._number = 0
         self._at = 0
 
-    def words(self, *, depth: int) -> list[Word]:
+    def read_values(self, *, depth: int) -> list[ImapValue]:
         """Parse up to the closing parenthesis or the end."""
         if depth > DEPTH_MAX:
-            raise BadWords("lists within lists")
-        found: list[Word] = []
+            raise ImapSyntaxError("too many nested lists")
+        found: list[ImapValue] = []
         while True:
             line = self._lines[self._number]
             if self._at >= len(line):
                 if depth:
-                    raise BadWords("a list is not closed")
+                    raise ImapSyntaxError("a list is not closed")
                 return found
             char = line[self._at : self._at + 1]
             if char in b" \t":
                 self._at += 1
             elif char == b"(":
                 self._at += 1
-                found.append(self.words(depth=depth + 1))
+                found.append(self.read_values(depth=depth + 1))
             elif char == b")":
                 self._at += 1
                 if depth:
                     return found
             elif char == b'"':
-                found.append(self._quoted(line))
+                found.append(self._read_quoted(line))
             elif _LITERAL_AT_END.match(line, self._at) and self._number < len(self._literals):
                 found.append(self._literals[self._number])
                 self._number, self._at = self._number + 1, 0
             else:
-                found.append(self._atom(line))
+                found.append(self._read_atom(line))
 
-    def _quoted(self, line: bytes) -> bytes:
+    def _read_quoted(self, line: bytes) -> bytes:
         text = bytearray()
         at = self._at + 1
         while at < len(line):
@@ -121,9 +121,9 @@ class _Scanner:
             else:
                 text.append(char)
                 at += 1
-        raise BadWords("a quote is not closed")
+        raise ImapSyntaxError("a quote is not closed")
 
-    def _atom(self, line: bytes) -> Word:
+    def _read_atom(self, line: bytes) -> ImapValue:
         found = _ATOM.match(line, self._at)
         if found is None:
             self._at += 1  # skip a stray character, which some servers send
@@ -132,23 +132,23 @@ class _Scanner:
         return None if found[0].upper() == b"NIL" else found[0]
 
 
-def numbers(words: list[Word]) -> list[int]:
-    return [int(word) for word in words if isinstance(word, bytes) and word.isdigit()]
+def get_numbers(values: list[ImapValue]) -> list[int]:
+    return [int(word) for word in values if isinstance(word, bytes) and word.isdigit()]
 
 
-def pairs(words: list[Word]) -> dict[bytes, Word]:
+def parse_fetch_items(values: list[ImapValue]) -> dict[bytes, ImapValue]:
     """Parse the items of a FETCH: `UID 5 RFC822.SIZE 100 ...`."""
-    found: dict[bytes, Word] = {}
-    for name, value in zip(words[::2], words[1::2], strict=False):
+    found: dict[bytes, ImapValue] = {}
+    for name, value in zip(values[::2], values[1::2], strict=False):
         if isinstance(name, bytes):
             found[name.upper().partition(b"<")[0]] = value
     return found
 
 
-def date_of(word: Word) -> datetime | None:
-    if not isinstance(word, bytes):
+def parse_internal_date(value: ImapValue) -> datetime | None:
+    if not isinstance(value, bytes):
         return None
     try:
-        return datetime.strptime(word.decode("ascii", "replace").strip(), _INTERNAL_DATE).astimezone(UTC)
+        return datetime.strptime(value.decode("ascii", "replace").strip(), _INTERNAL_DATE).astimezone(UTC)
     except (ValueError, OverflowError):
         return None

@@ -16,29 +16,29 @@ from email.utils import format_datetime
 
 from msgspec import Struct
 
-from retinue.connectors.email.email_addresses import address_of, digest, is_message_id
-from retinue.connectors.email.sender_auth import OWN_ID, UNPROVED
-from retinue.domain.attachment import Attachment, safe_name
+from retinue.connectors.email.email_addresses import digest, is_message_id, parse_address
+from retinue.connectors.email.sender_auth import OWN_ID_PREFIX, UNVERIFIED_PREFIX
+from retinue.domain.attachment import Attachment, safe_file_name
 
 SUBJECT_LENGTH_MAX = 200
 FIRST_LINE_LENGTH_MAX = 70  # of the text, if it has to serve as the subject
 REFERENCES_MAX = 20
-_UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
-_ANSWERS = re.compile(r"\s*(?:re|aw|sv|antw|odp|vs)\s*(?:\[\d+\])?\s*:", re.IGNORECASE)
+_INVISIBLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
+_REPLY_PREFIX = re.compile(r"\s*(?:re|aw|sv|antw|odp|vs)\s*(?:\[\d+\])?\s*:", re.IGNORECASE)
 _MEDIA_TYPE = re.compile(r"([a-z0-9][a-z0-9.+-]{0,60})/([a-z0-9][a-z0-9.+-]{0,60})")
 
 
-class Thread(Struct, frozen=True, kw_only=True):
+class EmailThread(Struct, frozen=True, kw_only=True):
     """The data for an answer in a thread."""
 
     subject: str = ""
     ids: tuple[str, ...] = ()  # of its emails, oldest first, including ours
 
 
-NEW_THREAD = Thread()
+NEW_THREAD = EmailThread()
 
 
-class Sender(Struct, frozen=True):
+class EmailSender(Struct, frozen=True):
     address: str
     name: str = ""
 
@@ -47,53 +47,53 @@ class Sender(Struct, frozen=True):
         return self.address.rpartition("@")[2]
 
 
-class Room(Struct, frozen=True):
+class EmailChannel(Struct, frozen=True):
     """A parsed channel: the correspondent and the thread."""
 
-    who: str  # the address, with a prefix if it is unverified
+    correspondent: str  # the address, with a prefix if it is unverified
     address: str
     thread: str = ""  # empty: a new one
 
 
-def room_of(text: str) -> Room | None:
+def parse_channel(text: str) -> EmailChannel | None:
     """Parse `ADDRESS` or `ADDRESS/THREAD`, verified or not. Returns None if it has no valid
     address."""
-    mark = UNPROVED if text.startswith(UNPROVED) else ""
+    mark = UNVERIFIED_PREFIX if text.startswith(UNVERIFIED_PREFIX) else ""
     # A local part may contain a slash, a domain may not.
-    local, at, rest = text.removeprefix(UNPROVED).rpartition("@")
+    local, at, rest = text.removeprefix(UNVERIFIED_PREFIX).rpartition("@")
     domain, slash, thread = rest.partition("/")
-    address = address_of(f"{local}{at}{domain}")
+    address = parse_address(f"{local}{at}{domain}")
     if address is None or (slash and not (thread.isascii() and thread.isalnum())):
         return None
-    return Room(mark + address, address, thread)
+    return EmailChannel(mark + address, address, thread)
 
 
-def message_id_of(key: str, sender: Sender) -> str:
+def make_message_id(key: str, sender: EmailSender) -> str:
     """The Message-ID of a part. It is deterministic, so that programs that deduplicate show a
     repeated email once."""
     plain = key.replace("/", ".")
-    return f"{OWN_ID}{plain if re.fullmatch(r'[A-Za-z0-9.-]{1,80}', plain) else digest(key, 32)}@{sender.domain}"
+    return f"{OWN_ID_PREFIX}{plain if re.fullmatch(r'[A-Za-z0-9.-]{1,80}', plain) else digest(key, 32)}@{sender.domain}"
 
 
-def write(
+def build_email(
     *,
     key: str,
     text: str,
     to: str,
-    sender: Sender,
-    thread: Thread,
-    quote: str,
+    sender: EmailSender,
+    thread: EmailThread,
+    quoted_message_id: str,
     files: tuple[tuple[Attachment, bytes], ...],
     now: datetime,
 ) -> bytes:
     """Build a complete email, with CRLF line ends."""
-    before = _before(thread, quote)
+    before = _build_references(thread, quoted_message_id)
     fields = [
-        ("From", _sender(sender)),
+        ("From", _format_sender(sender)),
         ("To", to),
-        ("Subject", _encoded(subject_of(thread, text, answers=bool(before)), "Subject")),
+        ("Subject", _encode_header(build_subject(thread, text, is_reply=bool(before)), "Subject")),
         ("Date", format_datetime(now)),
-        ("Message-ID", f"<{message_id_of(key, sender)}>"),
+        ("Message-ID", f"<{make_message_id(key, sender)}>"),
     ]
     if before:
         fields += [
@@ -107,44 +107,44 @@ def write(
         ("MIME-Version", "1.0"),
     ]
     head = "".join(f"{name}: {value}\r\n" for name, value in fields)
-    return head.encode("ascii") + _body(text, files, boundary=f"=_retinue_{digest(key, 32)}")
+    return head.encode("ascii") + _build_body(text, files, boundary=f"=_retinue_{digest(key, 32)}")
 
 
-def _before(thread: Thread, quote: str) -> tuple[str, ...]:
+def _build_references(thread: EmailThread, quoted_message_id: str) -> tuple[str, ...]:
     """The ids of the earlier emails; the last one is the one that is answered."""
-    ids = [each for each in thread.ids if each != quote and is_message_id(each)]
-    if is_message_id(quote):
-        ids.append(quote)
+    ids = [each for each in thread.ids if each != quoted_message_id and is_message_id(each)]
+    if is_message_id(quoted_message_id):
+        ids.append(quoted_message_id)
     return tuple(ids) if len(ids) <= REFERENCES_MAX else (ids[0], *ids[-(REFERENCES_MAX - 1) :])
 
 
-def subject_of(thread: Thread, text: str, *, answers: bool) -> str:
+def build_subject(thread: EmailThread, text: str, *, is_reply: bool) -> str:
     """The subject of the thread; for a new thread the first line of the text."""
-    subject = _UNSEEN.sub(" ", thread.subject).strip()[:SUBJECT_LENGTH_MAX]
+    subject = _INVISIBLE.sub(" ", thread.subject).strip()[:SUBJECT_LENGTH_MAX]
     if subject:
-        return subject if _ANSWERS.match(subject) or not answers else f"Re: {subject}"
-    if answers:
-        return "Re: your mail"
-    first = _UNSEEN.sub(" ", text.strip().partition("\n")[0]).strip(" #*")
+        return subject if _REPLY_PREFIX.match(subject) or not is_reply else f"Re: {subject}"
+    if is_reply:
+        return "Re: your email"
+    first = _INVISIBLE.sub(" ", text.strip().partition("\n")[0]).strip(" #*")
     return first if len(first) <= FIRST_LINE_LENGTH_MAX else first[: FIRST_LINE_LENGTH_MAX - 1] + "…"
 
 
-def _encoded(text: str, name: str) -> str:
-    clean = _UNSEEN.sub(" ", text).strip()
+def _encode_header(text: str, name: str) -> str:
+    clean = _INVISIBLE.sub(" ", text).strip()
     if clean.isascii() and len(clean) <= 70 and "=?" not in clean:
         return clean
     return Header(clean, "utf-8", header_name=name).encode(linesep="\r\n")
 
 
-def _sender(sender: Sender) -> str:
+def _format_sender(sender: EmailSender) -> str:
     if not sender.name:
         return sender.address
-    name = _UNSEEN.sub(" ", sender.name).replace("\\", "").replace('"', "'").strip()
-    shown = f'"{name}"' if name.isascii() and "=?" not in name else _encoded(name, "From")
+    name = _INVISIBLE.sub(" ", sender.name).replace("\\", "").replace('"', "'").strip()
+    shown = f'"{name}"' if name.isascii() and "=?" not in name else _encode_header(name, "From")
     return f"{shown} <{sender.address}>"
 
 
-def _body(text: str, files: tuple[tuple[Attachment, bytes], ...], *, boundary: str) -> bytes:
+def _build_body(text: str, files: tuple[tuple[Attachment, bytes], ...], *, boundary: str) -> bytes:
     """Content headers and body. Encoded in ASCII, so that every server accepts it and no line is
     too long."""
     message = EmailMessage(policy=SMTP)
@@ -157,7 +157,7 @@ def _body(text: str, files: tuple[tuple[Attachment, bytes], ...], *, boundary: s
             if found and found[1] not in ("multipart", "message")
             else ("application", "octet-stream")
         )
-        message.add_attachment(content, maintype=main, subtype=sub, filename=safe_name(attachment.name))
+        message.add_attachment(content, maintype=main, subtype=sub, filename=safe_file_name(attachment.name))
     if files:
         # The library would choose it at random. `=_` occurs neither in base64 nor in
         # quoted-printable.

@@ -15,7 +15,7 @@ from email.message import Message
 
 from msgspec import Struct, field
 
-from retinue.connectors.email.email_addresses import decoded, text_of
+from retinue.connectors.email.email_addresses import decode_header_text, decode_text
 
 HEADER_BYTES_MAX = 128 * 1024  # of one message or part: long chains of signatures have tens of thousands
 HEADERS_MAX = 500
@@ -31,12 +31,12 @@ _END_OF_LINE = re.compile(rb"\r?\n")
 _BLANK_LINE = re.compile(rb"(?:\A|\n)\r?\n")
 
 
-class Header(Struct, frozen=True):
+class MimeHeader(Struct, frozen=True):
     name: str  # lowercase
     value: str  # unfolded; bytes that are not UTF-8 as surrogates
 
 
-class Part(Struct, frozen=True, kw_only=True):
+class MimePart(Struct, frozen=True, kw_only=True):
     """One leaf part of a message, still encoded."""
 
     media_type: str
@@ -60,62 +60,62 @@ class Part(Struct, frozen=True, kw_only=True):
                 return self.raw
 
     def text(self) -> str:
-        return text_of(self.content(), self.charset).replace("\r\n", "\n").replace("\r", "\n")
+        return decode_text(self.content(), self.charset).replace("\r\n", "\n").replace("\r", "\n")
 
 
-class Mail(Struct, frozen=True, kw_only=True):
-    headers: tuple[Header, ...]
-    parts: tuple[Part, ...]
+class MimeMessage(Struct, frozen=True, kw_only=True):
+    headers: tuple[MimeHeader, ...]
+    parts: tuple[MimePart, ...]
     left_out: int = 0  # parts beyond a limit
     _by_name: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
 
-    def all(self, name: str) -> list[str]:
+    def get_all(self, name: str) -> list[str]:
         """Every value of a header, topmost first."""
         if not self._by_name:
             for each in self.headers:
                 self._by_name.setdefault(each.name, []).append(each.value)
         return self._by_name.get(name, [])
 
-    def first(self, name: str) -> str:
-        return next(iter(self.all(name)), "")
+    def get_first(self, name: str) -> str:
+        return next(iter(self.get_all(name)), "")
 
 
-def take_apart(raw: bytes) -> Mail:
+def parse_message(raw: bytes) -> MimeMessage:
     """Parse a message. Never raises: a hostile email gives a small or empty result."""
     head, body = _split_head(raw, HEADER_BYTES_MAX)
-    headers = _headers(head)
-    leaves = _Leaves()
+    headers = _split_headers(head)
+    leaves = _PartCollector()
     leaves.walk({each.name: each.value for each in reversed(headers)}, body, depth=0)
-    return Mail(headers=headers, parts=tuple(leaves.found), left_out=leaves.left_out)
+    return MimeMessage(headers=headers, parts=tuple(leaves.parts), left_out=leaves.left_out)
 
 
-def headers_only(raw: bytes) -> Mail:
-    return Mail(headers=_headers(_split_head(raw, HEADER_BYTES_MAX)[0]), parts=())
+def parse_headers(raw: bytes) -> MimeMessage:
+    return MimeMessage(headers=_split_headers(_split_head(raw, HEADER_BYTES_MAX)[0]), parts=())
 
 
-class _Leaves:
+class _PartCollector:
     def __init__(self) -> None:
-        self.found: list[Part] = []
+        self.parts: list[MimePart] = []
         self.left_out = 0
-        self._seen = 0
+        self._visited = 0
 
     def walk(self, headers: Mapping[str, str], body: bytes, *, depth: int) -> None:
-        self._seen += 1
-        if depth > DEPTH_MAX or self._seen > PARTS_MAX:
+        self._visited += 1
+        if depth > DEPTH_MAX or self._visited > PARTS_MAX:
             self.left_out += 1
             return
-        content = _Content(headers)
+        content = _ContentHeaders(headers)
         boundary = content.boundary
         if content.media_type.startswith("multipart/") and boundary:
-            for piece in _pieces(body, boundary):
-                if self._seen >= PARTS_MAX:
+            for piece in _split_multipart(body, boundary):
+                if self._visited >= PARTS_MAX:
                     self.left_out += 1
                     return
                 head, inside = _split_head(piece, PART_HEADER_BYTES_MAX)
-                self.walk({each.name: each.value for each in reversed(_headers(head))}, inside, depth=depth + 1)
+                self.walk({each.name: each.value for each in reversed(_split_headers(head))}, inside, depth=depth + 1)
             return
-        self.found.append(
-            Part(
+        self.parts.append(
+            MimePart(
                 media_type="text/plain" if content.media_type.startswith("multipart/") else content.media_type,
                 charset=content.charset,
                 name=content.name,
@@ -127,7 +127,7 @@ class _Leaves:
         )
 
 
-class _Content:
+class _ContentHeaders:
     """The content headers of one part. The library parses their parameters, which are truncated
     before."""
 
@@ -149,7 +149,7 @@ class _Content:
 
     @property
     def name(self) -> str:
-        return decoded(self._param("filename", "content-disposition") or self._param("name"))
+        return decode_header_text(self._param("filename", "content-disposition") or self._param("name"))
 
     @property
     def is_file(self) -> bool:
@@ -160,7 +160,7 @@ class _Content:
         try:
             found = self._message.get_param(name, "", header)
             if isinstance(found, tuple):  # RFC 2231: charset, language, value
-                return text_of(found[2].encode("latin-1", "replace"), found[0] or "ascii").strip()
+                return decode_text(found[2].encode("latin-1", "replace"), found[0] or "ascii").strip()
             return str(found).strip()
         except (ValueError, LookupError, TypeError, AttributeError):
             return ""  # a parameter that makes the library fail
@@ -173,7 +173,7 @@ def _split_head(raw: bytes, bytes_max: int) -> tuple[bytes, bytes]:
     return raw[: blank.start()], raw[blank.end() :]
 
 
-def _headers(head: bytes) -> tuple[Header, ...]:
+def _split_headers(head: bytes) -> tuple[MimeHeader, ...]:
     found: list[tuple[str, list[str]]] = []
     for line in _END_OF_LINE.split(head):
         text = line.decode("utf-8", "surrogateescape")
@@ -186,24 +186,24 @@ def _headers(head: bytes) -> tuple[Header, ...]:
             if len(found) == HEADERS_MAX:
                 break
             found.append((name.rstrip().lower(), [value.strip()]))
-    return tuple(Header(name, " ".join(lines)) for name, lines in found)
+    return tuple(MimeHeader(name, " ".join(lines)) for name, lines in found)
 
 
-def _pieces(body: bytes, boundary: bytes) -> Iterator[bytes]:
+def _split_multipart(body: bytes, boundary: bytes) -> Iterator[bytes]:
     """The content between `--BOUNDARY` lines. An unclosed last part extends to the end."""
     # Match the whole line: one boundary may be a prefix of another.
     mark = re.compile(rb"(?:\A|\r?\n)--" + re.escape(boundary) + rb"(--)?[ \t]{0,100}(?=\r?\n|\Z)")
     begun: int | None = None
     for found in mark.finditer(body):
         if begun is not None:
-            yield _after_line(body, begun, found.start())
+            yield _skip_line_end(body, begun, found.start())
         begun = found.end()
         if found[1]:
             return
     if begun is not None:
-        yield _after_line(body, begun, len(body))
+        yield _skip_line_end(body, begun, len(body))
 
 
-def _after_line(body: bytes, begin: int, end: int) -> bytes:
+def _skip_line_end(body: bytes, begin: int, end: int) -> bytes:
     begin += 2 if body[begin : begin + 2] == b"\r\n" else 1
     return body[begin : max(begin, end)]

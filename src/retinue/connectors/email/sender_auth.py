@@ -13,17 +13,17 @@ from email.utils import parsedate_to_datetime
 
 from msgspec import Struct
 
-from retinue.connectors.email.email_addresses import Mailbox, claims, mailboxes, message_ids
-from retinue.connectors.email.mime import Mail
-from retinue.policy.limits.token_bucket import MINUTE_S, Buckets
+from retinue.connectors.email.email_addresses import Mailbox, count_addresses, parse_mailboxes, parse_message_ids
+from retinue.connectors.email.mime import MimeMessage
+from retinue.policy.limits.token_bucket import MINUTE_S, TokenBuckets
 
 CORRESPONDENTS_MAX = 10_000  # whose rate is tracked
 DATE_SKEW_MAX = timedelta(days=3)  # between the date in an email and its arrival
 RESULTS_CHARS_MAX = 8_192
-UNPROVED = "unverified:"
-OWN_ID = "retinue."  # prefix of the local part of our own Message-IDs
+UNVERIFIED_PREFIX = "unverified:"
+OWN_ID_PREFIX = "retinue."  # prefix of the local part of our own Message-IDs
 
-_PROGRAM_NAMES = re.compile(
+_AUTOMATED_ADDRESS = re.compile(
     r"(?:mailer-daemon|postmaster|no-?reply|do-?not-?reply|bounces?|notifications?|listserv|majordomo|"
     r"[^@]*-(?:request|bounces|owner|noreply)|owner-[^@]*)(?:[+=-][^@]*)?@",
     re.IGNORECASE,
@@ -36,87 +36,93 @@ _RESULT = re.compile(r"\s*([a-z0-9_.-]{1,40})\s*(?:/\s*\d+\s*)?=\s*([a-z]{1,20})
 _PROPERTY = re.compile(r"([a-z]{1,20}\.[a-z0-9-]{1,40})\s*=\s*\"?([^\s\"]{1,255})", re.IGNORECASE)
 
 
-class Judgement(Struct, frozen=True, kw_only=True):
+class SenderAuthResult(Struct, frozen=True, kw_only=True):
     """The authenticated author. `because` says why it is automated, or why the address is not
     verified."""
 
     author: Mailbox | None  # None: no address that could be answered
-    proved: bool
-    is_program: bool
-    ours: bool = False  # one of our own emails that came back
+    is_verified: bool
+    is_automated: bool
+    is_own: bool = False  # one of our own emails that came back
     because: str = ""
 
     @property
-    def speaker_id(self) -> str:
+    def sender_id(self) -> str:
         """The address if it is verified, else the address with a prefix, so that the two are never
         confused."""
         if self.author is None:
             return ""
-        return self.author.address if self.proved else UNPROVED + self.author.address
+        return self.author.address if self.is_verified else UNVERIFIED_PREFIX + self.author.address
 
 
-class Guard(Struct, frozen=True, kw_only=True):
+class SenderAuthenticator(Struct, frozen=True, kw_only=True):
     """The rules of one account, and the rate limit of each sender."""
 
     addresses: frozenset[str]  # our own, including aliases
     authserv_id: str
-    paces: Buckets
+    rate_limits: TokenBuckets
 
     @staticmethod
-    def of(*, addresses: frozenset[str], authserv_id: str, mails_per_hour: int) -> Guard:
-        paces = Buckets(per_minute=mails_per_hour, remembered_max=CORRESPONDENTS_MAX)
-        return Guard(addresses=addresses, authserv_id=authserv_id, paces=paces)
+    def create(*, addresses: frozenset[str], authserv_id: str, mails_per_hour: int) -> SenderAuthenticator:
+        paces = TokenBuckets(per_minute=mails_per_hour, buckets_max=CORRESPONDENTS_MAX)
+        return SenderAuthenticator(addresses=addresses, authserv_id=authserv_id, rate_limits=paces)
 
-    def judge(self, mail: Mail, *, received_at: datetime) -> Judgement:
-        found = mailboxes(mail.first("from"))
+    def authenticate(self, message: MimeMessage, *, received_at: datetime) -> SenderAuthResult:
+        found = parse_mailboxes(message.get_first("from"))
         author = found[0] if found else None
-        ours = self._is_ours(mail, author)
-        program = program_because(mail, author)
-        doubt = self._doubt(mail, author, received_at)
+        ours = self._is_own(message, author)
+        program = get_automated_reason(message, author)
+        doubt = self._get_unverified_reason(message, author, received_at)
         if not program and not ours and author is not None:
             # An unverified sender has a separate rate limit and cannot use up that of the real
             # owner of the address.
-            whose = UNPROVED + author.address if doubt else author.address
+            whose = UNVERIFIED_PREFIX + author.address if doubt else author.address
             # The buckets fill per minute; scaled time makes them fill per hour.
-            if self.paces.take(whose, received_at.timestamp() / MINUTE_S) > 0:
-                program = "more mail came from there in an hour than a person writes"
-        return Judgement(
+            if self.rate_limits.take(whose, received_at.timestamp() / MINUTE_S) > 0:
+                program = "it exceeds the hourly limit of emails from one address"
+        return SenderAuthResult(
             author=author,
-            proved=not doubt,
-            is_program=bool(program),
-            ours=ours,
+            is_verified=not doubt,
+            is_automated=bool(program),
+            is_own=ours,
             because=program or doubt,
         )
 
-    def _is_ours(self, mail: Mail, author: Mailbox | None) -> bool:
-        by_id = any(is_own_id(each, self.addresses) for each in message_ids(mail.first("message-id")))
+    def _is_own(self, message: MimeMessage, author: Mailbox | None) -> bool:
+        by_id = any(is_own_id(each, self.addresses) for each in parse_message_ids(message.get_first("message-id")))
         return by_id or (author is not None and author.address in self.addresses)
 
-    def _doubt(self, mail: Mail, author: Mailbox | None, received_at: datetime) -> str:
+    def _get_unverified_reason(self, message: MimeMessage, author: Mailbox | None, received_at: datetime) -> str:
         """Why the address is not verified; empty if it is."""
         if author is None:
-            return "there is no address in its From"
-        if len(mail.all("from")) != 1 or claims(mail.first("from")) != 1:
-            return "it claims to be from more than one"
+            return "the From header has no address"
+        if len(message.get_all("from")) != 1 or count_addresses(message.get_first("from")) != 1:
+            return "the From header has several addresses"
         if not self.authserv_id:
-            return "no `authserv_id` is set for this account"
-        named = {each.address for name in ("to", "cc") for value in mail.all(name) for each in mailboxes(value)}
+            return "`authserv_id` of this connector is not set"
+        named = {
+            each.address for name in ("to", "cc") for value in message.get_all(name) for each in parse_mailboxes(value)
+        }
         if not named & self.addresses:
-            return "it is addressed to somebody else, so it may be an old one sent on"
-        written_at = date_of(mail)
+            return "it is not addressed to this account, so it may be a replayed email"
+        written_at = parse_date(message)
         if written_at is None or abs(written_at - received_at) > DATE_SKEW_MAX:
-            return "it was not written when it came, so it may be an old one sent again"
-        return "" if vouched(mail, self.authserv_id, author.domain) else "the receiving server does not vouch for it"
+            return "its Date differs from the time of arrival, so it may be a replayed email"
+        return (
+            ""
+            if is_vouched_for(message, self.authserv_id, author.domain)
+            else "the receiving server did not authenticate the sender"
+        )
 
 
 def is_own_id(message_id: str, addresses: frozenset[str]) -> bool:
     local, _, domain = message_id.rpartition("@")
-    return local.startswith(OWN_ID) and any(domain == each.rpartition("@")[2] for each in addresses)
+    return local.startswith(OWN_ID_PREFIX) and any(domain == each.rpartition("@")[2] for each in addresses)
 
 
-def date_of(mail: Mail) -> datetime | None:
+def parse_date(message: MimeMessage) -> datetime | None:
     try:
-        found = parsedate_to_datetime(mail.first("date")[:200])
+        found = parsedate_to_datetime(message.get_first("date")[:200])
     except (ValueError, TypeError, IndexError, OverflowError):
         return None
     try:
@@ -125,40 +131,40 @@ def date_of(mail: Mail) -> datetime | None:
         return None
 
 
-def program_because(mail: Mail, author: Mailbox | None) -> str:
+def get_automated_reason(message: MimeMessage, author: Mailbox | None) -> str:
     """Why it was sent by a program (RFC 3834 and older conventions); empty if a person may have
     sent it."""
-    submitted = mail.first("auto-submitted").partition(";")[0].strip().lower()
+    submitted = message.get_first("auto-submitted").partition(";")[0].strip().lower()
     if submitted and submitted != "no":
-        return "it says that it was sent automatically"
-    if mail.first("precedence").strip().lower() in _PRECEDENCES:
-        return "it says that it was sent in bulk"
-    if any(mail.first(name) for name in _LISTS):
+        return "its headers say that it was sent automatically"
+    if message.get_first("precedence").strip().lower() in _PRECEDENCES:
+        return "its headers say that it was sent in bulk"
+    if any(message.get_first(name) for name in _LISTS):
         return "it came through a mailing list"
     # Programs set it so that no other program answers.
-    if mail.first("x-auto-response-suppress").strip().lower() not in ("", "none"):
-        return "it asks not to be answered automatically"
-    if mail.first("x-autoreply") or mail.first("x-autorespond") or mail.first("x-loop"):
-        return "an answering machine sent it"
-    if mail.first("return-path").strip() == "<>" or mail.first("x-failed-recipients"):
+    if message.get_first("x-auto-response-suppress").strip().lower() not in ("", "none"):
+        return "its headers ask for no automatic replies"
+    if message.get_first("x-autoreply") or message.get_first("x-autorespond") or message.get_first("x-loop"):
+        return "it is an automatic reply"
+    if message.get_first("return-path").strip() == "<>" or message.get_first("x-failed-recipients"):
         return "it is a bounce"
-    content_type = mail.first("content-type").lower()
+    content_type = message.get_first("content-type").lower()
     if content_type.startswith(("multipart/report", "message/delivery-status")):
-        return "it is a report about another mail"
-    if author is not None and _PROGRAM_NAMES.match(author.address):
-        return "it comes from an address that programs have"
+        return "it is a report about another email"
+    if author is not None and _AUTOMATED_ADDRESS.match(author.address):
+        return "its address is typical for programs"
     return ""
 
 
-def vouched(mail: Mail, authserv_id: str, domain: str) -> bool:
+def is_vouched_for(message: MimeMessage, authserv_id: str, domain: str) -> bool:
     """Whether the receiving server says that the `From` was verified, by DMARC or by DKIM for its
     domain.
 
     Only the topmost header of that server counts, because it is above everything that came with the
     email. An unreadable header could be that one, so nothing below it counts.
     """
-    for value in mail.all("authentication-results"):
-        plain = _uncommented(value[:RESULTS_CHARS_MAX])
+    for value in message.get_all("authentication-results"):
+        plain = _strip_comments(value[:RESULTS_CHARS_MAX])
         if plain is None:
             return False
         who, _, results = plain.partition(";")
@@ -167,7 +173,7 @@ def vouched(mail: Mail, authserv_id: str, domain: str) -> bool:
     return False
 
 
-def _uncommented(value: str) -> str | None:
+def _strip_comments(value: str) -> str | None:
     """Remove comments. Returns None if they are ambiguous, because a stranger's text may be in one
     or in quotes.
 

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from retinue.connectors.base import Connector, ConnectorKind, Question, Surroundings
+from retinue.connectors.base import Connector, ConnectorContext, Platform, SettingQuestion
 from retinue.connectors.irc.settings import IrcSettings
 
 
-def make(settings: IrcSettings, surroundings: Surroundings) -> Connector:
+def make_connector(settings: IrcSettings, context: ConnectorContext) -> Connector:
     from retinue.connectors.irc.connector import IrcConnector  # imported only on servers that use it
 
-    return IrcConnector(settings, surroundings)
+    return IrcConnector(settings, context)
 
 
-KIND = ConnectorKind(
+PLATFORM = Platform(
     name="irc",
     title="IRC",
     settings=IrcSettings,
-    make=make,
+    make_connector=make_connector,
     questions=(
-        Question(key="host", ask="Which server?", help="its name, such as irc.libera.chat"),
-        Question(key="port", ask="On which port?", default="6697", help="6697 is the usual one with TLS"),
-        Question(key="nick", ask="By which nick?", default="retinue"),
-        Question(key="rooms", ask="Which rooms shall it enter?", help="such as #home; more than one with commas"),
-        Question(
+        SettingQuestion(key="host", ask="Server", help="host name, such as irc.libera.chat"),
+        SettingQuestion(key="port", ask="Port", default="6697", help="6697 is the default port for TLS"),
+        SettingQuestion(key="nick", ask="Nick", default="retinue"),
+        SettingQuestion(key="rooms", ask="Channels to join", help="such as #home; separate several with commas"),
+        SettingQuestion(
             key="account_password",
-            ask="The password of its account there, if it has one?",
+            ask="Password of the account on the network, if there is one",
             secret=True,
-            help="then set `account` to the name of the account, too",
+            help="then also set `account` to the name of the account",
         ),
     ),
     next_steps=(
-        "say its nick in one of its rooms, or write to it directly",
-        "let people in by their account where the network has accounts: a nick proves nothing",
+        "Mention its nick in one of its channels, or send it a private message.",
+        "Give access by account where the network has accounts: a nick is not proof of identity.",
     ),
 )

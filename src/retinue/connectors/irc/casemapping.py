@@ -11,78 +11,80 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from retinue.connectors.irc.irc_message import pairs
+from retinue.connectors.irc.irc_message import parse_pairs
 
-ACCOUNT = "account:"
-ROOM_MARKS = "#&+!"
+ACCOUNT_PREFIX = "account:"
+CHANNEL_PREFIXES = "#&+!"
 
 _ASCII = str.maketrans({chr(letter): chr(letter + 32) for letter in range(ord("A"), ord("Z") + 1)})
-_STRICT = {**_ASCII, **str.maketrans(r"[]" + "\\", r"{}|")}
-_OLD = {**_STRICT, ord("~"): "^"}  # tilde and circumflex were once the same character
+_RFC1459_STRICT = {**_ASCII, **str.maketrans(r"[]" + "\\", r"{}|")}
+_RFC1459 = {**_RFC1459_STRICT, ord("~"): "^"}  # tilde and circumflex were once the same character
 _NICK = re.compile(r"[^\s\x00-\x20,:!@*?#&+$%~.][^\s\x00-\x20,!@*?]*")
-_ROOM = re.compile(r"[^\s\x00-\x20,\x07]+")
+_CHANNEL = re.compile(r"[^\s\x00-\x20,\x07]+")
 
 
-class Casing(StrEnum):
+class Casemapping(StrEnum):
     """Which names a server treats as equal (its `CASEMAPPING`)."""
 
     ASCII = "ascii"
-    STRICT = "rfc1459-strict"
-    OLD = "rfc1459"
+    RFC1459_STRICT = "rfc1459-strict"
+    RFC1459 = "rfc1459"
 
     def fold(self, name: str) -> str:
         match self:
-            case Casing.ASCII:
+            case Casemapping.ASCII:
                 return name.translate(_ASCII)
-            case Casing.STRICT:
-                return name.translate(_STRICT)
-            case Casing.OLD:
-                return name.translate(_OLD)
+            case Casemapping.RFC1459_STRICT:
+                return name.translate(_RFC1459_STRICT)
+            case Casemapping.RFC1459:
+                return name.translate(_RFC1459)
 
 
-def casing_named(word: str) -> Casing:
+def parse_casemapping(text: str) -> Casemapping:
     try:
-        return Casing(word.lower())
+        return Casemapping(text.lower())
     except ValueError:
-        return Casing.ASCII
+        return Casemapping.ASCII
 
 
-class Manners(Struct, frozen=True, kw_only=True):
+class IrcServerFeatures(Struct, frozen=True, kw_only=True):
     """The features that a server announced during registration (`005`), as far as we use them."""
 
-    casing: Casing = Casing.OLD
-    room_marks: str = "#&"
+    casemapping: Casemapping = Casemapping.RFC1459
+    channel_prefixes: str = "#&"
     nick_bytes_max: int = 30
-    room_bytes_max: int = 64
+    channel_bytes_max: int = 64
 
     def fold(self, name: str) -> str:
-        return self.casing.fold(name)
+        return self.casemapping.fold(name)
 
-    def is_room(self, name: str) -> bool:
-        return name[:1] in self.room_marks and len(name) > 1 and _ROOM.fullmatch(name) is not None
+    def is_channel(self, name: str) -> bool:
+        return name[:1] in self.channel_prefixes and len(name) > 1 and _CHANNEL.fullmatch(name) is not None
 
     @property
     def target_bytes_max(self) -> int:
-        return max(self.nick_bytes_max, self.room_bytes_max)
+        return max(self.nick_bytes_max, self.channel_bytes_max)
 
 
-def manners_after(manners: Manners, words: tuple[str, ...]) -> Manners:
+def apply_isupport(features: IrcServerFeatures, tokens: tuple[str, ...]) -> IrcServerFeatures:
     """The features after one more `005`. Unknown tokens change nothing."""
-    said = pairs(words)
-    return Manners(
-        casing=casing_named(said["CASEMAPPING"]) if "CASEMAPPING" in said else manners.casing,
-        room_marks="".join(mark for mark in said.get("CHANTYPES", manners.room_marks) if mark in ROOM_MARKS),
-        nick_bytes_max=_number(said.get("NICKLEN", ""), manners.nick_bytes_max),
-        room_bytes_max=_number(said.get("CHANNELLEN", ""), manners.room_bytes_max),
+    said = parse_pairs(tokens)
+    return IrcServerFeatures(
+        casemapping=parse_casemapping(said["CASEMAPPING"]) if "CASEMAPPING" in said else features.casemapping,
+        channel_prefixes="".join(
+            mark for mark in said.get("CHANTYPES", features.channel_prefixes) if mark in CHANNEL_PREFIXES
+        ),
+        nick_bytes_max=_parse_limit(said.get("NICKLEN", ""), features.nick_bytes_max),
+        channel_bytes_max=_parse_limit(said.get("CHANNELLEN", ""), features.channel_bytes_max),
     )
 
 
-def _number(word: str, otherwise: int) -> int:
+def _parse_limit(text: str, default: int) -> int:
     # A server that announces unlimited names would leave no space for the text.
-    return min(int(word), 200) if word.isascii() and word.isdigit() and int(word) > 0 else otherwise
+    return min(int(text), 200) if text.isascii() and text.isdigit() and int(text) > 0 else default
 
 
-class Whom(Struct, frozen=True, kw_only=True):
+class IrcUser(Struct, frozen=True, kw_only=True):
     """The user behind a private channel: an account, or exactly this nick at this host."""
 
     nick: str = ""
@@ -90,18 +92,18 @@ class Whom(Struct, frozen=True, kw_only=True):
     account: str = ""
 
 
-def speaker_id(source: str, account: str, manners: Manners) -> str:
+def make_user_id(source: str, account: str, features: IrcServerFeatures) -> str:
     """The id of a user: the account if the server vouches for one, else the whole source, which
     proves nothing."""
-    return manners.fold(f"{ACCOUNT}{account}" if account else source)
+    return features.fold(f"{ACCOUNT_PREFIX}{account}" if account else source)
 
 
-def whom(room: str) -> Whom | None:
+def parse_user(channel: str) -> IrcUser | None:
     """The user of a private channel; None if it is not one, or its name cannot be written to."""
-    if room.startswith(ACCOUNT):
-        account = room.removeprefix(ACCOUNT)
-        return Whom(account=account) if _NICK.fullmatch(account) else None
-    nick, _, user_at_host = room.partition("!")
+    if channel.startswith(ACCOUNT_PREFIX):
+        account = channel.removeprefix(ACCOUNT_PREFIX)
+        return IrcUser(account=account) if _NICK.fullmatch(account) else None
+    nick, _, user_at_host = channel.partition("!")
     if not _NICK.fullmatch(nick) or (user_at_host and "@" not in user_at_host):
         return None
-    return Whom(nick=nick, user_at_host=user_at_host)
+    return IrcUser(nick=nick, user_at_host=user_at_host)

@@ -10,98 +10,101 @@ import asyncio
 from dataclasses import dataclass, field
 
 from retinue.connectors.base import Delivery, DeliveryFailed, FailureKind
-from retinue.connectors.irc.casemapping import Manners
-from retinue.connectors.irc.irc_formatting import plain
-from retinue.connectors.irc.irc_message import Line
+from retinue.connectors.irc.casemapping import IrcServerFeatures
+from retinue.connectors.irc.irc_formatting import strip_formatting
+from retinue.connectors.irc.irc_message import IrcMessage
 
-RETRY_S = 30.0  # servers that throttle do not say for how long
-SERVER_WORDS_MAX = 200
+THROTTLE_RETRY_S = 30.0  # servers that throttle do not say for how long
+SERVER_TEXT_CHARS_MAX = 200
 
-_NO_SUCH_ROOM = ("401", "402", "403", "406")
-_NOT_FROM_US = ("404", "407", "408", "477", "482", "486", "487", "489", "494", "531", "716", "718")
+_NO_SUCH_TARGET = ("401", "402", "403", "406")
+_SENDER_REFUSED = ("404", "407", "408", "477", "482", "486", "487", "489", "494", "531", "716", "718")
 _TOO_LONG = ("417",)
-_PATIENCE = ("263", "437", "439")
-REFUSALS = (*_NO_SUCH_ROOM, *_NOT_FROM_US, *_TOO_LONG, *_PATIENCE)
+_THROTTLED = ("263", "437", "439")
+REFUSALS = (*_NO_SUCH_TARGET, *_SENDER_REFUSED, *_TOO_LONG, *_THROTTLED)
 
 
-class HalfSaid(ConnectionError):
+class PartlySent(ConnectionError):
     """Some lines were accepted and some were not: sending all again would duplicate some."""
 
 
 @dataclass(slots=True, eq=False)
-class Proof:
+class DeliveryAck:
     """Tracks the server's answers to `lines` sent to one target."""
 
     target: str
     token: str
     lines: tuple[str, ...]
-    manners: Manners
+    features: IrcServerFeatures
     echoes: bool  # the server echoes our own messages, which proves that it accepted them
     labels: bool
-    settled: asyncio.Future[Delivery] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    _refused: list[Line] = field(default_factory=list[Line])
+    result: asyncio.Future[Delivery] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    _refused: list[IrcMessage] = field(default_factory=list[IrcMessage])
     _echoed: list[str] = field(default_factory=list[str])
-    _ponged: bool = False
+    _has_pong: bool = False
 
-    def label(self, number: int) -> str:
+    def make_label(self, number: int) -> str:
         return f"{self.token}-{number}"
 
-    def pong(self, line: Line) -> None:
-        if line.last == self.token:
-            self._ponged = True
+    def on_pong(self, message: IrcMessage) -> None:
+        if message.last_param == self.token:
+            self._has_pong = True
             self._settle()
 
-    def refusal(self, line: Line) -> None:
-        if self._concerns(line):
-            self._refused.append(line)
+    def on_refusal(self, message: IrcMessage) -> None:
+        if self._concerns(message):
+            self._refused.append(message)
 
-    def _concerns(self, line: Line) -> bool:
-        if self.labels and (label := line.tags.get("label")):
+    def _concerns(self, message: IrcMessage) -> bool:
+        if self.labels and (label := message.tags.get("label")):
             return label.startswith(f"{self.token}-")
-        about = self.manners.fold(line.word(1))
-        return about == self.manners.fold(self.target) or about.upper() == "PRIVMSG"
+        about = self.features.fold(message.get_param(1))
+        return about == self.features.fold(self.target) or about.upper() == "PRIVMSG"
 
-    def echo(self, line: Line) -> None:
+    def on_echo(self, message: IrcMessage) -> None:
         number = len(self._echoed)
         if number >= len(self.lines):
             return
-        if label := line.tags.get("label"):
-            ours = label == self.label(number)
+        if label := message.tags.get("label"):
+            ours = label == self.make_label(number)
         else:
-            same_room = self.manners.fold(line.word(0)) == self.manners.fold(self.target)
-            ours = same_room and line.last == self.lines[number]
+            same_room = self.features.fold(message.get_param(0)) == self.features.fold(self.target)
+            ours = same_room and message.last_param == self.lines[number]
         if ours:
-            self._echoed.append(line.tags.get("msgid", ""))
+            self._echoed.append(message.tags.get("msgid", ""))
             self._settle()
 
     def _settle(self) -> None:
-        if self.settled.done() or not self._ponged:
+        if self.result.done() or not self._has_pong:
             return
         if len(self._refused) >= len(self.lines):
-            self.settled.set_exception(refused(self._refused[-1], self.target))
+            self.result.set_exception(build_delivery_failed(self._refused[-1], self.target))
         elif self._refused:
-            self.settled.set_exception(HalfSaid("the server took only some of the lines"))
+            self.result.set_exception(PartlySent("the server accepted only some of the lines"))
         elif not self.echoes or len(self._echoed) == len(self.lines):
             named = self._echoed[-1] if self._echoed else ""
-            self.settled.set_result(Delivery(named or f"pong:{self.token}"))
+            self.result.set_result(Delivery(named or f"pong:{self.token}"))
         # Otherwise the lines were read but not echoed yet, so the result is unknown. The caller has
         # a timeout.
 
 
-def refused(line: Line, target: str) -> DeliveryFailed:
-    code = line.command
-    said = plain(line.last)[:SERVER_WORDS_MAX]
-    because = f"the server said: {said}" if said else ""
-    if code in _PATIENCE:
+def build_delivery_failed(message: IrcMessage, target: str) -> DeliveryFailed:
+    code = message.command
+    said = strip_formatting(message.last_param)[:SERVER_TEXT_CHARS_MAX]
+    because = f"the server answered: {said}" if said else ""
+    if code in _THROTTLED:
         return DeliveryFailed(
-            "the server asks for patience", kind=FailureKind.THROTTLED, retry_after_s=RETRY_S, because=because
+            "the IRC server throttles this connection",
+            kind=FailureKind.THROTTLED,
+            retry_after_s=THROTTLE_RETRY_S,
+            because=because,
         )
-    if code in _NO_SUCH_ROOM:
+    if code in _NO_SUCH_TARGET:
         return DeliveryFailed(
-            f"nobody and no room there is called {target!r}",
+            f"no IRC user or channel named {target!r}",
             kind=FailureKind.INVALID_ADDRESS,
             permanent=True,
             because=because,
         )
     kind = FailureKind.TOO_LARGE if code in _TOO_LONG else FailureKind.INVALID_SENDER
-    return DeliveryFailed("the server did not take it from us", kind=kind, permanent=True, because=because)
+    return DeliveryFailed("the IRC server did not accept the message", kind=kind, permanent=True, because=because)

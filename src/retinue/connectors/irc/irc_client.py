@@ -8,26 +8,26 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from retinue.connectors.base import Incoming
-from retinue.connectors.irc.delivery_ack import REFUSALS, Proof
-from retinue.connectors.irc.irc_inbound import heard
-from retinue.connectors.irc.irc_message import Line, encoded
-from retinue.connectors.irc.irc_transport import Wire
-from retinue.connectors.irc.registration import ECHO, LABELS, Arrival, lost
+from retinue.connectors.base import InboundMessage
+from retinue.connectors.irc.delivery_ack import REFUSALS, DeliveryAck
+from retinue.connectors.irc.irc_inbound import to_inbound
+from retinue.connectors.irc.irc_message import IrcMessage, encode_message
+from retinue.connectors.irc.irc_transport import IrcTransport
+from retinue.connectors.irc.registration import ECHO_MESSAGE, LABELED_RESPONSE, IrcRegistration, build_connection_lost
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-NO_ENTRY = ("403", "405", "437", "471", "473", "474", "475", "476", "477", "489", "520")
+JOIN_REFUSALS = ("403", "405", "437", "471", "473", "474", "475", "476", "477", "489", "520")
 _WHOIS_ENDS = ("318", "401")
 
 
-class LineBroke(ConnectionError):
+class IrcConnectionBroke(ConnectionError):
     """The connection ended during an operation on it."""
 
 
 @dataclass(slots=True)
-class Inquiry:
+class WhoisQuery:
     """A WHOIS query: who has a nick now."""
 
     nick: str
@@ -37,126 +37,126 @@ class Inquiry:
 
 
 @dataclass(slots=True, eq=False)
-class Presence:
+class IrcClient:
     """One connection. `token` identifies it and is unique."""
 
-    wire: Wire
+    transport: IrcTransport
     token: str
     wanted_nick: str
-    arrival: Arrival
-    rooms: set[str]  # that we should be in, case-folded
-    on_turned_out: Callable[[str], None]  # called for a channel that removed us or refused our JOIN
-    inside: set[str] = field(default_factory=set[str])
-    lines_heard: int = 0  # of any kind: proof of life
-    proof: Proof | None = None
-    inquiry: Inquiry | None = None
+    registration: IrcRegistration
+    channels: set[str]  # that we should be in, case-folded
+    on_removed: Callable[[str], None]  # called for a channel that removed us or refused our JOIN
+    joined_channels: set[str] = field(default_factory=set[str])
+    messages_received: int = 0  # of any kind: proof of life
+    pending_ack: DeliveryAck | None = None
+    pending_whois: WhoisQuery | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    moved: asyncio.Event = field(default_factory=asyncio.Event)  # set when we have joined a channel
-    _said: int = 0
+    joined: asyncio.Event = field(default_factory=asyncio.Event)  # set when we have joined a channel
+    _deliveries: int = 0
 
     @property
     def nick(self) -> str:
-        return self.arrival.nick
+        return self.registration.nick
 
     def fold(self, name: str) -> str:
-        return self.arrival.manners.fold(name)
+        return self.registration.features.fold(name)
 
-    def granted(self, ability: str) -> bool:
-        return ability in self.arrival.granted
+    def has_capability(self, capability: str) -> bool:
+        return capability in self.registration.granted
 
-    async def while_up(self, waiting: Awaitable[T]) -> T:
+    async def wait_while_connected(self, awaitable: Awaitable[T]) -> T:
         """Await something. Raises `IrcConnectionBroke` if the connection ends first."""
-        wanted = asyncio.ensure_future(waiting)
+        wanted = asyncio.ensure_future(awaitable)
         end = asyncio.ensure_future(self.ended.wait())
         try:
             await asyncio.wait((wanted, end), return_when=asyncio.FIRST_COMPLETED)
             if wanted.done():
                 return wanted.result()
-            raise LineBroke("the line to the server broke")
+            raise IrcConnectionBroke("the connection to the IRC server broke")
         finally:
             wanted.cancel()
             end.cancel()
 
-    def prove(self, target: str, lines: tuple[str, ...]) -> Proof:
-        self._said += 1
-        self.proof = Proof(
+    def expect_ack(self, target: str, lines: tuple[str, ...]) -> DeliveryAck:
+        self._deliveries += 1
+        self.pending_ack = DeliveryAck(
             target=target,
-            token=f"{self.token}-{self._said}",
+            token=f"{self.token}-{self._deliveries}",
             lines=lines,
-            manners=self.arrival.manners,
-            echoes=self.granted(ECHO),
-            labels=self.granted(LABELS),
+            features=self.registration.features,
+            echoes=self.has_capability(ECHO_MESSAGE),
+            labels=self.has_capability(LABELED_RESPONSE),
         )
-        return self.proof
+        return self.pending_ack
 
     # --- messages from the server ---
 
-    def read(self, line: Line) -> Incoming | None:
+    def handle(self, message: IrcMessage) -> InboundMessage | None:
         """Handle one message. A person's message is returned; everything else is handled here."""
-        self.lines_heard += 1
-        match line.command:
+        self.messages_received += 1
+        match message.command:
             case "PING":
-                self.wire.write(encoded("PONG", last=line.last))
-            case "PONG" if self.proof is not None:
-                self.proof.pong(line)
+                self.transport.write(encode_message("PONG", trailing=message.last_param))
+            case "PONG" if self.pending_ack is not None:
+                self.pending_ack.on_pong(message)
             case "PRIVMSG" | "NOTICE":
-                return self._message(line)
-            case "NICK" if self._is_us(line):
-                self.arrival.nick = line.word(0)
-                self.arrival.prefix = f"{self.nick}!{line.source.partition('!')[2]}"
-            case "JOIN" if self._is_us(line):
-                self.arrival.prefix = line.source
-                self.inside.add(self.fold(line.word(0)))
-                self.moved.set()
-            case "PART" if self._is_us(line):
-                self._turned_out(line.word(0))
-            case "KICK" if self.fold(line.word(1)) == self.fold(self.nick):
-                self._turned_out(line.word(0))
+                return self._handle_message(message)
+            case "NICK" if self._is_own(message):
+                self.registration.nick = message.get_param(0)
+                self.registration.prefix = f"{self.nick}!{message.source.partition('!')[2]}"
+            case "JOIN" if self._is_own(message):
+                self.registration.prefix = message.source
+                self.joined_channels.add(self.fold(message.get_param(0)))
+                self.joined.set()
+            case "PART" if self._is_own(message):
+                self._leave_channel(message.get_param(0))
+            case "KICK" if self.fold(message.get_param(1)) == self.fold(self.nick):
+                self._leave_channel(message.get_param(0))
             case "ERROR":
-                raise lost("the server closed the line", line)
+                raise build_connection_lost("the server closed the connection", message)
             case _:
-                self._numeric(line)
+                self._handle_numeric(message)
         return None
 
-    def _message(self, line: Line) -> Incoming | None:
-        if self._is_us(line):
-            if self.proof is not None and line.command == "PRIVMSG":
-                self.proof.echo(line)
+    def _handle_message(self, message: IrcMessage) -> InboundMessage | None:
+        if self._is_own(message):
+            if self.pending_ack is not None and message.command == "PRIVMSG":
+                self.pending_ack.on_echo(message)
             return None
-        return heard(
-            line,
+        return to_inbound(
+            message,
             own_nicks=(self.nick, self.wanted_nick),
-            granted=frozenset(self.arrival.granted),
-            manners=self.arrival.manners,
-            otherwise_id=f"{self.token}-{self.lines_heard}",
+            granted=frozenset(self.registration.granted),
+            features=self.registration.features,
+            fallback_id=f"{self.token}-{self.messages_received}",
         )
 
-    def _numeric(self, line: Line) -> None:
-        about = self.fold(line.word(1))
-        if self.inquiry is not None and about == self.fold(self.inquiry.nick):
-            self._answer(self.inquiry, line)
+    def _handle_numeric(self, message: IrcMessage) -> None:
+        about = self.fold(message.get_param(1))
+        if self.pending_whois is not None and about == self.fold(self.pending_whois.nick):
+            self._handle_whois(self.pending_whois, message)
             return
-        if line.command in REFUSALS and self.proof is not None:
-            self.proof.refusal(line)
-        if line.command in NO_ENTRY and about in self.rooms and about not in self.inside:
-            log.warning("a room did not let us in", extra={"room": about, "numeric": line.command})
-            self.on_turned_out(about)
+        if message.command in REFUSALS and self.pending_ack is not None:
+            self.pending_ack.on_refusal(message)
+        if message.command in JOIN_REFUSALS and about in self.channels and about not in self.joined_channels:
+            log.warning("join refused", extra={"room": about, "numeric": message.command})
+            self.on_removed(about)
 
-    def _answer(self, inquiry: Inquiry, line: Line) -> None:
-        match line.command:
+    def _handle_whois(self, query: WhoisQuery, message: IrcMessage) -> None:
+        match message.command:
             case "311":
-                inquiry.user_at_host = f"{line.word(2)}@{line.word(3)}"
+                query.user_at_host = f"{message.get_param(2)}@{message.get_param(3)}"
             case "330":
-                inquiry.account = line.word(2)
-            case command if command in _WHOIS_ENDS and not inquiry.answered.done():
-                inquiry.answered.set_result(None)
+                query.account = message.get_param(2)
+            case command if command in _WHOIS_ENDS and not query.answered.done():
+                query.answered.set_result(None)
             case _:
                 pass
 
-    def _turned_out(self, room: str) -> None:
-        self.inside.discard(self.fold(room))
-        if self.fold(room) in self.rooms:
-            self.on_turned_out(self.fold(room))
+    def _leave_channel(self, channel: str) -> None:
+        self.joined_channels.discard(self.fold(channel))
+        if self.fold(channel) in self.channels:
+            self.on_removed(self.fold(channel))
 
-    def _is_us(self, line: Line) -> bool:
-        return self.fold(line.nick) == self.fold(self.nick)
+    def _is_own(self, message: IrcMessage) -> bool:
+        return self.fold(message.nick) == self.fold(self.nick)

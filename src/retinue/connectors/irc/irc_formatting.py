@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from retinue.connectors.irc.casemapping import Manners
-from retinue.connectors.irc.irc_message import END, LINE_BYTES_MAX
+from retinue.connectors.irc.casemapping import IrcServerFeatures
+from retinue.connectors.irc.irc_message import CRLF, LINE_BYTES_MAX
 
 CTCP = "\x01"
 ACTION = "ACTION"
@@ -15,17 +15,17 @@ HOST_BYTES_MAX = 63
 TEXT_BYTES_MIN = 100  # A server that leaves less than this is not believed.
 
 # A color is a control character with up to two decimal or hexadecimal color codes.
-_COLOURS = re.compile(r"\x03(?:\d{1,2}(?:,\d{1,2})?)?|\x04(?:[0-9A-Fa-f]{6}(?:,[0-9A-Fa-f]{6})?)?")
-_MARKS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+_COLORS = re.compile(r"\x03(?:\d{1,2}(?:,\d{1,2})?)?|\x04(?:[0-9A-Fa-f]{6}(?:,[0-9A-Fa-f]{6})?)?")
+_CONTROL_CHARS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _BREAKS = re.compile(r"[\r\n\x0b\x0c\x85\u2028\u2029]+")
 
 
-def plain(text: str) -> str:
+def strip_formatting(text: str) -> str:
     """Remove colors and other invisible control characters."""
-    return _MARKS.sub("", _COLOURS.sub("", text))
+    return _CONTROL_CHARS.sub("", _COLORS.sub("", text))
 
 
-def ctcp(text: str) -> tuple[str, str] | None:
+def parse_ctcp(text: str) -> tuple[str, str] | None:
     """The command and arguments of a CTCP request; None if it is a normal message."""
     if not text.startswith(CTCP):
         return None
@@ -33,23 +33,23 @@ def ctcp(text: str) -> tuple[str, str] | None:
     return command.upper(), rest
 
 
-def text_bytes_max(prefix: str, manners: Manners, *, target: str | None = None) -> int:
+def text_bytes_max(prefix: str, features: IrcServerFeatures, *, target: str | None = None) -> int:
     """The bytes of text that fit into one line when the server relays it with our prefix.
 
     Before the prefix is known, its maximum length is assumed.
     """
-    before = len(prefix.encode()) or manners.nick_bytes_max + USER_BYTES_MAX + HOST_BYTES_MAX + len("!@")
-    name = manners.target_bytes_max if target is None else len(target.encode())
-    return max(LINE_BYTES_MAX - len(END) - len(":") - before - len(" PRIVMSG ") - name - len(" :"), TEXT_BYTES_MIN)
+    before = len(prefix.encode()) or features.nick_bytes_max + USER_BYTES_MAX + HOST_BYTES_MAX + len("!@")
+    name = features.target_bytes_max if target is None else len(target.encode())
+    return max(LINE_BYTES_MAX - len(CRLF) - len(":") - before - len(" PRIVMSG ") - name - len(" :"), TEXT_BYTES_MIN)
 
 
-def sayable(text: str, bytes_max: int) -> list[str]:
+def split_lines(text: str, bytes_max: int) -> list[str]:
     """Split a text into lines to send, none of them empty. Long lines are split at spaces."""
     lines: list[str] = []
     for line in _BREAKS.split(text):
-        rest = _MARKS.sub("", line).rstrip()
+        rest = _CONTROL_CHARS.sub("", line).rstrip()
         while len(rest.encode("utf-8", errors="replace")) > bytes_max:
-            head = _head(rest, bytes_max)
+            head = _cut_head(rest, bytes_max)
             lines.append(head.rstrip())
             rest = rest[len(head) :].lstrip(" ")
         if rest.strip():
@@ -57,7 +57,7 @@ def sayable(text: str, bytes_max: int) -> list[str]:
     return lines
 
 
-def _head(text: str, bytes_max: int) -> str:
+def _cut_head(text: str, bytes_max: int) -> str:
     raw = text.encode("utf-8", errors="replace")[:bytes_max]
     head = raw.decode("utf-8", errors="ignore")  # do not cut a character in two
     while len(head) > 1 and len(head) < len(text) and unicodedata.combining(text[len(head)]):
@@ -66,13 +66,13 @@ def _head(text: str, bytes_max: int) -> str:
     return head[: space + 1] if space > len(head) // 2 else head
 
 
-def addressed(text: str, nicks: tuple[str, ...], manners: Manners) -> tuple[str, bool]:
+def strip_address(text: str, nicks: tuple[str, ...], features: IrcServerFeatures) -> tuple[str, bool]:
     """The text without a leading nick of ours, and whether one of our nicks occurs in it."""
-    folded = manners.fold(text)
+    folded = features.fold(text)
     for nick in nicks:
-        name = re.escape(manners.fold(nick))
+        name = re.escape(features.fold(nick))
         if found := re.match(rf"@?{name}\s*[:,]\s+", folded):
             return text[found.end() :], True
     marks = r"[A-Za-z0-9_\-\[\]{}\\|^`]"
-    mentioned = any(re.search(rf"(?<!{marks}){re.escape(manners.fold(nick))}(?!{marks})", folded) for nick in nicks)
+    mentioned = any(re.search(rf"(?<!{marks}){re.escape(features.fold(nick))}(?!{marks})", folded) for nick in nicks)
     return text, mentioned

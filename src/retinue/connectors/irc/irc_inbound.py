@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from retinue.connectors.base import Incoming, Speaker
-from retinue.connectors.irc.casemapping import Manners, speaker_id
-from retinue.connectors.irc.irc_formatting import ACTION, addressed, ctcp, plain
-from retinue.connectors.irc.irc_message import Line
-from retinue.connectors.irc.registration import ACCOUNT_TAG, TAGS, TIME
-from retinue.domain.envelope import Context
+from retinue.connectors.base import InboundMessage, PlatformUser
+from retinue.connectors.irc.casemapping import IrcServerFeatures, make_user_id
+from retinue.connectors.irc.irc_formatting import ACTION, parse_ctcp, strip_address, strip_formatting
+from retinue.connectors.irc.irc_message import IrcMessage
+from retinue.connectors.irc.registration import ACCOUNT_TAG, MESSAGE_TAGS, SERVER_TIME
+from retinue.domain.envelope import EnvelopeContext
 from retinue.domain.session_keys import ChatType
 
 SERVICE = "irc"
@@ -18,72 +18,80 @@ MESSAGE_ID_MAX = 200
 _BOT = ("bot", "draft/bot", "inspircd.org/bot")
 
 
-def heard(
-    line: Line, *, own_nicks: tuple[str, ...], granted: frozenset[str], manners: Manners, otherwise_id: str
-) -> Incoming | None:
+def to_inbound(
+    message: IrcMessage,
+    *,
+    own_nicks: tuple[str, ...],
+    granted: frozenset[str],
+    features: IrcServerFeatures,
+    fallback_id: str,
+) -> InboundMessage | None:
     """Convert a message. Returns None for a server notice, a CTCP request or an empty text.
 
     `fallback_id` is the message id if the server assigns none.
     """
-    if "!" not in line.source or "@" not in line.source or len(line.words) < 2:
+    if "!" not in message.source or "@" not in message.source or len(message.params) < 2:
         return None
-    text = _said(line)
+    text = _get_text(message)
     if text is None:
         return None
-    target = line.word(0).lstrip("@%+~&") if not manners.is_room(line.word(0)) else line.word(0)
-    in_room = manners.is_room(target)
-    speaker = _speaker(line, granted, manners)
-    text, mentioned = addressed(text, own_nicks, manners)
-    return Incoming(
-        room=manners.fold(target) if in_room else speaker.id,
-        message_id=_message_id(line, granted) or otherwise_id,
+    target = (
+        message.get_param(0).lstrip("@%+~&") if not features.is_channel(message.get_param(0)) else message.get_param(0)
+    )
+    in_room = features.is_channel(target)
+    speaker = _build_user(message, granted, features)
+    text, mentioned = strip_address(text, own_nicks, features)
+    return InboundMessage(
+        room=features.fold(target) if in_room else speaker.id,
+        message_id=_get_message_id(message, granted) or fallback_id,
         text=text,
         speaker=speaker,
         peer="" if in_room else speaker.id,
         service=SERVICE,
         mentioned=mentioned or not in_room,
-        said_at=_said_at(line, granted),
-        context=Context(
-            sender_name=line.nick,
-            username=line.nick,
+        said_at=_get_time(message, granted),
+        context=EnvelopeContext(
+            sender_name=message.nick,
+            username=message.nick,
             chat_title=target if in_room else "",
             chat_type=ChatType.GROUP if in_room else ChatType.DIRECT,
         ),
     )
 
 
-def _said(line: Line) -> str | None:
-    asked = ctcp(line.last)
+def _get_text(message: IrcMessage) -> str | None:
+    asked = parse_ctcp(message.last_param)
     if asked is None:
-        return plain(line.last).strip() or None
+        return strip_formatting(message.last_param).strip() or None
     command, rest = asked
-    if command != ACTION or line.command != "PRIVMSG":
+    if command != ACTION or message.command != "PRIVMSG":
         return None  # CTCP requests of other clients, such as VERSION, are not answered
-    did = plain(rest).strip()
-    return f"* {line.nick} {did}" if did else None
+    did = strip_formatting(rest).strip()
+    return f"* {message.nick} {did}" if did else None
 
 
-def _speaker(line: Line, granted: frozenset[str], manners: Manners) -> Speaker:
+def _build_user(message: IrcMessage, granted: frozenset[str], features: IrcServerFeatures) -> PlatformUser:
     # Trusted for this message only. With a remembered mapping from nick to account, one missed nick
     # change would identify a stranger as a friend.
-    said = line.tags.get("account", "") if ACCOUNT_TAG in granted else ""
+    said = message.tags.get("account", "") if ACCOUNT_TAG in granted else ""
     account = "" if said == "*" else said
-    return Speaker(
-        id=speaker_id(line.source, account, manners),
+    return PlatformUser(
+        id=make_user_id(message.source, account, features),
         vouched=bool(account),
-        name=line.nick,
-        username=line.nick,
-        is_program=line.command == "NOTICE" or (TAGS in granted and any(tag in line.tags for tag in _BOT)),
+        name=message.nick,
+        username=message.nick,
+        is_program=message.command == "NOTICE"
+        or (MESSAGE_TAGS in granted and any(tag in message.tags for tag in _BOT)),
     )
 
 
-def _message_id(line: Line, granted: frozenset[str]) -> str:
-    named = line.tags.get("msgid", "") if TAGS in granted else ""
+def _get_message_id(message: IrcMessage, granted: frozenset[str]) -> str:
+    named = message.tags.get("msgid", "") if MESSAGE_TAGS in granted else ""
     return named if len(named) <= MESSAGE_ID_MAX and named.isprintable() else ""
 
 
-def _said_at(line: Line, granted: frozenset[str]) -> datetime | None:
-    if TIME not in granted or not (written := line.tags.get("time")):
+def _get_time(message: IrcMessage, granted: frozenset[str]) -> datetime | None:
+    if SERVER_TIME not in granted or not (written := message.tags.get("time")):
         return None
     try:
         moment = datetime.fromisoformat(written)

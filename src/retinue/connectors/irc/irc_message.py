@@ -12,9 +12,9 @@ from msgspec import Struct
 
 LINE_BYTES_MAX = 512  # with CRLF, without tags
 TAGS_BYTES_MAX = 8191
-LONGEST_BYTES = LINE_BYTES_MAX + TAGS_BYTES_MAX
-WORDS_MAX = 15  # RFC 2812; further ones are joined into the last
-END = b"\r\n"
+RAW_LINE_BYTES_MAX = LINE_BYTES_MAX + TAGS_BYTES_MAX
+PARAMS_MAX = 15  # RFC 2812; further ones are joined into the last
+CRLF = b"\r\n"
 
 _ESCAPES = {":": ";", "s": " ", "\\": "\\", "r": "\r", "n": "\n"}
 _ESCAPED = {meant: f"\\{written}" for written, meant in _ESCAPES.items()}
@@ -23,11 +23,11 @@ _COMMAND = re.compile(r"[A-Za-z]+|[0-9]{3}")
 _BREAKS = re.compile(r"[\r\n\x00]")
 
 
-class Line(Struct, frozen=True, kw_only=True):
+class IrcMessage(Struct, frozen=True, kw_only=True):
     """One message from the server."""
 
     command: str
-    words: tuple[str, ...] = ()
+    params: tuple[str, ...] = ()
     source: str = ""  # `nick!user@host` of a user, the name of a server, or empty
     tags: Mapping[str, str] = {}
 
@@ -36,14 +36,14 @@ class Line(Struct, frozen=True, kw_only=True):
         return self.source.partition("!")[0]
 
     @property
-    def last(self) -> str:
-        return self.words[-1] if self.words else ""
+    def last_param(self) -> str:
+        return self.params[-1] if self.params else ""
 
-    def word(self, number: int) -> str:
-        return self.words[number] if number < len(self.words) else ""
+    def get_param(self, number: int) -> str:
+        return self.params[number] if number < len(self.params) else ""
 
 
-def decoded(raw: bytes) -> str:
+def decode_line(raw: bytes) -> str:
     """Decode as UTF-8, or else as Windows-1252, which older clients send."""
     try:
         return raw.decode()
@@ -51,71 +51,73 @@ def decoded(raw: bytes) -> str:
         return raw.decode("cp1252", errors="replace")
 
 
-def parsed(raw: bytes) -> Line | None:
+def parse_message(raw: bytes) -> IrcMessage | None:
     """Parse a line. Returns None if it is invalid; callers skip it."""
-    text = decoded(raw.rstrip(b"\r\n").replace(b"\x00", b""))
+    text = decode_line(raw.rstrip(b"\r\n").replace(b"\x00", b""))
     tags: dict[str, str] = {}
     if text.startswith("@"):
         written, _, text = text[1:].partition(" ")
-        tags = _tags(written)
+        tags = _parse_tags(written)
     text = text.lstrip(" ")
     source = ""
     if text.startswith(":"):
         source, _, text = text[1:].partition(" ")
-    command, words = _words(text)
+    command, words = _split_params(text)
     if not _COMMAND.fullmatch(command):
         return None
-    return Line(command=command.upper(), words=words, source=source, tags=tags)
+    return IrcMessage(command=command.upper(), params=words, source=source, tags=tags)
 
 
-def _words(text: str) -> tuple[str, tuple[str, ...]]:
+def _split_params(text: str) -> tuple[str, tuple[str, ...]]:
     head, colon, last = f" {text}".partition(" :")
     command, *words = head.split() or [""]
-    if len(words) >= WORDS_MAX:
-        words = [*words[: WORDS_MAX - 1], " ".join(words[WORDS_MAX - 1 :])]
+    if len(words) >= PARAMS_MAX:
+        words = [*words[: PARAMS_MAX - 1], " ".join(words[PARAMS_MAX - 1 :])]
     return command, tuple([*words, last] if colon else words)
 
 
-def _tags(written: str) -> dict[str, str]:
+def _parse_tags(text: str) -> dict[str, str]:
     tags: dict[str, str] = {}
-    for each in written.split(";"):
+    for each in text.split(";"):
         key, _, value = each.partition("=")
         if key:
-            tags[key] = _meant(value)
+            tags[key] = _unescape(value)
     return tags
 
 
-def _meant(value: str) -> str:
+def _unescape(value: str) -> str:
     return _ESCAPE.sub(lambda found: _ESCAPES.get(found[1], found[1]), value)
 
 
-def encoded(command: str, *words: str, last: str | None = None, tags: Mapping[str, str] | None = None) -> bytes:
+def encode_message(
+    command: str, *params: str, trailing: str | None = None, tags: Mapping[str, str] | None = None
+) -> bytes:
     """Encode one message. `trailing` may contain spaces and is sent after a colon; the other
     parameters may not.
 
     Raises ValueError for a parameter that the server would parse differently. The caller sanitizes
     its input.
     """
-    for word in words:
+    for word in params:
         if not word or " " in word or word.startswith(":") or _BREAKS.search(word):
-            raise ValueError("a word in the middle of a line has no space, colon or break")
-    if last is not None and _BREAKS.search(last):
-        raise ValueError("a line has no break in it")
-    head = " ".join([command, *words])
-    body = head if last is None else f"{head} :{last}"
-    line = body.encode("utf-8", errors="replace") + END
+            raise ValueError("a parameter before the last must not have a space, a leading colon or a line break")
+    if trailing is not None and _BREAKS.search(trailing):
+        raise ValueError("a line must not have a line break")
+    head = " ".join([command, *params])
+    body = head if trailing is None else f"{head} :{trailing}"
+    line = body.encode("utf-8", errors="replace") + CRLF
     if len(line) > LINE_BYTES_MAX:
-        raise ValueError(f"a line has at most {LINE_BYTES_MAX} bytes")
+        raise ValueError(f"a line must have at most {LINE_BYTES_MAX} bytes")
     if not tags:
         return line
-    written = ";".join(f"{key}={_escaped(value)}" for key, value in tags.items())
+    written = ";".join(f"{key}={_escape(value)}" for key, value in tags.items())
     return f"@{written} ".encode() + line
 
 
-def pairs(words: Iterable[str]) -> dict[str, str]:
+def parse_pairs(tokens: Iterable[str]) -> dict[str, str]:
     """Parse tokens such as `NICKLEN=30`. The value is empty for a token without one."""
-    return {key: value for key, _, value in (word.partition("=") for word in words)}
+    return {key: value for key, _, value in (word.partition("=") for word in tokens)}
 
 
-def _escaped(value: str) -> str:
+def _escape(value: str) -> str:
     return "".join(_ESCAPED.get(letter, letter) for letter in value)

@@ -8,16 +8,16 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-AGAIN_FIRST_S = 1.0
-AGAIN_MAX_S = 60.0
-ASKED_MAX_S = 3600.0  # the longest delay that a platform can request
-NEEDS_OWNER_S = 900.0
-STEADY_S = 60.0  # a connection that lasted this long is healthy, even without messages
+BACKOFF_FIRST_S = 1.0
+BACKOFF_MAX_S = 60.0
+RETRY_AFTER_MAX_S = 3600.0  # the longest delay that a platform can request
+NEEDS_OWNER_RETRY_S = 900.0
+HEALTHY_AFTER_S = 60.0  # a connection that lasted this long is healthy, even without messages
 JITTER = 0.5  # the random share of a delay, so that instances that lost a platform together do not reconnect together
 _DOUBLINGS_MAX = 10
 
 
-class LineState(StrEnum):
+class ConnectionStatus(StrEnum):
     """The status of the connection to a platform."""
 
     OFF = "off"  # disabled by the settings
@@ -28,37 +28,39 @@ class LineState(StrEnum):
     NEEDS_OWNER = "needs-owner"  # the connection broke, and waiting does not help
 
 
-class LineHealth(Struct, frozen=True, kw_only=True):
+class ConnectorHealth(Struct, frozen=True, kw_only=True):
     """The current health of one connector. `failures` counts consecutive ones; `retry_at` is the
     next attempt."""
 
-    instance: str
-    kind: str
-    state: LineState
+    name: str
+    platform: str
+    status: ConnectionStatus
     since: datetime
-    last_heard: datetime | None = None
-    last_delivered: datetime | None = None
-    breaks: int = 0
+    last_received_at: datetime | None = None
+    last_delivered_at: datetime | None = None
+    failures: int = 0
     because: str = ""
     try_this: str = ""
-    again_at: datetime | None = None
+    retry_at: datetime | None = None
 
     @property
-    def is_well(self) -> bool:
-        return self.state in (LineState.LISTENING, LineState.OFF)
+    def is_healthy(self) -> bool:
+        return self.status in (ConnectionStatus.LISTENING, ConnectionStatus.OFF)
 
 
-def wait_s(breaks: int, *, chance: float, asked_s: float | None = None, needs_owner: bool = False) -> float:
+def reconnect_delay_s(
+    failures: int, *, random_share: float, retry_after_s: float | None = None, needs_owner: bool = False
+) -> float:
     """The delay before reconnecting after this many consecutive failures. `random_share` is from 0
     to 1.
 
     It is never shorter than the delay that the platform requested. It is jittered, so that clients
     that were disconnected together do not return together.
     """
-    longest = AGAIN_FIRST_S * 2 ** min(max(breaks - 1, 0), _DOUBLINGS_MAX)
-    own = NEEDS_OWNER_S if needs_owner else min(longest, AGAIN_MAX_S)
-    jittered = own * (1 - JITTER * chance)
-    if asked_s is None:
+    longest = BACKOFF_FIRST_S * 2 ** min(max(failures - 1, 0), _DOUBLINGS_MAX)
+    own = NEEDS_OWNER_RETRY_S if needs_owner else min(longest, BACKOFF_MAX_S)
+    jittered = own * (1 - JITTER * random_share)
+    if retry_after_s is None:
         return jittered
-    asked = min(max(asked_s, 0.0), ASKED_MAX_S)
-    return max(asked + AGAIN_FIRST_S * JITTER * chance, jittered)
+    asked = min(max(retry_after_s, 0.0), RETRY_AFTER_MAX_S)
+    return max(asked + BACKOFF_FIRST_S * JITTER * random_share, jittered)

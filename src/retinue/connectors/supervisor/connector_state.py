@@ -11,19 +11,19 @@ from retinue.store.channels import connector_state
 from retinue.store.core.connection import Store
 
 
-class StoreShelf:
+class StoredConnectorState:
     """Connector state in the store. Committed when `put` returns, so a crash cannot leave a partial
     value."""
 
-    def __init__(self, store: Store, clock: Clock, instance: str) -> None:
+    def __init__(self, store: Store, clock: Clock, connector_name: str) -> None:
         self._store = store
         self._clock = clock
-        self._instance = instance
+        self._connector_name = connector_name
 
     async def get(self, key: str) -> str | None:
-        return await self._store.read(partial(connector_state.get, instance=self._instance, key=key))
+        return await self._store.read(partial(connector_state.get_value, connector=self._connector_name, key=key))
 
     async def put(self, key: str, value: str) -> None:
         at_ms = to_ms(self._clock.now())
-        body = partial(connector_state.put, instance=self._instance, key=key, value=value, at_ms=at_ms)
+        body = partial(connector_state.set_value, connector=self._connector_name, key=key, value=value, at_ms=at_ms)
         await self._store.write(body, point="connector")

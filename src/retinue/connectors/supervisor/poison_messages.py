@@ -11,30 +11,32 @@ import msgspec
 import sqlalchemy as sa
 from msgspec.structs import asdict, replace
 
-from retinue.connectors.base import NOBODY, Heard, Incoming, Quoted, Speaker
-from retinue.domain.access import SetAside, SetAsideState
+from retinue.connectors.base import UNKNOWN_USER, InboundKind, InboundMessage, PlatformUser, QuotedMessage
+from retinue.connectors.errors import PoisonMessageClosed, PoisonMessageDamaged, PoisonMessageNotFound
+from retinue.domain.access import PoisonMessageState
 from retinue.domain.attachment import Attachment
-from retinue.domain.envelope import NO_CONTEXT, Context
-from retinue.domain.errors import Conflict, Invalid, NotFound
-from retinue.domain.ports import Clock, Ids
+from retinue.domain.envelope import NO_CONTEXT, EnvelopeContext
+from retinue.domain.ports import Clock, IdSource
 from retinue.domain.times import to_ms
 from retinue.store.channels import connector_state, poison_messages
 from retinue.store.core.connection import Store
 
 log = logging.getLogger(__name__)
 
-TROUBLE = "house/trouble"  # Since when a connector needs its owner. The server's own key in the connector's state.
+NEEDS_OWNER_KEY = (
+    "house/trouble"  # Since when a connector needs its owner. The server's own key in the connector's state.
+)
 
 
-class _Kept(msgspec.Struct, frozen=True, kw_only=True):
+class _StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message without its files: they would be fetched from the platform, which may not offer
     them again."""
 
     room: str
     message_id: str
     text: str
-    kind: Heard = Heard.MESSAGE
-    speaker: Speaker = NOBODY
+    kind: InboundKind = InboundKind.MESSAGE
+    speaker: PlatformUser = UNKNOWN_USER
     peer: str = ""
     service: str = ""
     parent: str = ""
@@ -42,112 +44,89 @@ class _Kept(msgspec.Struct, frozen=True, kw_only=True):
     team: str = ""
     attachments: tuple[Attachment, ...] = ()
     album: str = ""
-    quoted: Quoted | None = None
+    quoted: QuotedMessage | None = None
     mentioned: bool = False
     forwarded: bool = False
     said_at: datetime | None = None
-    context: Context = NO_CONTEXT
+    context: EnvelopeContext = NO_CONTEXT
     revision: str = ""
     files_left: int = 0
 
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(_Kept).decode
+_decode = msgspec.json.Decoder(_StoredMessage).decode
 
 
-class Aside:
+class PoisonMessages:
     """Stores, reads and closes poison messages."""
 
-    def __init__(self, store: Store, clock: Clock, ids: Ids) -> None:
+    def __init__(self, store: Store, clock: Clock, ids: IdSource) -> None:
         self._store = store
         self._clock = clock
         self._ids = ids
 
-    async def put(self, instance: str, incoming: Incoming, *, because: str, tries: int) -> None:
+    async def put(self, connector_name: str, incoming: InboundMessage, *, because: str, attempts: int) -> None:
         """Store a poison message. Once this returns, the message may be confirmed to its platform."""
         body = partial(
-            poison_messages.put,
+            poison_messages.upsert,
             id_=self._ids.new(),
-            instance=instance,
-            room=incoming.room,
-            message_id=_named(incoming),
+            connector=connector_name,
+            channel=incoming.room,
+            message_id=_make_message_key(incoming),
             body=to_json(incoming),
             because=because,
-            tries=tries,
+            tries=attempts,
             at_ms=to_ms(self._clock.now()),
         )
         await self._store.write(body, point="connector")
-        log.error("message set aside", extra={"connector": instance, "because": because, "tries": tries})
+        log.error("poison message stored", extra={"connector": connector_name, "because": because, "tries": attempts})
 
-    async def get(self, id_: str) -> tuple[str, Incoming]:
+    async def get(self, id_: str) -> tuple[str, InboundMessage]:
         """The name of the connector that received the message, and the message."""
         found = await self._store.read(partial(poison_messages.get, id_=id_))
         if found is None:
-            raise not_there(id_)
-        if found.state is not SetAsideState.WAITING:
-            raise closed(found)
+            raise PoisonMessageNotFound(id_)
+        if found.state is not PoisonMessageState.WAITING:
+            raise PoisonMessageClosed(found.state)
         try:
-            return found.instance, from_json(found.body)
+            return found.connector, from_json(found.body)
         except msgspec.MsgspecError as error:
-            raise Invalid(
-                "this message cannot be read back",
-                because=f"what was kept of it is damaged: {error}",
-                try_this=f"retinue set-aside drop {id_[:8]}",
-                code="set-aside.damaged",
-            ) from error
+            raise PoisonMessageDamaged(id_, because=str(error)) from error
 
-    async def close(self, id_: str, *, done: bool) -> None:
-        state = SetAsideState.DONE if done else SetAsideState.DROPPED
+    async def close(self, id_: str, *, is_done: bool) -> None:
+        state = PoisonMessageState.DONE if is_done else PoisonMessageState.DROPPED
         if not await self._store.write(partial(poison_messages.close, id_=id_, state=state), point="connector"):
-            raise not_there(id_)
+            raise PoisonMessageNotFound(id_)
 
-    async def began(self, instance: str, *, anew: bool) -> int:
+    async def mark_needs_owner(self, connector_name: str, *, is_new: bool) -> int:
         """Since when a connector needs its owner, in milliseconds. Stored as now if not known yet,
         or with `is_new`."""
         now_ms = to_ms(self._clock.now())
 
         def body(conn: sa.Connection) -> int:
-            known = "" if anew else connector_state.get(conn, instance, TROUBLE) or ""
+            known = "" if is_new else connector_state.get_value(conn, connector_name, NEEDS_OWNER_KEY) or ""
             if known.isdecimal():
                 return int(known)
-            connector_state.put(conn, instance, TROUBLE, str(now_ms), at_ms=now_ms)
+            connector_state.set_value(conn, connector_name, NEEDS_OWNER_KEY, str(now_ms), at_ms=now_ms)
             return now_ms
 
         return await self._store.write(body, point="connector")
 
 
-def to_json(incoming: Incoming) -> str:
+def to_json(incoming: InboundMessage) -> str:
     fields = asdict(replace(incoming, files=()))
     del fields["files"]
-    return _encode(_Kept(**fields, files_left=len(incoming.files))).decode()
+    return _encode(_StoredMessage(**fields, files_left=len(incoming.files))).decode()
 
 
-def from_json(body: str) -> Incoming:
+def from_json(body: str) -> InboundMessage:
     kept = asdict(_decode(body))
     if left := kept.pop("files_left"):
-        kept["text"] = f"{kept['text']}\n[left out: {left} files, which were not fetched]".lstrip()
-    return Incoming(**kept)
+        kept["text"] = f"{kept['text']}\n[left out: {left} files, which were not downloaded]".lstrip()
+    return InboundMessage(**kept)
 
 
-def _named(incoming: Incoming) -> str:
+def _make_message_key(incoming: InboundMessage) -> str:
     """A key of the message within its channel. An edit counts as a separate message, because it may
     be the edit alone that fails."""
     return f"{incoming.message_id}/{incoming.revision}" if incoming.revision else incoming.message_id
-
-
-def not_there(id_: str) -> NotFound:
-    return NotFound(
-        f"nothing was set aside under '{id_[:64]}'",
-        because="there is no such message, or it is not waiting any more",
-        try_this="look at `retinue set-aside list`",
-        code="set-aside.not-found",
-    )
-
-
-def closed(found: SetAside) -> Conflict:
-    return Conflict(
-        "this message is not waiting any more",
-        because=f"it is {found.state}",
-        try_this="look at `retinue set-aside list`",
-        code="set-aside.closed",
-    )

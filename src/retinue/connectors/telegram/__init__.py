@@ -4,39 +4,39 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from retinue.connectors.base import Connector, ConnectorKind, Question, Surroundings
+from retinue.connectors.base import Connector, ConnectorContext, Platform, SettingQuestion
 from retinue.connectors.telegram.settings import TelegramSettings
 
 if TYPE_CHECKING:
     from retinue.connectors.telegram.connector import TelegramConnector
 
-__all__ = ["KIND", "TelegramSettings"]
+__all__ = ["PLATFORM", "TelegramSettings"]
 
 
-def _make(settings: TelegramSettings, surroundings: Surroundings) -> Connector:
+def make_connector(settings: TelegramSettings, context: ConnectorContext) -> Connector:
     # imported with the first connector, not with the settings
     from retinue.connectors.telegram.connector import TelegramConnector
 
-    made: TelegramConnector = TelegramConnector(settings, surroundings)
+    made: TelegramConnector = TelegramConnector(settings, context)
     return made
 
 
-KIND = ConnectorKind(
+PLATFORM = Platform(
     name="telegram",
     title="Telegram",
     settings=TelegramSettings,
-    make=_make,
+    make_connector=make_connector,
     questions=(
-        Question(
+        SettingQuestion(
             key="token",
-            ask="The bot's token",
+            ask="Bot token",
             secret=True,
-            help="In Telegram, write /newbot to @BotFather and answer its two questions. It gives you a token such as "
-            "123456789:AAE...; whoever has it speaks as the bot.",
+            help="In Telegram, send /newbot to @BotFather and answer its two questions. It replies with a token such "
+            "as 123456789:AAE.... Keep it secret: it gives full control of the bot.",
         ),
     ),
     next_steps=(
-        "Write something to the bot: a bot cannot write first.",
-        "For a group: add the bot there, and set `group_policy` and `groups` (docs/guides/telegram.md).",
+        "Send a message to the bot. A bot cannot send the first message.",
+        "For a group: add the bot to it, and set `group_policy` and `groups` (docs/guides/telegram.md).",
     ),
 )

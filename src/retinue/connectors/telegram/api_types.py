@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec import Struct, field
 
 
-class User(Struct, frozen=True, kw_only=True):
+class TelegramUser(Struct, frozen=True, kw_only=True):
     id: int
     is_bot: bool = False
     first_name: str = ""
@@ -22,7 +22,7 @@ class User(Struct, frozen=True, kw_only=True):
         return f"{self.first_name} {self.last_name}".strip()
 
 
-class Chat(Struct, frozen=True, kw_only=True):
+class TelegramChat(Struct, frozen=True, kw_only=True):
     id: int
     type: str = "private"
     title: str = ""
@@ -39,13 +39,13 @@ class Chat(Struct, frozen=True, kw_only=True):
         return self.title or f"{self.first_name} {self.last_name}".strip()
 
 
-class Entity(Struct, frozen=True, kw_only=True):
+class MessageEntity(Struct, frozen=True, kw_only=True):
     """A formatted range of a text, counted in UTF-16 units."""
 
     type: str
     offset: int
     length: int
-    user: User | None = None
+    user: TelegramUser | None = None
 
 
 class TelegramFile(Struct, frozen=True, kw_only=True):
@@ -94,41 +94,41 @@ class Dice(Struct, frozen=True, kw_only=True):
     value: int = 0
 
 
-class Origin(Struct, frozen=True, kw_only=True):
+class MessageOrigin(Struct, frozen=True, kw_only=True):
     """The source of a forwarded message."""
 
-    sender_user: User | None = None
+    sender_user: TelegramUser | None = None
     sender_user_name: str = ""
-    sender_chat: Chat | None = None
-    chat: Chat | None = None
+    sender_chat: TelegramChat | None = None
+    chat: TelegramChat | None = None
 
 
 class TextQuote(Struct, frozen=True, kw_only=True):
     text: str = ""
 
 
-class Anything(Struct, frozen=True):
+class AnyObject(Struct, frozen=True):
     """An object of which only the presence matters."""
 
 
-class Message(Struct, frozen=True, kw_only=True):
+class TelegramMessage(Struct, frozen=True, kw_only=True):
     message_id: int
-    chat: Chat
+    chat: TelegramChat
     date: int = 0
-    sender: User | None = field(name="from", default=None)
-    sender_chat: Chat | None = None
+    sender: TelegramUser | None = field(name="from", default=None)
+    sender_chat: TelegramChat | None = None
     is_automatic_forward: bool = False
     edit_date: int | None = None
     message_thread_id: int | None = None
     is_topic_message: bool = False
     media_group_id: str = ""
-    reply_to_message: Message | None = None
+    reply_to_message: TelegramMessage | None = None
     quote: TextQuote | None = None
-    forward_origin: Origin | None = None
+    forward_origin: MessageOrigin | None = None
     text: str = ""
     caption: str = ""
-    entities: tuple[Entity, ...] = ()
-    caption_entities: tuple[Entity, ...] = ()
+    entities: tuple[MessageEntity, ...] = ()
+    caption_entities: tuple[MessageEntity, ...] = ()
     photo: tuple[TelegramFile, ...] = ()
     video: TelegramFile | None = None
     video_note: TelegramFile | None = None
@@ -144,19 +144,19 @@ class Message(Struct, frozen=True, kw_only=True):
     dice: Dice | None = None
     migrate_to_chat_id: int | None = None
     migrate_from_chat_id: int | None = None
-    forum_topic_created: Anything | None = None
+    forum_topic_created: AnyObject | None = None
     # Content that we cannot read. The agent learns only that something was sent.
-    story: Anything | None = None
-    game: Anything | None = None
-    invoice: Anything | None = None
-    paid_media: Anything | None = None
-    checklist: Anything | None = None
+    story: AnyObject | None = None
+    game: AnyObject | None = None
+    invoice: AnyObject | None = None
+    paid_media: AnyObject | None = None
+    checklist: AnyObject | None = None
 
 
 class CallbackQuery(Struct, frozen=True, kw_only=True):
     id: str
-    sender: User = field(name="from")
-    message: Message | None = None
+    sender: TelegramUser = field(name="from")
+    message: TelegramMessage | None = None
     data: str = ""
 
 
@@ -166,24 +166,24 @@ class ReactionType(Struct, frozen=True, kw_only=True):
 
 
 class MessageReaction(Struct, frozen=True, kw_only=True):
-    chat: Chat
+    chat: TelegramChat
     message_id: int
     date: int = 0
-    user: User | None = None
-    actor_chat: Chat | None = None
+    user: TelegramUser | None = None
+    actor_chat: TelegramChat | None = None
     old_reaction: tuple[ReactionType, ...] = ()
     new_reaction: tuple[ReactionType, ...] = ()
 
 
-class Update(Struct, frozen=True, kw_only=True):
+class TelegramUpdate(Struct, frozen=True, kw_only=True):
     update_id: int
-    message: Message | None = None
-    edited_message: Message | None = None
+    message: TelegramMessage | None = None
+    edited_message: TelegramMessage | None = None
     callback_query: CallbackQuery | None = None
     message_reaction: MessageReaction | None = None
 
 
-class UpdateId(Struct, frozen=True, kw_only=True):
+class UndecodedUpdate(Struct, frozen=True, kw_only=True):
     """The id of an update that cannot be decoded."""
 
     update_id: int
@@ -202,6 +202,6 @@ class SentMessage(Struct, frozen=True, kw_only=True):
     message_id: int
 
 
-class Parameters(Struct, frozen=True, kw_only=True):
+class ResponseParameters(Struct, frozen=True, kw_only=True):
     retry_after: float | None = None
     migrate_to_chat_id: int | None = None

@@ -17,7 +17,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Raw, Struct
 
-from retinue.connectors.telegram.api_types import Parameters, TelegramFile
+from retinue.connectors.telegram.api_types import ResponseParameters, TelegramFile
 from retinue.domain.errors import RetinueError
 
 if TYPE_CHECKING:
@@ -36,51 +36,69 @@ RETRY_AFTER_S_MAX = 3600.0
 T = TypeVar("T")
 
 
-class Refused(RetinueError):
+class TelegramRefused(RetinueError):
     """Telegram understood the call and refused it: it had no effect."""
 
     code = "telegram.refused"
 
-    def __init__(self, method: str, status: int, description: str, parameters: Parameters) -> None:
-        super().__init__(f"Telegram refused {method}", because=f"it said: {description}")
+    def __init__(self, method: str, status: int, description: str, parameters: ResponseParameters) -> None:
+        super().__init__(
+            f"Telegram refused {method}",
+            because=f"it answered: {description}",
+            try_this="test the connector: retinue connector test NAME",
+        )
         self.status = status
         self.description = description
         self.retry_after_s = parameters.retry_after
         self.migrated_to = parameters.migrate_to_chat_id
 
 
-class NotReached(RetinueError):
+class TelegramUnreachable(RetinueError):
     """Telegram could not be reached: the call certainly had no effect."""
 
-    code = "telegram.not-reached"
+    code = "telegram.unreachable"
+
+    def __init__(self, method: str, *, because: str) -> None:
+        super().__init__(
+            f"cannot reach Telegram for {method}",
+            because=because,
+            try_this="check the network connection, and `api_base` of this connector",
+        )
 
 
-class NoAnswer(RetinueError):
+class TelegramNoAnswer(RetinueError):
     """The connection broke or the response was invalid: the result of the call is unknown."""
 
-    code = "telegram.no-answer"
+    code = "telegram.no_answer"
+
+    def __init__(self, method: str, *, because: str) -> None:
+        super().__init__(
+            f"no valid answer from Telegram to {method}",
+            because=because,
+            try_this="wait, because it is retried; or test the connector: retinue connector test NAME",
+        )
 
 
-class _Answer(Struct, frozen=True, kw_only=True):
+class _ApiResponse(Struct, frozen=True, kw_only=True):
     ok: bool = False
     result: Raw = Raw(b"null")
     error_code: int = 0
     description: str = ""
-    parameters: Parameters = Parameters()
+    parameters: ResponseParameters = ResponseParameters()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Upload:
+class TelegramUpload:
     """A file to upload with a call, under the field name that the call's arguments refer to."""
 
-    part: str
+    field_name: str
     path: Path
     name: str
     media_type: str
     size_bytes: int
 
 
-class Api:
+class BotApi:
     """A client of the Bot API for one bot. Hold `http_session` around several calls to share a
     session."""
 
@@ -92,10 +110,10 @@ class Api:
         self._users = 0
 
     @asynccontextmanager
-    async def line(self) -> AsyncGenerator[aiohttp.ClientSession]:
+    async def http_session(self) -> AsyncGenerator[aiohttp.ClientSession]:
         """The shared HTTP session. It is closed when its last user is done."""
         if self._session is None:
-            self._session = self._opened()
+            self._session = self._open_session()
         session = self._session
         self._users += 1
         try:
@@ -112,59 +130,51 @@ class Api:
         arguments: Mapping[str, Any],
         *,
         result: type[T],
-        uploads: tuple[Upload, ...] = (),
+        uploads: tuple[TelegramUpload, ...] = (),
         wait_s: float = 0.0,
     ) -> T:
         """Make one call. `wait_s` is the long-polling timeout that was requested."""
         allowed_s = self._timeout_s + wait_s + sum(each.size_bytes for each in uploads) / UPLOAD_BYTES_PER_S
-        async with self.line() as session:
-            status, body = await self._exchange(session, method, arguments, uploads, allowed_s)
+        async with self.http_session() as session:
+            status, body = await self._post(session, method, arguments, uploads, allowed_s)
         try:
-            answer = msgspec.json.decode(body, type=_Answer)
+            answer = msgspec.json.decode(body, type=_ApiResponse)
         except msgspec.MsgspecError:
             answer = None
         if answer is None or (not answer.ok and status >= 500):
-            raise NoAnswer(
-                f"Telegram did not answer {method} in a way that makes sense",
-                because=f"it had the status {status}",
-                try_this="wait: it is Telegram, or something on the way to it",
-            )
+            raise TelegramNoAnswer(method, because=f"the response has HTTP status {status} and is not valid JSON")
         if not answer.ok:
-            raise Refused(method, answer.error_code or status, self._clean(answer.description), answer.parameters)
+            raise TelegramRefused(
+                method, answer.error_code or status, self._redact_description(answer.description), answer.parameters
+            )
         try:
             return msgspec.json.decode(answer.result, type=result)
         except msgspec.MsgspecError:
-            raise NoAnswer(
-                f"Telegram answered {method} with something else", because="its result is no result"
-            ) from None
+            raise TelegramNoAnswer(method, because="the result has an unexpected form") from None
 
     async def download(self, file_id: str) -> AsyncIterator[bytes]:
         """Stream the bytes of a file."""
         import aiohttp
 
-        async with self.line() as session:
+        async with self.http_session() as session:
             found = await self.call("getFile", {"file_id": file_id}, result=TelegramFile)
-            url = self._url(f"file/bot{self._token}/{quote(found.file_path, safe='/')}")
+            url = self._build_url(f"file/bot{self._token}/{quote(found.file_path, safe='/')}")
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=self._timeout_s)
             try:
                 async with session.get(url, timeout=timeout, allow_redirects=False) as response:
                     if response.status != 200:
-                        raise NoAnswer(
-                            "Telegram did not hand out a file", because=f"it had the status {response.status}"
-                        )
+                        raise TelegramNoAnswer("getFile", because=f"the response has HTTP status {response.status}")
                     taken = 0
                     async for chunk in response.content.iter_chunked(CHUNK_BYTES):
                         taken += len(chunk)
                         if taken > DOWNLOAD_BYTES_MAX:
-                            raise NoAnswer(
-                                "Telegram hands out more than it ever does",
-                                because=f"a file has more than {DOWNLOAD_BYTES_MAX // MIB} MiB",
-                            )
+                            because = f"the file is larger than {DOWNLOAD_BYTES_MAX // MIB} MiB"
+                            raise TelegramNoAnswer("getFile", because=because)
                         yield chunk
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-                raise _broken("getFile", error) from None
+                raise _build_api_error("getFile", error) from None
 
-    def _opened(self) -> aiohttp.ClientSession:
+    def _open_session(self) -> aiohttp.ClientSession:
         import aiohttp
 
         return aiohttp.ClientSession(
@@ -175,42 +185,42 @@ class Api:
             trust_env=False,
         )
 
-    async def _exchange(
+    async def _post(
         self,
         session: aiohttp.ClientSession,
         method: str,
         arguments: Mapping[str, Any],
-        uploads: tuple[Upload, ...],
+        uploads: tuple[TelegramUpload, ...],
         allowed_s: float,
     ) -> tuple[int, bytes]:
         import aiohttp
 
-        url = self._url(f"bot{self._token}/{method}")
+        url = self._build_url(f"bot{self._token}/{method}")
         timeout = aiohttp.ClientTimeout(total=allowed_s, sock_connect=min(CONNECT_S, allowed_s))
         headers = {} if uploads else {"Content-Type": "application/json"}
         with ExitStack() as files:
             opened = [files.enter_context(await asyncio.to_thread(each.path.open, "rb")) for each in uploads]
-            data = _form(arguments, uploads, opened) if uploads else msgspec.json.encode(arguments)
+            data = _build_form(arguments, uploads, opened) if uploads else msgspec.json.encode(arguments)
             try:
                 async with session.post(
                     url, data=data, headers=headers, timeout=timeout, allow_redirects=False
                 ) as response:
-                    return response.status, await _bounded(response)
+                    return response.status, await _read_limited(response)
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-                raise _broken(method, error) from None
+                raise _build_api_error(method, error) from None
 
-    def _url(self, path: str) -> Any:
+    def _build_url(self, path: str) -> Any:
         from yarl import URL
 
         return URL(f"{self._base}/{path}", encoded=True)
 
-    def _clean(self, description: str) -> str:
+    def _redact_description(self, description: str) -> str:
         """Make a description safe to show: it may repeat the URL, which contains the token."""
         plain = "".join(each if each.isprintable() else " " for each in description.replace(self._token, "TOKEN"))
         return plain[:DESCRIPTION_LENGTH_MAX]
 
 
-async def _bounded(response: aiohttp.ClientResponse) -> bytes:
+async def _read_limited(response: aiohttp.ClientResponse) -> bytes:
     body = bytearray()
     async for chunk in response.content.iter_chunked(CHUNK_BYTES):
         body += chunk
@@ -220,33 +230,31 @@ async def _bounded(response: aiohttp.ClientResponse) -> bytes:
     return bytes(body)
 
 
-def _form(arguments: Mapping[str, Any], uploads: Sequence[Upload], opened: Sequence[BinaryIO]) -> Any:
+def _build_form(arguments: Mapping[str, Any], uploads: Sequence[TelegramUpload], opened: Sequence[BinaryIO]) -> Any:
     import aiohttp
 
     form = aiohttp.FormData(quote_fields=False)  # else recipients see "n%C3%A4me.txt"
     for key, value in arguments.items():
         form.add_field(key, value if isinstance(value, str) else msgspec.json.encode(value).decode())
     for each, file in zip(uploads, opened, strict=True):
-        form.add_field(each.part, file, filename=each.name, content_type=each.media_type)
+        form.add_field(each.field_name, file, filename=each.name, content_type=each.media_type)
     return form
 
 
-def _broken(method: str, error: Exception) -> NotReached | NoAnswer:
+def _build_api_error(method: str, error: Exception) -> TelegramUnreachable | TelegramNoAnswer:
     import aiohttp
 
     match error:
         case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientSSLError():
-            because = "its certificate cannot be trusted"
+            because = "its certificate is not trusted"
         case aiohttp.ConnectionTimeoutError():
-            because = "no connection came about in time"
+            because = "the connection timed out"
         case aiohttp.ClientConnectorError():
             because = error.os_error.strerror or "no connection"
         case aiohttp.InvalidURL():
-            because = "its address is none"
+            because = "its URL is invalid"
         case TimeoutError():
-            return NoAnswer(f"Telegram did not answer {method}", because="it said nothing for too long")
+            return TelegramNoAnswer(method, because="it timed out")
         case _:
-            return NoAnswer(f"Telegram did not answer {method}", because="the connection broke off")
-    return NotReached(
-        f"Telegram cannot be reached for {method}", because=because, try_this="look at the network, and at `api_base`"
-    )
+            return TelegramNoAnswer(method, because="the connection broke")
+    return TelegramUnreachable(method, because=because)

@@ -8,37 +8,37 @@ from typing import Any
 
 import msgspec
 
-from retinue.connectors.base import Shelf
+from retinue.connectors.base import ConnectorState
 from retinue.domain.slash_command import SUMMARIES, CommandName
 
 KEY = "menu"
 DESCRIPTION_LENGTH_MAX = 256
-ALIKE = frozenset({CommandName.ABORT, CommandName.APPROVE})  # same meaning as another command
+ALIASES = frozenset({CommandName.ABORT, CommandName.APPROVE})  # same meaning as another command
 
-Call = Callable[[str, Mapping[str, Any]], Awaitable[bool]]
+CallMethod = Callable[[str, Mapping[str, Any]], Awaitable[bool]]
 
 _SCOPE = {"scope": {"type": "all_private_chats"}}
 
 
-def commands() -> list[dict[str, str]]:
+def build_menu() -> list[dict[str, str]]:
     return [
         {"command": name.value, "description": meaning[:DESCRIPTION_LENGTH_MAX]}
         for name, (_, meaning) in SUMMARIES.items()
-        if name not in ALIKE
+        if name not in ALIASES
     ]
 
 
-async def offer(call: Call, shelf: Shelf, bot: int, *, wanted: bool) -> None:
+async def sync_menu(call: CallMethod, state: ConnectorState, bot: int, *, is_enabled: bool) -> None:
     """Update the menu if it differs. If Telegram does not accept it, the next connection tries
     again."""
-    known = await shelf.get(KEY)
-    offered = commands() if wanted else []
-    now = f"{bot} {msgspec.json.encode(offered).decode()}" if wanted else ""
+    known = await state.get(KEY)
+    offered = build_menu() if is_enabled else []
+    now = f"{bot} {msgspec.json.encode(offered).decode()}" if is_enabled else ""
     if (known or "") == now:
         return
-    if wanted:
+    if is_enabled:
         taken = await call("setMyCommands", {"commands": offered, **_SCOPE})
     else:
         taken = await call("deleteMyCommands", _SCOPE)
     if taken:
-        await shelf.put(KEY, now)
+        await state.put(KEY, now)

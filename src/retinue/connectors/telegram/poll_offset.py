@@ -15,11 +15,11 @@ from msgspec import Struct
 KEY = "offset"
 DAMAGED_KEY = "offset-damaged"
 DAMAGED_LENGTH_MAX = 200  # characters of it that are kept for diagnosis
-GOOD_FOR = timedelta(days=6)
-_WRITTEN = re.compile(r"(\d{1,18}) (\d{1,18}) (\d{1,11})", re.ASCII)
+VALID_FOR = timedelta(days=6)
+_FORMAT = re.compile(r"(\d{1,18}) (\d{1,18}) (\d{1,11})", re.ASCII)
 
 
-class Offset(Struct, frozen=True, kw_only=True):
+class PollOffset(Struct, frozen=True, kw_only=True):
     """The first unconfirmed update of a bot, and when this was recorded."""
 
     bot: int
@@ -29,16 +29,16 @@ class Offset(Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         return f"{self.bot} {self.update_id} {int(self.at.timestamp())}"
 
-    def means_something(self, *, bot: int, now: datetime) -> bool:
-        return self.bot == bot and abs(now - self.at) < GOOD_FOR
+    def is_valid(self, *, bot: int, now: datetime) -> bool:
+        return self.bot == bot and abs(now - self.at) < VALID_FOR
 
 
-def parse(written: str) -> Offset | None:
+def parse_offset(text: str) -> PollOffset | None:
     """Parse a stored offset. Returns None if it is damaged."""
-    if (found := _WRITTEN.fullmatch(written)) is None:
+    if (found := _FORMAT.fullmatch(text)) is None:
         return None
     bot, update_id, seconds = map(int, found.groups())
     try:
-        return Offset(bot=bot, update_id=update_id, at=datetime.fromtimestamp(seconds, UTC))
+        return PollOffset(bot=bot, update_id=update_id, at=datetime.fromtimestamp(seconds, UTC))
     except (OverflowError, ValueError, OSError):
         return None

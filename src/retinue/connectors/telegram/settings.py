@@ -15,25 +15,26 @@ POLL_S_MAX = 50  # Telegram ends a longer poll
 class TelegramSettings:
     """Settings of one Telegram bot."""
 
-    token_env: str = setting("", "The variable of the environment that holds the bot's token.", example="FAMILY_BOT")
-    token_file: str = setting("", "A file that holds the bot's token and nothing else, readable by you alone.")
+    token_env: str = setting("", "Environment variable with the token of the bot.", example="FAMILY_BOT")
+    token_file: str = setting("", "File with only the token of the bot, readable only by you.")
     api_base: str = setting(
         API_BASE,
-        "Where the Bot API is: another address for a Bot API server of your own.",
-        check=validators.public_url,
+        "URL of the Bot API. Change it for a Bot API server that you run.",
+        check=validators.check_public_url,
         example="http://127.0.0.1:8081",
     )
-    poll_s: int = setting(30, "How long one question for news stays open.", least=1, most=POLL_S_MAX)
+    poll_s: int = setting(30, "Time that one long poll stays open, in seconds.", least=1, most=POLL_S_MAX)
     timeout_s: float = setting(
-        15.0, "How long Telegram may be silent, beyond that, before the line is taken for lost.", least=0.1, most=300
+        15.0,
+        "Time without an answer, beyond `poll_s`, after which the connection counts as lost, in seconds.",
+        least=0.1,
+        most=300,
     )
     clear_webhook: bool = setting(
-        False, "Whether a webhook that stands in the way is removed. Another program may be using it."
+        False, "Whether to remove a webhook that prevents polling. Another program may be using it."
     )
     link_previews: bool = setting(
         False,
-        "Whether Telegram shows what is behind a link. For that it opens the link, whatever an agent wrote in it.",
+        "Whether Telegram shows link previews. For a preview it opens the link, whatever an agent wrote in it.",
     )
-    command_menu: bool = setting(
-        True, "Whether the commands of the house stand in the menu of the bot, where one talks to it alone."
-    )
+    command_menu: bool = setting(True, "Whether the menu of the bot lists the slash commands, in private chats.")

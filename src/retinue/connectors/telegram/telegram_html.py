@@ -35,7 +35,7 @@ _TAGS = {"**": "b", "__": "b", "*": "i", "_": "i", "~~": "s"}
 _LINK = "["
 
 
-def escaped(text: str) -> str:
+def escape_html(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
 
 
@@ -45,87 +45,89 @@ def to_html(markdown: str) -> str:
     made: list[str] = []
     at = 0
     while at < len(lines):
-        block, at = _block(lines, at)
+        block, at = _convert_block(lines, at)
         made.append(block)
     return "\n".join(made)
 
 
-def _block(lines: Sequence[str], at: int) -> tuple[str, int]:
+def _convert_block(lines: Sequence[str], at: int) -> tuple[str, int]:
     """Convert the block that begins at a line. Returns it and the line at which the next one
     begins."""
     line = lines[at]
     if fence := _FENCE.match(line):
-        return _fenced(lines, at, fence)
+        return _convert_fence(lines, at, fence)
     if heading := _HEADING.match(line):
-        return f"<b>{_inline(heading['words'].rstrip('# ') or heading['words'])}</b>", at + 1
+        return f"<b>{_convert_inline(heading['words'].rstrip('# ') or heading['words'])}</b>", at + 1
     if _RULE_LINE.match(line):
         return RULE, at + 1
     if _QUOTE.match(line):
-        end = _while(lines, at, lambda each: _QUOTE.match(each) is not None)
+        end = _skip_while(lines, at, lambda each: _QUOTE.match(each) is not None)
         words = "\n".join(_QUOTE.sub("", each, count=1) for each in lines[at:end])
-        return f"<blockquote>{_inline(words)}</blockquote>", end
-    if _begins_table(lines, at):
-        end = _while(lines, at, lambda each: "|" in each)
-        return f"<pre>{escaped(_table(lines[at:end]))}</pre>", end
+        return f"<blockquote>{_convert_inline(words)}</blockquote>", end
+    if _starts_table(lines, at):
+        end = _skip_while(lines, at, lambda each: "|" in each)
+        return f"<pre>{escape_html(_format_table(lines[at:end]))}</pre>", end
     end = at + 1
-    while end < len(lines) and lines[end].strip() and not _is_special(lines, end):
+    while end < len(lines) and lines[end].strip() and not _starts_block(lines, end):
         end += 1
-    return _inline("\n".join(_BULLET_LINE.sub(rf"\g<indent>{BULLET} ", each, count=1) for each in lines[at:end])), end
+    return _convert_inline(
+        "\n".join(_BULLET_LINE.sub(rf"\g<indent>{BULLET} ", each, count=1) for each in lines[at:end])
+    ), end
 
 
-def _is_special(lines: Sequence[str], at: int) -> bool:
+def _starts_block(lines: Sequence[str], at: int) -> bool:
     line = lines[at]
     marks = (_FENCE, _HEADING, _RULE_LINE, _QUOTE)
-    return any(mark.match(line) for mark in marks) or _begins_table(lines, at)
+    return any(mark.match(line) for mark in marks) or _starts_table(lines, at)
 
 
-def _while(lines: Sequence[str], at: int, holds: Callable[[str], bool]) -> int:
-    while at < len(lines) and holds(lines[at]):
+def _skip_while(lines: Sequence[str], at: int, condition: Callable[[str], bool]) -> int:
+    while at < len(lines) and condition(lines[at]):
         at += 1
     return at
 
 
-def _fenced(lines: Sequence[str], at: int, fence: re.Match[str]) -> tuple[str, int]:
+def _convert_fence(lines: Sequence[str], at: int, fence: re.Match[str]) -> tuple[str, int]:
     """Convert up to the closing fence, or to the end: a reply may have been split inside a code
     block."""
     closing = fence["fence"]
     end = at + 1
-    while end < len(lines) and not _closes(lines[end], closing):
+    while end < len(lines) and not _closes_fence(lines[end], closing):
         end += 1
-    code = escaped("\n".join(lines[at + 1 : end]))
+    code = escape_html("\n".join(lines[at + 1 : end]))
     words = fence["info"].split()
     if words and _LANGUAGE.fullmatch(words[0]):
-        code = f'<code class="language-{escaped(words[0])}">{code}</code>'
+        code = f'<code class="language-{escape_html(words[0])}">{code}</code>'
     return f"<pre>{code}</pre>", min(end + 1, len(lines))
 
 
-def _closes(line: str, fence: str) -> bool:
+def _closes_fence(line: str, fence: str) -> bool:
     mark = line.strip()
     return len(mark) >= len(fence) and not mark.strip(fence[0])
 
 
-def _begins_table(lines: Sequence[str], at: int) -> bool:
+def _starts_table(lines: Sequence[str], at: int) -> bool:
     if "|" not in lines[at] or at + 1 == len(lines):
         return False
-    cells = _cells(lines[at + 1])
+    cells = _split_cells(lines[at + 1])
     return len(cells) > 1 and all(_TABLE_RULE.fullmatch(cell) for cell in cells)
 
 
-def _cells(line: str) -> list[str]:
+def _split_cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip().strip("|").split("|")]
 
 
-def _table(lines: Sequence[str]) -> str:
-    rows = [_cells(line) for line in (lines[0], *lines[2:])]
+def _format_table(lines: Sequence[str]) -> str:
+    rows = [_split_cells(line) for line in (lines[0], *lines[2:])]
     widths = [max(len(row[n]) for row in rows if n < len(row)) for n in range(max(map(len, rows)))]
     return "\n".join(" | ".join(cell.ljust(widths[n]) for n, cell in enumerate(row)).rstrip() for row in rows)
 
 
-def _inline(text: str) -> str:
-    return _Inline(text).made()
+def _convert_inline(text: str) -> str:
+    return _InlineConverter(text).convert()
 
 
-class _Inline:
+class _InlineConverter:
     """Converts inline marks. A mark that may open stays literal until its closing mark is found,
     and then becomes a tag.
 
@@ -135,39 +137,39 @@ class _Inline:
     def __init__(self, text: str) -> None:
         self._text = text
         self._pieces: list[str] = []
-        self._open: list[tuple[str, int]] = []  # (mark, index of its piece)
+        self._open_marks: list[tuple[str, int]] = []  # (mark, index of its piece)
         # positions in `_open_marks`, by mark
         self._depths: dict[str, list[int]] = {kind: [] for kind in (*_TAGS, _LINK)}
         self._unclosed: set[int] = set()  # lengths of backtick runs that do not occur again
 
-    def made(self) -> str:
+    def convert(self) -> str:
         at = 0
         while token := _TOKEN.search(self._text, at):
-            self._pieces.append(escaped(self._text[at : token.start()]))
-            at = self._take(token)
-        self._pieces.append(escaped(self._text[at:]))
+            self._pieces.append(escape_html(self._text[at : token.start()]))
+            at = self._handle_token(token)
+        self._pieces.append(escape_html(self._text[at:]))
         return "".join(self._pieces)
 
-    def _take(self, token: re.Match[str]) -> int:
+    def _handle_token(self, token: re.Match[str]) -> int:
         """Handle one token, and return where to continue."""
         match token.lastgroup:
             case "ticks":
-                return self._code(token)
+                return self._handle_code(token)
             case "run":
-                self._run(token)
+                self._handle_run(token)
             case "open":
-                self._push(_LINK, token[0])
+                self._push_mark(_LINK, token[0])
             case "close":
-                return self._link(token)
+                return self._handle_link(token)
             case _:  # an escaped mark or a URL
-                self._pieces.append(escaped(token[token.lastgroup or 0]))
+                self._pieces.append(escape_html(token[token.lastgroup or 0]))
         return token.end()
 
-    def _code(self, token: re.Match[str]) -> int:
+    def _handle_code(self, token: re.Match[str]) -> int:
         ticks = token["ticks"]
         end = -1
         if len(ticks) not in self._unclosed:
-            end = _same_run(self._text, ticks, token.end())
+            end = _find_closing_ticks(self._text, ticks, token.end())
         if end < 0:
             self._unclosed.add(len(ticks))
             self._pieces.append(ticks)
@@ -175,10 +177,10 @@ class _Inline:
         code = self._text[token.end() : end]
         if code.strip() and code.startswith(" ") and code.endswith(" "):
             code = code[1:-1]
-        self._pieces.append(f"<code>{escaped(code)}</code>")
+        self._pieces.append(f"<code>{escape_html(code)}</code>")
         return end + len(ticks)
 
-    def _run(self, token: re.Match[str]) -> None:
+    def _handle_run(self, token: re.Match[str]) -> None:
         run = token["run"]
         mark, left = run[0], len(run)
         before = self._text[token.start() - 1 : token.start()] if token.start() else ""
@@ -189,48 +191,48 @@ class _Inline:
         if left > 3 or (mark == "~" and left != 2):
             self._pieces.append(run)
             return
-        while closes and (kind := self._nearest(mark, left)):
-            self._close(kind, f"<{_TAGS[kind]}>", f"</{_TAGS[kind]}>")
+        while closes and (kind := self._find_closable(mark, left)):
+            self._close_mark(kind, f"<{_TAGS[kind]}>", f"</{_TAGS[kind]}>")
             left -= len(kind)
         if opens:
             for kind in (mark * 2, mark):
                 if left >= len(kind) and kind in _TAGS:
-                    self._push(kind, kind)
+                    self._push_mark(kind, kind)
                     left -= len(kind)
         self._pieces.append(mark * left)
 
-    def _nearest(self, mark: str, left: int) -> str:
+    def _find_closable(self, mark: str, left: int) -> str:
         """The open mark that this run can close: one of the same length, or else the innermost."""
         if self._depths.get(mark * left):
             return mark * left
         kinds = [kind for kind in (mark, mark * 2) if len(kind) <= left and self._depths.get(kind)]
         return max(kinds, key=lambda kind: self._depths[kind][-1], default="")
 
-    def _link(self, token: re.Match[str]) -> int:
-        url, end = _destination(self._text, token.end())
+    def _handle_link(self, token: re.Match[str]) -> int:
+        url, end = _parse_link_url(self._text, token.end())
         if not url or not self._depths[_LINK]:
             self._pieces.append("]")
             return token.end()
-        self._close(_LINK, f'<a href="{escaped(url)}">', "</a>")
+        self._close_mark(_LINK, f'<a href="{escape_html(url)}">', "</a>")
         self._depths[_LINK].clear()  # links do not nest, so a bracket that is still open around it is no link
         return end
 
-    def _push(self, kind: str, written: str) -> None:
-        self._depths[kind].append(len(self._open))
-        self._open.append((kind, len(self._pieces)))
+    def _push_mark(self, kind: str, written: str) -> None:
+        self._depths[kind].append(len(self._open_marks))
+        self._open_marks.append((kind, len(self._pieces)))
         self._pieces.append(written)
 
-    def _close(self, kind: str, start: str, end: str) -> None:
+    def _close_mark(self, kind: str, start: str, end: str) -> None:
         depth = self._depths[kind][-1]
-        self._pieces[self._open[depth][1]] = start
+        self._pieces[self._open_marks[depth][1]] = start
         self._pieces.append(end)
-        while len(self._open) > depth:
-            passed, _ = self._open.pop()
+        while len(self._open_marks) > depth:
+            passed, _ = self._open_marks.pop()
             if self._depths[passed]:
                 self._depths[passed].pop()
 
 
-def _same_run(text: str, ticks: str, at: int) -> int:
+def _find_closing_ticks(text: str, ticks: str, at: int) -> int:
     """The position of the next run of exactly as many backticks, or -1."""
     while (found := text.find("`", at)) >= 0:
         end = found
@@ -242,7 +244,7 @@ def _same_run(text: str, ticks: str, at: int) -> int:
     return -1
 
 
-def _destination(text: str, at: int) -> tuple[str, int]:
+def _parse_link_url(text: str, at: int) -> tuple[str, int]:
     """The URL of `(url)` after a link text, and where it ends. Empty if it is missing or has no
     known scheme."""
     if text[at : at + 1] != "(":

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from retinue.connectors.base import ConnectorKind, Question
+from retinue.connectors.base import Platform, SettingQuestion
 from retinue.connectors.webhook.connector import WebhookConnector
 from retinue.connectors.webhook.settings import WebhookSettings
 
-KIND = ConnectorKind(
+PLATFORM = Platform(
     name="webhook",
     title="Webhooks",
     settings=WebhookSettings,
-    make=WebhookConnector,
+    make_connector=WebhookConnector,
     questions=(
-        Question(
+        SettingQuestion(
             key="secret",
-            ask="The secret that both sides share",
+            ask="Shared secret",
             secret=True,
-            help="At least 32 random characters, or what the other side gave you (such as whsec_...).",
+            help="At least 32 random characters, or the secret that the other service gave you (such as whsec_...).",
         ),
-        Question(
+        SettingQuestion(
             key="proof",
-            ask="How the other side proves that it knows it: standard, github, stripe or token",
+            ask="Signature scheme: standard, github, stripe or token",
             default="standard",
         ),
-        Question(
+        SettingQuestion(
             key="url",
-            ask="Where messages are posted, if any are to leave",
-            help="An https address. Leave it empty where requests only come in.",
+            ask="URL to send messages to",
+            help="An https URL. Leave it empty to only receive requests.",
         ),
     ),
     next_steps=(
-        "Have the other side post to /hooks/INSTANCE/agent or /hooks/INSTANCE/wake at this house's address.",
-        "For a service that knows nothing of this house, add [connectors.INSTANCE.mappings.NAME].",
+        "Send requests to /hooks/CONNECTOR/agent or /hooks/CONNECTOR/wake at the address of this server.",
+        "For a service with a fixed format, add a mapping: [connectors.CONNECTOR.mappings.NAME].",
     ),
 )

@@ -15,31 +15,34 @@ import msgspec
 from msgspec import Struct
 
 from retinue.connectors.base import (
-    Abilities,
     Accept,
+    ConnectorCapabilities,
+    ConnectorCheckResult,
+    ConnectorContext,
     Delivery,
     DeliveryFailed,
+    DeliveryPart,
     FailureKind,
-    Finding,
-    Parcel,
-    Surroundings,
-    Unit,
+    LengthUnit,
 )
 from retinue.connectors.webhook import webhook_request, webhook_signature, webhook_templates
+from retinue.connectors.webhook.errors import WebhookTemplateInvalid
 from retinue.connectors.webhook.settings import WebhookSettings
-from retinue.domain.envelope import TEXT_BYTES_MAX
+from retinue.domain.envelope import ENVELOPE_TEXT_BYTES_MAX
 from retinue.domain.errors import Invalid
 from retinue.domain.ids import ID_LENGTH
 
 ATTEMPTS_MAX = 8
 USER_AGENT = "retinue"
-TYPE = "message"
+MESSAGE_TYPE = "message"
 
 _encode = msgspec.json.Encoder().encode
-_ABILITIES = Abilities(text_max=TEXT_BYTES_MAX, unit=Unit.BYTES, quotes=True, formats=True)
+_CAPABILITIES = ConnectorCapabilities(
+    text_max=ENVELOPE_TEXT_BYTES_MAX, unit=LengthUnit.BYTES, can_quote=True, can_render_markdown=True
+)
 
 
-class _Sent(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+class _WebhookBody(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """The JSON body of an outbound request. `id` is the same whenever the same part is sent again."""
 
     id: str
@@ -58,93 +61,86 @@ class WebhookConnector:
 
     repeats_safely = True
     attempts_max = ATTEMPTS_MAX
-    abilities = _ABILITIES
+    capabilities = _CAPABILITIES
 
-    def __init__(self, settings: WebhookSettings, surroundings: Surroundings) -> None:
+    def __init__(self, settings: WebhookSettings, context: ConnectorContext) -> None:
         for name, mapping in settings.mappings.items():
             for key, text in (("text", mapping.text), ("name", mapping.name), ("session", mapping.session)):
-                if wrong := webhook_templates.check(text):
-                    raise _broken(surroundings.instance, name, key, wrong)
+                if wrong := webhook_templates.check_template(text):
+                    raise WebhookTemplateInvalid(context.name, name, key, because=wrong)
             if not mapping.text.strip():
-                raise _broken(surroundings.instance, name, "text", "it is empty, and an agent is told words")
+                raise WebhookTemplateInvalid(context.name, name, "text", because="it is empty")
         self.settings = settings
-        self.instance = surroundings.instance
-        self._clock = surroundings.clock
-        self._secret = surroundings.secret
+        self.name = context.name
+        self._clock = context.clock
+        self._read_secret = context.read_secret
 
-    def secret(self) -> str:
+    def read_secret(self) -> str:
         """Read the shared secret. Raises `Invalid` if there is none."""
-        return self._secret("secret")
+        return self._read_secret("secret")
 
-    def marker(self, key: str) -> str:
+    def make_wrapper_id(self, key: str) -> str:
         """Digits for the wrapper around the text of a request. The same request has the same
         digits, and they cannot be guessed without the secret."""
-        return hmac.new(self.secret().encode(), f"wrapper/{key}".encode(), hashlib.sha256).hexdigest()[:ID_LENGTH]
+        return hmac.new(self.read_secret().encode(), f"wrapper/{key}".encode(), hashlib.sha256).hexdigest()[:ID_LENGTH]
 
     async def listen(self, accept: Accept) -> None:
         """Does nothing: requests arrive over HTTP."""
         del accept
         await asyncio.Event().wait()
 
-    async def deliver(self, parcel: Parcel) -> Delivery:
+    async def deliver(self, part: DeliveryPart) -> Delivery:
         url = self.settings.url
         if url is None:
-            raise _not_sent(f"nothing leaves here: set `url` of connectors.{self.instance}")
+            raise _build_not_sent(f"connectors.{self.name} has no `url` to send to")
         try:
-            secret = self.secret()
+            secret = self.read_secret()
         except Invalid as error:
-            raise _not_sent(f"{error.sentence}: {error.because}") from None
-        target = await webhook_request.judged(url, private=self.settings.private_hosts)
-        body = _encode(_sent(parcel))
+            raise _build_not_sent(f"{error.sentence}: {error.because}") from None
+        target = await webhook_request.check_target(url, private_hosts=self.settings.private_hosts)
+        body = _encode(_build_body(part))
         at = str(int(self._clock.now().timestamp()))
         headers = {
             "User-Agent": USER_AGENT,
             "Content-Type": "application/json",
-            webhook_signature.ID: parcel.key,
-            webhook_signature.TIMESTAMP: at,
-            webhook_signature.SIGNATURE: webhook_signature.sign(secret, id_=parcel.key, at=at, body=body),
+            webhook_signature.ID_HEADER: part.key,
+            webhook_signature.TIMESTAMP_HEADER: at,
+            webhook_signature.SIGNATURE_HEADER: webhook_signature.sign(secret, id_=part.key, at=at, body=body),
         }
         status = await webhook_request.post(target, body, headers=headers, timeout_s=self.settings.timeout_s)
         return Delivery(f"HTTP {status}")
 
-    async def check(self) -> Finding:
+    async def check(self) -> ConnectorCheckResult:
         """Check that there is a secret and that the URL is allowed. Sends nothing: that would be a
         message."""
-        account = f"/hooks/{self.instance}"
+        account = f"/hooks/{self.name}"
         try:
-            self.secret()
+            self.read_secret()
             if self.settings.url is not None:
-                await webhook_request.judged(self.settings.url, private=self.settings.private_hosts)
+                await webhook_request.check_target(self.settings.url, private_hosts=self.settings.private_hosts)
         except (Invalid, DeliveryFailed) as error:
-            return Finding(
+            return ConnectorCheckResult(
                 ok=False, account=account, sentence=error.sentence, because=error.because, try_this=error.try_this
             )
-        out = "messages may leave" if self.settings.url is not None else "no messages leave: `url` is not set"
-        return Finding(ok=True, account=account, sentence=f"requests can come in, and {out}")
+        outbound = "can be sent" if self.settings.url is not None else "cannot be sent: `url` is not set"
+        return ConnectorCheckResult(ok=True, account=account, sentence=f"requests can be received; messages {outbound}")
 
 
-def _sent(parcel: Parcel) -> _Sent:
-    return _Sent(
-        id=parcel.key,
-        type=TYPE,
-        room=parcel.room,
-        text=parcel.text,
-        sender=str(parcel.envelope.sender),
-        created_at=parcel.envelope.accepted_at.isoformat(),
-        quote=parcel.quote,
-        part=parcel.index + 1,
-        parts=parcel.count,
+def _build_body(part: DeliveryPart) -> _WebhookBody:
+    return _WebhookBody(
+        id=part.key,
+        type=MESSAGE_TYPE,
+        room=part.channel,
+        text=part.text,
+        sender=str(part.envelope.sender),
+        created_at=part.envelope.accepted_at.isoformat(),
+        quote=part.quoted_message_id,
+        part=part.index + 1,
+        parts=part.count,
     )
 
 
-def _not_sent(sentence: str) -> DeliveryFailed:
-    return DeliveryFailed(sentence, kind=FailureKind.INVALID_SENDER, permanent=True)
-
-
-def _broken(instance: str, mapping: str, key: str, because: str) -> Invalid:
-    return Invalid(
-        f"the template connectors.{instance}.mappings.{mapping}.{key} cannot be used",
-        because=because,
-        try_this="correct it in the settings",
-        code="webhook.template-broken",
+def _build_not_sent(sentence: str) -> DeliveryFailed:
+    return DeliveryFailed(
+        sentence, kind=FailureKind.INVALID_SENDER, permanent=True, try_this="correct the settings of this connector"
     )

@@ -10,31 +10,38 @@ import msgspec
 from msgspec import Struct
 
 from retinue.connectors.webhook import webhook_templates
-from retinue.connectors.webhook.settings import RUN_SECONDS_MAX, HookKind, HookMapping, WakeMode, WebhookSettings
+from retinue.connectors.webhook.errors import (
+    WebhookAgentNotAllowed,
+    WebhookDeliveryNotAllowed,
+    WebhookPathNotFound,
+    WebhookRequestInvalid,
+    WebhookSessionNotAllowed,
+    WebhookTextMissing,
+)
+from retinue.connectors.webhook.settings import RUN_SECONDS_MAX, WakeMode, WebhookKind, WebhookMapping, WebhookSettings
 from retinue.connectors.webhook.webhook_signature import SECRET_HEADERS
-from retinue.domain.envelope import TEXT_BYTES_MAX
-from retinue.domain.errors import Invalid, NotAllowed, NotFound
+from retinue.domain.envelope import ENVELOPE_TEXT_BYTES_MAX
 from retinue.domain.slash_command import EFFORT_WORDS
-from retinue.domain.storable_text import clipped_bytes, is_storable
+from retinue.domain.storable_text import is_storable, truncate_bytes
 from retinue.text.glob_match import matches_glob
 
 NAME_CHARS_MAX = 100
 SESSION_CHARS_MAX = 100
-WORD_CHARS_MAX = 200
-PREFIX = "hook:"
-NOWHERE = "none"
+FIELD_CHARS_MAX = 200
+SESSION_PREFIX = "hook:"
+NO_DELIVERY = "none"
 
 T = TypeVar("T")
 
 
-class Wish(Struct, frozen=True, kw_only=True):
+class WebhookRequest(Struct, frozen=True, kw_only=True):
     """One parsed request.
 
     `session` is empty for a new session. `deliver` is an address, `none`, or empty for the
     connector's default.
     """
 
-    kind: HookKind
+    kind: WebhookKind
     text: str
     name: str = ""
     agent: str = ""
@@ -46,12 +53,12 @@ class Wish(Struct, frozen=True, kw_only=True):
     timeout_s: float | None = None
 
 
-class _Wake(Struct, kw_only=True, forbid_unknown_fields=True):
+class _WakeBody(Struct, kw_only=True, forbid_unknown_fields=True):
     text: str
     mode: WakeMode = WakeMode.NOW
 
 
-class _Agent(Struct, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+class _AgentBody(Struct, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     message: str
     name: str = ""
     agent_id: str = ""
@@ -65,150 +72,122 @@ class _Agent(Struct, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     timeout_seconds: float | None = None
 
 
-def read(settings: WebhookSettings, path: str, headers: Mapping[str, str], body: bytes) -> Wish | None:
+def parse_request(
+    settings: WebhookSettings, path: str, headers: Mapping[str, str], body: bytes
+) -> WebhookRequest | None:
     """Parse a request. Returns None if there are mappings for its path and none of them matches."""
     mapped = [(name, each) for name, each in settings.mappings.items() if (each.path or name) == path]
     if mapped:
-        return _mapped(settings, mapped, headers, body)
-    if path not in (HookKind.WAKE, HookKind.AGENT) or path not in settings.kinds:
-        raise NotFound(
-            f"nothing is done at {path[:WORD_CHARS_MAX]!r} here",
-            because="it is neither a mapping of this connector, nor one of its `kinds`",
-            try_this="look at the settings of this connector",
-            code="webhook.unknown",
-        )
-    if path == HookKind.WAKE:
-        wake = _decoded(body, _Wake)
-        return _checked(Wish(kind=HookKind.WAKE, text=wake.text, mode=wake.mode))
-    asked = _decoded(body, _Agent)
-    wish = Wish(
-        kind=HookKind.AGENT,
-        text=asked.message,
-        name=asked.name,
-        agent=_allowed_agent(settings, asked.agent_id),
-        session=_own_session(asked.session_key),
-        deliver=_allowed_delivery(settings, asked),
-        mode=asked.wake_mode,
-        model=asked.model,
-        effort=_effort(asked.thinking),
-        timeout_s=asked.timeout_seconds,
+        return _apply_mappings(settings, mapped, headers, body)
+    if path not in (WebhookKind.WAKE, WebhookKind.AGENT) or path not in settings.kinds:
+        raise WebhookPathNotFound(path)
+    if path == WebhookKind.WAKE:
+        wake = _decode_body(body, _WakeBody)
+        return _validate(WebhookRequest(kind=WebhookKind.WAKE, text=wake.text, mode=wake.mode))
+    parsed = _decode_body(body, _AgentBody)
+    request = WebhookRequest(
+        kind=WebhookKind.AGENT,
+        text=parsed.message,
+        name=parsed.name,
+        agent=_allowed_agent(settings, parsed.agent_id),
+        session=_parse_session_key(parsed.session_key),
+        deliver=_allowed_delivery(settings, parsed),
+        mode=parsed.wake_mode,
+        model=parsed.model,
+        effort=_parse_effort(parsed.thinking),
+        timeout_s=parsed.timeout_seconds,
     )
-    return _checked(wish)
+    return _validate(request)
 
 
-def _mapped(
-    settings: WebhookSettings, mapped: list[tuple[str, HookMapping]], headers: Mapping[str, str], body: bytes
-) -> Wish | None:
+def _apply_mappings(
+    settings: WebhookSettings, mappings: list[tuple[str, WebhookMapping]], headers: Mapping[str, str], body: bytes
+) -> WebhookRequest | None:
     shown = {name: value for name, value in headers.items() if name not in SECRET_HEADERS}
-    values: dict[str, Any] = {"payload": webhook_templates.bounded(_payload(body)), "headers": shown}
-    for name, mapping in mapped:
-        if not all(matches_glob(glob, webhook_templates.at(values, place)) for place, glob in mapping.match.items()):
+    values: dict[str, Any] = {"payload": webhook_templates.limit_payload(_decode_payload(body)), "headers": shown}
+    for name, mapping in mappings:
+        if not all(
+            matches_glob(glob, webhook_templates.get_text_at(values, place)) for place, glob in mapping.match.items()
+        ):
             continue
-        wish = Wish(
+        request = WebhookRequest(
             kind=mapping.kind,
-            text=clipped_bytes(webhook_templates.render(mapping.text, values), TEXT_BYTES_MAX // 2),
+            text=truncate_bytes(webhook_templates.render(mapping.text, values), ENVELOPE_TEXT_BYTES_MAX // 2),
             name=webhook_templates.render(mapping.name, values)[:NAME_CHARS_MAX] or name,
             agent=mapping.agent or "",
-            session=_session(webhook_templates.render(mapping.session, values)),
+            session=_normalize_session(webhook_templates.render(mapping.session, values)),
             deliver=mapping.deliver,
             mode=mapping.mode,
             model=mapping.model,
-            effort=_effort(mapping.thinking),
+            effort=_parse_effort(mapping.thinking),
             timeout_s=mapping.timeout_s,
         )
-        return _checked(wish)
+        return _validate(request)
     return None
 
 
-def _payload(body: bytes) -> Any:
+def _decode_payload(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError):
-        raise _invalid("its body is not JSON, or lies too deep in itself") from None
+        raise WebhookRequestInvalid("the body is not JSON, or is nested too deeply") from None
 
 
-def _decoded(body: bytes, type_: type[T]) -> T:
+def _decode_body(body: bytes, type_: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=type_)
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise _invalid(str(error)) from None
+        raise WebhookRequestInvalid(str(error)) from None
     except RecursionError:
-        raise _invalid("its body lies too deep in itself") from None
+        raise WebhookRequestInvalid("the body is nested too deeply") from None
 
 
-def _checked(wish: Wish) -> Wish:
-    if not wish.text.strip():
-        raise Invalid(
-            "this request has no words",
-            because="an agent is told words, and there are none",
-            try_this="say something in `text` or `message`; for a mapping, in its template",
-            code="webhook.empty",
+def _validate(request: WebhookRequest) -> WebhookRequest:
+    if not request.text.strip():
+        raise WebhookTextMissing
+    if not all(is_storable(each) for each in (request.text, request.name, request.session)):
+        raise WebhookRequestInvalid("a text has a NUL or a lone surrogate")
+    if len(request.text.encode()) > ENVELOPE_TEXT_BYTES_MAX // 2:  # leaves space for the wrapper
+        raise WebhookRequestInvalid(f"the text is longer than {ENVELOPE_TEXT_BYTES_MAX // 2:,} bytes")
+    if len(request.name) > NAME_CHARS_MAX or (request.model and len(request.model) > FIELD_CHARS_MAX):
+        raise WebhookRequestInvalid(
+            f"the name is longer than {NAME_CHARS_MAX} characters, or the model longer than {FIELD_CHARS_MAX}"
         )
-    if not all(is_storable(each) for each in (wish.text, wish.name, wish.session)):
-        raise _invalid("it holds a NUL, or half a character")
-    if len(wish.text.encode()) > TEXT_BYTES_MAX // 2:  # leaves space for the wrapper
-        raise _invalid(f"its words have more than {TEXT_BYTES_MAX // 2:,} bytes")
-    if len(wish.name) > NAME_CHARS_MAX or (wish.model and len(wish.model) > WORD_CHARS_MAX):
-        raise _invalid(f"its name has more than {NAME_CHARS_MAX} characters, or its model more than {WORD_CHARS_MAX}")
-    if wish.timeout_s is not None and not 1 <= wish.timeout_s <= RUN_SECONDS_MAX:
-        raise _invalid(f"a run has 1 to {RUN_SECONDS_MAX:,.0f} seconds")
-    return wish
+    if request.timeout_s is not None and not 1 <= request.timeout_s <= RUN_SECONDS_MAX:
+        raise WebhookRequestInvalid(f"the timeout must be 1 to {RUN_SECONDS_MAX:,.0f} seconds")
+    return request
 
 
 def _allowed_agent(settings: WebhookSettings, name: str) -> str:
     if not name or name == settings.agent or any(matches_glob(glob, name) for glob in settings.agents):
         return name
-    raise NotAllowed(
-        f"requests may not be for {name[:WORD_CHARS_MAX]!r}",
-        because="`agents` of this connector does not name it",
-        try_this="leave `agentId` out, or have the owner add it there",
-        code="webhook.agent-not-allowed",
-    )
+    raise WebhookAgentNotAllowed(name)
 
 
-def _own_session(key: str) -> str:
+def _parse_session_key(key: str) -> str:
     """The session of a key. A request can use only sessions of its connector."""
     if key.casefold().startswith("agent:"):
-        raise NotAllowed(
-            "requests have sessions of their own",
-            because="the session key names a conversation of somebody else's",
-            try_this="use hook:NAME, or leave `sessionKey` out",
-            code="webhook.session-not-allowed",
-        )
-    return _session(key[len(PREFIX) :] if key.casefold().startswith(PREFIX) else key)
+        raise WebhookSessionNotAllowed
+    return _normalize_session(key[len(SESSION_PREFIX) :] if key.casefold().startswith(SESSION_PREFIX) else key)
 
 
-def _session(key: str) -> str:
+def _normalize_session(key: str) -> str:
     """Normalize a key to one lowercase line. A long key is cut, the same way for every request."""
     return " ".join(key.split())[:SESSION_CHARS_MAX].casefold()
 
 
-def _allowed_delivery(settings: WebhookSettings, asked: _Agent) -> str:
-    if not asked.deliver:
-        return NOWHERE
-    where = f"channel:{asked.channel}:{asked.to}" if asked.channel and asked.to else asked.to or asked.channel
+def _allowed_delivery(settings: WebhookSettings, body: _AgentBody) -> str:
+    if not body.deliver:
+        return NO_DELIVERY
+    where = f"channel:{body.channel}:{body.to}" if body.channel and body.to else body.to or body.channel
     if not where or where == "last" or any(matches_glob(glob, where) for glob in settings.deliveries):
         return "" if where == "last" else where
-    raise NotAllowed(
-        f"the answer may not go to {where[:WORD_CHARS_MAX]!r}",
-        because="`deliveries` of this connector does not name it",
-        try_this="leave `channel` and `to` out, or have the owner add it there",
-        code="webhook.delivery-not-allowed",
-    )
+    raise WebhookDeliveryNotAllowed(where)
 
 
-def _effort(word: str | None) -> str | None:
-    if not word:
+def _parse_effort(text: str | None) -> str | None:
+    if not text:
         return None
-    if word.casefold() not in EFFORT_WORDS:
-        raise _invalid(f"`thinking` is one of {', '.join(EFFORT_WORDS)}")
-    return EFFORT_WORDS[word.casefold()]
-
-
-def _invalid(because: str) -> Invalid:
-    return Invalid(
-        "this request cannot be understood",
-        because=because[:300],
-        try_this="see the guide on webhooks for what it may say",
-        code="webhook.not-understood",
-    )
+    if text.casefold() not in EFFORT_WORDS:
+        raise WebhookRequestInvalid(f"`thinking` must be one of {', '.join(EFFORT_WORDS)}")
+    return EFFORT_WORDS[text.casefold()]

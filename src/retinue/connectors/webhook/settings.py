@@ -9,15 +9,15 @@ from enum import StrEnum
 from typing import cast
 
 from retinue.config import validators
-from retinue.config.setting_metadata import Effect, setting
-from retinue.config.web import host_and_port
-from retinue.domain.envelope import TEXT_BYTES_MAX
+from retinue.config.setting_metadata import SettingEffect, setting
+from retinue.config.web import check_host_and_port
+from retinue.domain.envelope import ENVELOPE_TEXT_BYTES_MAX
 
 TEMPLATE_CHARS_MAX = 20_000
 RUN_SECONDS_MAX = 86_400.0
 
 
-class Proof(StrEnum):
+class SignatureScheme(StrEnum):
     """How a request proves that its sender knows the shared secret."""
 
     STANDARD = "standard"  # webhook-id, webhook-timestamp and webhook-signature, as in Standard Webhooks
@@ -26,7 +26,7 @@ class Proof(StrEnum):
     TOKEN = "token"  # Authorization: Bearer SECRET
 
 
-class HookKind(StrEnum):
+class WebhookKind(StrEnum):
     WAKE = "wake"  # a server message into the conversation that the owner last had with the agent
     AGENT = "agent"  # a message to an agent, in a separate session
 
@@ -36,43 +36,47 @@ class WakeMode(StrEnum):
     NEXT = "next-heartbeat"  # read together with the next thing that the agent reads
 
 
-def template(text: str) -> str | None:
+def check_template_length(text: str) -> str | None:
     return None if len(text) <= TEMPLATE_CHARS_MAX else f"must have at most {TEMPLATE_CHARS_MAX:,} characters"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HookMapping:
+class WebhookMapping:
     """Converts requests of services that do not know retinue. Templates are Jinja, over `payload`
     and `headers`."""
 
-    path: str = setting("", "The end of the address, /hooks/INSTANCE/PATH. Not set: the mapping's own name.")
+    path: str = setting("", "Last part of the URL /hooks/CONNECTOR/PATH. Default: the name of the mapping.")
     match: Mapping[str, str] = setting(
         cast("Mapping[str, str]", {}),
-        "What must be so for it: a place in the request, such as `payload.action`, and a glob for what is there.",
-        effect=Effect.MESSAGE,
+        "Conditions: a path in the request, such as `payload.action`, and a glob that its value must match.",
+        effect=SettingEffect.MESSAGE,
     )
-    kind: HookKind = setting(HookKind.AGENT, "What it becomes: `agent` or `wake`.", effect=Effect.MESSAGE)
+    kind: WebhookKind = setting(WebhookKind.AGENT, "Kind of message: `agent` or `wake`.", effect=SettingEffect.MESSAGE)
     text: str = setting(
         "",
-        "A template for the words.",
-        effect=Effect.MESSAGE,
-        check=template,
+        "Template of the text.",
+        effect=SettingEffect.MESSAGE,
+        check=check_template_length,
         example="{{ payload.sender.login }} opened {{ payload.issue.title }}",
     )
-    name: str = setting("", "A template for who it is said to be from.", effect=Effect.MESSAGE, check=template)
+    name: str = setting("", "Template of the sender name.", effect=SettingEffect.MESSAGE, check=check_template_length)
     session: str = setting(
         "",
-        "A template for the session: requests for which it comes to the same share one. Not set: each has its own.",
-        effect=Effect.MESSAGE,
-        check=template,
+        "Template of the session. Requests with the same result share a session. Default: a new session for each.",
+        effect=SettingEffect.MESSAGE,
+        check=check_template_length,
         example="{{ payload.repository.full_name }}",
     )
-    agent: str | None = setting(None, "Whom it is for. Not set: as the connector has it.", check=validators.agent_name)
+    agent: str | None = setting(
+        None, "Agent that gets the message. Default: that of the connector.", check=validators.check_agent_name
+    )
     mode: WakeMode = setting(WakeMode.NOW, "When a `wake` is read: `now` or `next-heartbeat`.")
-    deliver: str = setting("", "Where the answer goes: an address, or `none`. Not set: as the connector has it.")
-    model: str | None = setting(None, "With which model.")
-    thinking: str | None = setting(None, "With how much effort.")
-    timeout_s: float | None = setting(None, "How long the run may take.", least=1, most=RUN_SECONDS_MAX)
+    deliver: str = setting("", "Address for the answer, or `none`. Default: that of the connector.")
+    model: str | None = setting(None, "Model of the run. Default: that of the agent.")
+    thinking: str | None = setting(None, "Thinking effort of the run. Default: that of the agent.")
+    timeout_s: float | None = setting(
+        None, "Maximum duration of the run, in seconds. Default: that of the agent.", least=1, most=RUN_SECONDS_MAX
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,63 +85,68 @@ class WebhookSettings:
     requests."""
 
     secret_env: str = setting(
-        "", "Variable with the secret that both sides share. Without one, nothing comes or leaves."
+        "", "Environment variable with the shared secret. Without a secret, nothing is received or sent."
     )
-    secret_file: str = setting("", "File with the secret that both sides share.")
-    proof: Proof = setting(
-        Proof.STANDARD, "How requests prove that they know the secret: `standard`, `github`, `stripe` or `token`."
+    secret_file: str = setting("", "File with the shared secret.")
+    proof: SignatureScheme = setting(
+        SignatureScheme.STANDARD,
+        "Signature scheme of requests: `standard`, `github`, `stripe` or `token`.",
     )
     agent: str | None = setting(
         None,
-        "Whom requests are for that name nobody. Not set: whoever answers where nobody is named.",
-        check=validators.agent_name,
+        "Agent for requests that name none. Default: the default agent.",
+        check=validators.check_agent_name,
     )
     agents: tuple[str, ...] = setting(
         (),
-        "Agents that a request may name, as globs. Not set: only the one above.",
-        effect=Effect.MESSAGE,
+        "Agents that a request may name, as globs. Default: only `agent`.",
+        effect=SettingEffect.MESSAGE,
         example="ada",
     )
-    kinds: tuple[HookKind, ...] = setting(
-        (HookKind.WAKE, HookKind.AGENT),
-        "What a request may ask for by itself, at /wake and /agent. Mappings are not bound by it.",
-        effect=Effect.MESSAGE,
+    kinds: tuple[WebhookKind, ...] = setting(
+        (WebhookKind.WAKE, WebhookKind.AGENT),
+        "Kinds that a request may use directly, at /wake and /agent. Mappings are not limited by it.",
+        effect=SettingEffect.MESSAGE,
     )
-    mappings: Mapping[str, HookMapping] = field(default_factory=dict[str, HookMapping])
+    mappings: Mapping[str, WebhookMapping] = field(default_factory=dict[str, WebhookMapping])
     deliver: str = setting(
         "",
-        "Where answers go: an address, or `none`. Not set: to `url`, and where there is none to the owner.",
-        effect=Effect.MESSAGE,
+        "Address for answers, or `none`. Default: `url`; without a `url`, the owner.",
+        effect=SettingEffect.MESSAGE,
         example="channel:telegram:42",
     )
     deliveries: tuple[str, ...] = setting(
         (),
-        "Where a request may have its answer sent by its own word: addresses, as globs.",
-        effect=Effect.MESSAGE,
+        "Addresses that a request may choose for its answer, as globs.",
+        effect=SettingEffect.MESSAGE,
         example="channel:telegram:*",
     )
     trusted: bool = setting(
         False,
-        "Whether the words are taken for private ones of the house. Whoever can write into what is sent here can then "
-        "tell your agents what to do.",
-        effect=Effect.MESSAGE,
+        "Whether the text of requests counts as private instead of untrusted. Anyone who can write into a request can "
+        "then instruct your agents.",
+        effect=SettingEffect.MESSAGE,
     )
     body_bytes_max: int = setting(
-        TEXT_BYTES_MAX, "The largest body of a request.", effect=Effect.MESSAGE, least=64, most=TEXT_BYTES_MAX
+        ENVELOPE_TEXT_BYTES_MAX,
+        "Maximum size of a request body, in bytes.",
+        effect=SettingEffect.MESSAGE,
+        least=64,
+        most=ENVELOPE_TEXT_BYTES_MAX,
     )
     requests_per_minute: int = setting(
-        60, "Requests that are taken in a minute.", effect=Effect.MESSAGE, least=1, most=100_000
+        60, "Maximum number of requests per minute.", effect=SettingEffect.MESSAGE, least=1, most=100_000
     )
     url: str | None = setting(
         None,
-        "Where messages to channel:INSTANCE:ROOM are posted, signed. Not set: none leave.",
-        check=validators.public_url,
-        example="https://example.com/from-the-house",
+        "URL to which messages to channel:CONNECTOR:CHANNEL are posted, signed. Default: none are sent.",
+        check=validators.check_public_url,
+        example="https://example.com/from-retinue",
     )
     private_hosts: tuple[str, ...] = setting(
         (),
-        "Hosts of your own network, or other ports than 80 and 443, that messages may go to, as HOST:PORT.",
-        check=host_and_port,
+        "Private hosts, or ports other than 80 and 443, to which messages may be sent, as HOST:PORT.",
+        check=check_host_and_port,
         example="127.0.0.1:9000",
     )
-    timeout_s: float = setting(10.0, "How long the other side may take to answer.", least=0.1, most=120)
+    timeout_s: float = setting(10.0, "Maximum time for an answer, in seconds.", least=0.1, most=120)

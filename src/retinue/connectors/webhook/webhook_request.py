@@ -21,30 +21,32 @@ from retinue.policy.access import ip_ranges
 if TYPE_CHECKING:
     from aiohttp.abc import AbstractResolver
 
-ANSWER_BYTES_MAX = 2_000  # of an error response: enough to see the cause
+RESPONSE_BYTES_MAX = 2_000  # of an error response: enough to see the cause
 QUOTED_CHARS_MAX = 200
 RETRY_AFTER_DIGITS_MAX = 6
 PORTS = {"http": 80, "https": 443}
-LATER = frozenset({408, 425, 429})  # a retry may succeed
+RETRYABLE_STATUSES = frozenset({408, 425, 429})  # a retry may succeed
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
-async def resolve_by_system(host: str, port: int) -> Sequence[str]:
+async def resolve_with_system(host: str, port: int) -> Sequence[str]:
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(where[0]) for *_, where in found]
 
 
-class Target(Struct, frozen=True, kw_only=True):
+class WebhookTarget(Struct, frozen=True, kw_only=True):
     """A URL and its checked addresses."""
 
     url: str
     host: str
     port: int
-    found: tuple[str, ...]
+    addresses: tuple[str, ...]
 
 
-async def judged(url: str, *, private: Sequence[str], resolve: Resolve = resolve_by_system) -> Target:
+async def check_target(
+    url: str, *, private_hosts: Sequence[str], resolve: Resolve = resolve_with_system
+) -> WebhookTarget:
     """Resolve and check a URL.
 
     Raises `DeliveryFailed`: permanent if the target is forbidden, temporary if its name cannot be
@@ -54,38 +56,42 @@ async def judged(url: str, *, private: Sequence[str], resolve: Resolve = resolve
         parts = urlsplit(url)
         port = parts.port or PORTS.get(parts.scheme, 0)
     except ValueError:
-        raise _refused("its address cannot be read") from None
-    host = ip_ranges.plain_host(parts.hostname or "")
+        raise _build_target_refused("the URL is invalid") from None
+    host = ip_ranges.normalize_host(parts.hostname or "")
     if not host or parts.scheme not in PORTS or parts.username is not None:
-        raise _refused("it must be http or https, to a host, and name nobody")
-    named = {each.casefold() for each in private}
+        raise _build_target_refused("the URL must be http or https, with a host and without a username")
+    named = {each.casefold() for each in private_hosts}
     shown = f"[{host}]" if ":" in host else host
     own = f"{shown}:{port}" in named or (port in PORTS.values() and (host in named or shown in named))
     if not own:
         if port not in PORTS.values():
-            raise _refused(f"its port is {port}, and `private_hosts` does not name it")
-        if because := ip_ranges.refused_host(host):
-            raise _refused(f"{because}, and `private_hosts` does not name it")
+            raise _build_target_refused(f"port {port} is not listed in `private_hosts`")
+        if because := ip_ranges.explain_refused_host(host):
+            raise _build_target_refused(f"{because}, and `private_hosts` does not list it")
     try:
-        found = (host,) if ip_ranges.is_address(host) else tuple(await resolve(host, port))
+        found = (host,) if ip_ranges.is_ip_address(host) else tuple(await resolve(host, port))
     except OSError as error:
-        raise DeliveryFailed(f"its name cannot be resolved: {error.strerror or type(error).__name__}") from None
+        raise DeliveryFailed(
+            f"cannot resolve the host of the webhook: {error.strerror or type(error).__name__}"
+        ) from None
     for each in found:
-        if (because := ip_ranges.refused(each)) and not (own and ip_ranges.is_lan(each)):
-            raise _refused(because)
+        if (because := ip_ranges.explain_refused_address(each)) and not (own and ip_ranges.is_private_address(each)):
+            raise _build_target_refused(because)
     if not found:
-        raise DeliveryFailed("its name has no address")
-    return Target(url=url, host=host, port=port, found=found)
+        raise DeliveryFailed("the host of the webhook has no address")
+    return WebhookTarget(url=url, host=host, port=port, addresses=found)
 
 
-async def post(target: Target, body: bytes, *, headers: Mapping[str, str], timeout_s: float) -> int:
+async def post(target: WebhookTarget, body: bytes, *, headers: Mapping[str, str], timeout_s: float) -> int:
     """Post the body. Returns the status if it is a 2xx.
 
     Raises `DeliveryFailed` if it was not accepted, and `ConnectionError` if the result is unknown.
     """
     import aiohttp
 
-    connector = aiohttp.TCPConnector(resolver=_pinned(target), use_dns_cache=False, force_close=True, limit=1)
+    connector = aiohttp.TCPConnector(
+        resolver=_make_pinned_resolver(target), use_dns_cache=False, force_close=True, limit=1
+    )
     try:
         async with (
             asyncio.timeout(timeout_s),
@@ -94,37 +100,37 @@ async def post(target: Target, body: bytes, *, headers: Mapping[str, str], timeo
             ) as session,
             session.post(target.url, data=body, headers=headers, allow_redirects=False) as response,
         ):
-            said = b"" if response.ok else await response.content.read(ANSWER_BYTES_MAX)
+            said = b"" if response.ok else await response.content.read(RESPONSE_BYTES_MAX)
             status, asked = response.status, response.headers.get("retry-after", "")
     except aiohttp.ClientConnectorError as error:
-        raise DeliveryFailed(f"it cannot be reached: {error.os_error.strerror or 'no connection'}") from None
+        raise DeliveryFailed(f"cannot reach the webhook: {error.os_error.strerror or 'no connection'}") from None
     except TimeoutError:
-        raise ConnectionError(f"it did not answer within {timeout_s:g} seconds") from None
+        raise ConnectionError(f"the webhook timed out after {timeout_s:g} s") from None
     except (aiohttp.ClientError, ValueError, OSError) as error:
-        raise ConnectionError(f"the connection broke off ({type(error).__name__})") from None
+        raise ConnectionError(f"the connection to the webhook broke ({type(error).__name__})") from None
     if 200 <= status < 300:
         return status
-    raise failure(status, said, retry_after=asked)
+    raise build_delivery_failed(status, said, retry_after=asked)
 
 
-def failure(status: int, said: bytes, *, retry_after: str) -> DeliveryFailed:
+def build_delivery_failed(status: int, body: bytes, *, retry_after: str) -> DeliveryFailed:
     """The delivery failure for a response that is not 2xx. Pure."""
-    sentence = f"it answered with HTTP {status}"
+    sentence = f"the webhook answered with HTTP {status}"
     if 300 <= status < 400:
-        sentence += ", which leads elsewhere; messages go where the settings say and no further"
-    if quoted := " ".join(said.decode(errors="replace").split())[:QUOTED_CHARS_MAX]:
+        sentence += ", a redirect, which is not followed"
+    if quoted := " ".join(body.decode(errors="replace").split())[:QUOTED_CHARS_MAX]:
         sentence += f": {quoted!r}"
     asked = retry_after.strip()
     waits = asked.isascii() and asked.isdigit() and len(asked) <= RETRY_AFTER_DIGITS_MAX
     return DeliveryFailed(
         sentence,
-        kind=_kind(status),
-        permanent=status < 500 and status not in LATER,
+        kind=_get_failure_kind(status),
+        permanent=status < 500 and status not in RETRYABLE_STATUSES,
         retry_after_s=float(asked) if waits else None,
     )
 
 
-def _kind(status: int) -> FailureKind:
+def _get_failure_kind(status: int) -> FailureKind:
     match status:
         case 429:
             return FailureKind.THROTTLED
@@ -138,20 +144,22 @@ def _kind(status: int) -> FailureKind:
             return FailureKind.SEND_FAILED
 
 
-def _refused(because: str) -> DeliveryFailed:
-    return DeliveryFailed(f"messages do not go there: {because}", kind=FailureKind.INVALID_ADDRESS, permanent=True)
+def _build_target_refused(because: str) -> DeliveryFailed:
+    return DeliveryFailed(
+        f"the webhook URL is not allowed: {because}", kind=FailureKind.INVALID_ADDRESS, permanent=True
+    )
 
 
-def _pinned(target: Target) -> AbstractResolver:
+def _make_pinned_resolver(target: WebhookTarget) -> AbstractResolver:
     """A resolver that knows one name and returns the checked addresses."""
     from aiohttp.abc import AbstractResolver, ResolveResult
 
-    class Pinned(AbstractResolver):
+    class PinnedResolver(AbstractResolver):
         async def resolve(
             self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
         ) -> list[ResolveResult]:
-            if ip_ranges.plain_host(host) != target.host:
-                raise OSError(f"{host} was not judged")
+            if ip_ranges.normalize_host(host) != target.host:
+                raise OSError(f"{host} was not checked")
             return [
                 ResolveResult(
                     hostname=host,
@@ -161,10 +169,10 @@ def _pinned(target: Target) -> AbstractResolver:
                     proto=socket.IPPROTO_TCP,
                     flags=socket.AI_NUMERICHOST,
                 )
-                for each in target.found
+                for each in target.addresses
             ]
 
         async def close(self) -> None:
             pass
 
-    return Pinned()
+    return PinnedResolver()

@@ -16,15 +16,17 @@ from collections.abc import Mapping
 
 import msgspec
 
-from retinue.connectors.webhook.settings import Proof
-from retinue.net.signatures import WINDOW_S, is_recent, is_signed_by
+from retinue.connectors.webhook.settings import SignatureScheme
+from retinue.net.signatures import SIGNATURE_AGE_MAX_S, is_recent, signatures_match
 
-ID, TIMESTAMP, SIGNATURE = "webhook-id", "webhook-timestamp", "webhook-signature"
-GITHUB, STRIPE, AUTHORIZATION = "x-hub-signature-256", "stripe-signature", "authorization"
-IDEMPOTENCY = "idempotency-key"
+ID_HEADER, TIMESTAMP_HEADER, SIGNATURE_HEADER = "webhook-id", "webhook-timestamp", "webhook-signature"
+GITHUB_HEADER, STRIPE_HEADER, AUTHORIZATION_HEADER = "x-hub-signature-256", "stripe-signature", "authorization"
+IDEMPOTENCY_HEADER = "idempotency-key"
 
-SECRET_HEADERS = frozenset({SIGNATURE, GITHUB, STRIPE, AUTHORIZATION, "cookie", "x-gitlab-token"})
-"""Headers that prove something, and are shown to no template."""
+SECRET_HEADERS = frozenset(
+    {SIGNATURE_HEADER, GITHUB_HEADER, STRIPE_HEADER, AUTHORIZATION_HEADER, "cookie", "x-gitlab-token"}
+)
+"""Headers with signatures or secrets, which templates cannot read."""
 
 SIGNATURES_MAX = 8  # checked in one header: some services send one for each of their keys
 ID_LENGTH_MAX = 200
@@ -32,86 +34,90 @@ _SECRET_PREFIX = "whsec_"
 _VERSION = "v1"
 
 
-class Unproved(Exception):
+class SignatureInvalid(Exception):
     """The request does not prove knowledge of the shared secret. The text tells the person who
     configures it why."""
 
 
-def proved(proof: Proof, secret: str, headers: Mapping[str, str], body: bytes, *, now_s: float) -> str:
+def verify_request(
+    scheme: SignatureScheme, secret: str, headers: Mapping[str, str], body: bytes, *, now_s: float
+) -> str:
     """The idempotency key of a verified request; empty if it has none. Names in `headers` are
     lowercase.
 
     Raises `SignatureInvalid`.
     """
-    match proof:
-        case Proof.STANDARD:
-            return _standard(secret, headers, body, now_s=now_s)
-        case Proof.GITHUB:
-            return _github(secret, headers, body)
-        case Proof.STRIPE:
-            return _stripe(secret, headers, body, now_s=now_s)
-        case Proof.TOKEN:
-            return _token(secret, headers)
+    match scheme:
+        case SignatureScheme.STANDARD:
+            return _verify_standard(secret, headers, body, now_s=now_s)
+        case SignatureScheme.GITHUB:
+            return _verify_github(secret, headers, body)
+        case SignatureScheme.STRIPE:
+            return _verify_stripe(secret, headers, body, now_s=now_s)
+        case SignatureScheme.TOKEN:
+            return _verify_token(secret, headers)
 
 
 def sign(secret: str, *, id_: str, at: str, body: bytes) -> str:
     """Sign as in Standard Webhooks: over id, time and body, so that none can be exchanged."""
     head = f"{id_}.{at}.".encode()
-    made = hmac.new(_key(secret), head + body, hashlib.sha256).digest()
+    made = hmac.new(_decode_key(secret), head + body, hashlib.sha256).digest()
     return f"{_VERSION},{base64.b64encode(made).decode()}"
 
 
-def _standard(secret: str, headers: Mapping[str, str], body: bytes, *, now_s: float) -> str:
-    id_, at = headers.get(ID, ""), headers.get(TIMESTAMP, "")
+def _verify_standard(secret: str, headers: Mapping[str, str], body: bytes, *, now_s: float) -> str:
+    id_, at = headers.get(ID_HEADER, ""), headers.get(TIMESTAMP_HEADER, "")
     if not _is_id(id_):
-        raise Unproved(f"its {ID} is not there, or is no id")
-    _check_recent(at, TIMESTAMP, now_s)
+        raise SignatureInvalid(f"the header {ID_HEADER} is missing or invalid")
+    _check_recent(at, TIMESTAMP_HEADER, now_s)
     expected = sign(secret, id_=id_, at=at, body=body)
-    if not _any(secret, headers.get(SIGNATURE, "").split(" "), expected):
-        raise Unproved(f"its {SIGNATURE} is not by the secret of this connector")
+    if not _has_valid_signature(secret, headers.get(SIGNATURE_HEADER, "").split(" "), expected):
+        raise SignatureInvalid(f"the header {SIGNATURE_HEADER} does not match the secret of this connector")
     return id_
 
 
-def _github(secret: str, headers: Mapping[str, str], body: bytes) -> str:
+def _verify_github(secret: str, headers: Mapping[str, str], body: bytes) -> str:
     """GitHub does not sign its delivery id, so it cannot be the key. The body is signed, and
     contains times and ids."""
     expected = "sha256=" + hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
-    if not is_signed_by(secret, headers.get(GITHUB, ""), expected):
-        raise Unproved("its X-Hub-Signature-256 is not by the secret of this connector")
+    if not signatures_match(secret, headers.get(GITHUB_HEADER, ""), expected):
+        raise SignatureInvalid("the header X-Hub-Signature-256 does not match the secret of this connector")
     return _digest(body)
 
 
-def _stripe(secret: str, headers: Mapping[str, str], body: bytes, *, now_s: float) -> str:
+def _verify_stripe(secret: str, headers: Mapping[str, str], body: bytes, *, now_s: float) -> str:
     """Stripe signs a repeated request again with another time. The id in the body stays the same."""
-    parts = [part.strip().partition("=") for part in headers.get(STRIPE, "").split(",")[: SIGNATURES_MAX + 1]]
+    parts = [part.strip().partition("=") for part in headers.get(STRIPE_HEADER, "").split(",")[: SIGNATURES_MAX + 1]]
     at = next((value for name, _, value in parts if name == "t"), "")
     _check_recent(at, "Stripe-Signature", now_s)
     expected = hmac.new(secret.encode(), f"{at}.".encode() + body, hashlib.sha256).hexdigest()
-    if not _any(secret, [value for name, _, value in parts if name == _VERSION], expected):
-        raise Unproved("its Stripe-Signature is not by the secret of this connector")
-    return _id_within(body) or _digest(body)
+    if not _has_valid_signature(secret, [value for name, _, value in parts if name == _VERSION], expected):
+        raise SignatureInvalid("the header Stripe-Signature does not match the secret of this connector")
+    return _get_body_id(body) or _digest(body)
 
 
-def _token(secret: str, headers: Mapping[str, str]) -> str:
-    scheme, _, said = headers.get(AUTHORIZATION, "").partition(" ")
-    if scheme.lower() != "bearer" or not is_signed_by(secret, said.strip(), secret):
-        raise Unproved("its bearer token is not the secret of this connector")
-    given = headers.get(IDEMPOTENCY, "")
+def _verify_token(secret: str, headers: Mapping[str, str]) -> str:
+    scheme, _, said = headers.get(AUTHORIZATION_HEADER, "").partition(" ")
+    if scheme.lower() != "bearer" or not signatures_match(secret, said.strip(), secret):
+        raise SignatureInvalid("the bearer token is not the secret of this connector")
+    given = headers.get(IDEMPOTENCY_HEADER, "")
     return given if _is_id(given) else ""
 
 
 def _check_recent(at: str, header: str, now_s: float) -> None:
     if not is_recent(at, now_s=now_s):
-        raise Unproved(f"the time in its {header} is not there, or over {WINDOW_S} seconds from now")
+        raise SignatureInvalid(
+            f"the time in the header {header} is missing, or differs by more than {SIGNATURE_AGE_MAX_S} s"
+        )
 
 
-def _any(secret: str, found: list[str], expected: str) -> bool:
+def _has_valid_signature(secret: str, signatures: list[str], expected: str) -> bool:
     """Compare all signatures, even after a match, so that the time reveals nothing."""
-    fitting = [each for each in found[:SIGNATURES_MAX] if is_signed_by(secret, each, expected)]
+    fitting = [each for each in signatures[:SIGNATURES_MAX] if signatures_match(secret, each, expected)]
     return bool(fitting)
 
 
-def _key(secret: str) -> bytes:
+def _decode_key(secret: str) -> bytes:
     """Decode `whsec_` and base64, the key format of Standard Webhooks. Any other secret is used as
     is."""
     if secret.startswith(_SECRET_PREFIX):
@@ -132,13 +138,13 @@ def _digest(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
-class _Named(msgspec.Struct):
+class _BodyWithId(msgspec.Struct):
     id: str = ""
 
 
-def _id_within(body: bytes) -> str:
+def _get_body_id(body: bytes) -> str:
     try:
-        found = msgspec.json.decode(body, type=_Named).id
+        found = msgspec.json.decode(body, type=_BodyWithId).id
     except (msgspec.DecodeError, RecursionError):
         return ""
     return found if _is_id(found) else ""

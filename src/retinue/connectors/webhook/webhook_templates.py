@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
-from retinue.domain.envelope import TEXT_BYTES_MAX
-from retinue.domain.errors import Invalid
+from retinue.connectors.webhook.errors import WebhookTemplateFailed
+from retinue.domain.envelope import ENVELOPE_TEXT_BYTES_MAX
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -35,53 +35,48 @@ METHODS = frozenset(
 )
 
 
-def check(text: str) -> str:
+def check_template(text: str) -> str:
     """The reason why a template is invalid; empty if it is valid."""
     from jinja2.exceptions import TemplateError
 
     try:
-        _template(text)
+        _compile_template(text)
     except (TemplateError, RecursionError, ValueError, OverflowError) as error:
-        return _said(error)
+        return _describe_error(error)
     return ""
 
 
 def render(text: str, values: Mapping[str, Any]) -> str:
-    """Render a template. Raises `Invalid` if it fails with this data."""
+    """Render a template. Raises `WebhookTemplateFailed` if it fails with this data."""
     kept: list[str] = []
     size = 0
     try:
-        for piece in _template(text).generate(**values):
+        for piece in _compile_template(text).generate(**values):
             kept.append(piece)
             size += len(piece)
-            if size > TEXT_BYTES_MAX:
+            if size > ENVELOPE_TEXT_BYTES_MAX:
                 break
     except Exception as error:
-        raise Invalid(
-            "a template could not be filled with this request",
-            because=_said(error),
-            try_this="correct the mapping in the settings of this connector",
-            code="webhook.template-broken",
-        ) from error
+        raise WebhookTemplateFailed(because=_describe_error(error)) from error
     return "".join(kept).strip()
 
 
-def bounded(value: Any, depth: int = DEPTH_MAX) -> Any:
+def limit_payload(value: Any, depth: int = DEPTH_MAX) -> Any:
     """Limit a payload for templates: the length of each list or table, and the depth."""
     match value:
         case dict():
             table = cast("dict[str, Any]", value)
             if depth == 0:
                 return {}
-            return {key: bounded(part, depth - 1) for key, part in list(table.items())[:ITEMS_MAX]}
+            return {key: limit_payload(part, depth - 1) for key, part in list(table.items())[:ITEMS_MAX]}
         case list():
             parts = cast("list[Any]", value)
-            return [bounded(part, depth - 1) for part in parts[:ITEMS_MAX]] if depth else []
+            return [limit_payload(part, depth - 1) for part in parts[:ITEMS_MAX]] if depth else []
         case _:
             return value
 
 
-def at(values: Mapping[str, Any], path: str) -> str:
+def get_text_at(values: Mapping[str, Any], path: str) -> str:
     """The value at a path such as `payload.issue.labels.0.name`, as text; empty if there is none."""
     found: Any = values
     for word in path.split("."):
@@ -102,23 +97,23 @@ def at(values: Mapping[str, Any], path: str) -> str:
 
 
 @lru_cache(maxsize=TEMPLATES_MAX)
-def _template(text: str) -> Template:
-    return _environment().from_string(text)
+def _compile_template(text: str) -> Template:
+    return _build_environment().from_string(text)
 
 
 @lru_cache(maxsize=1)
-def _environment() -> ImmutableSandboxedEnvironment:
+def _build_environment() -> ImmutableSandboxedEnvironment:
     from jinja2 import ChainableUndefined
     from jinja2.exceptions import SecurityError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    class Bounded(ImmutableSandboxedEnvironment):
+    class BoundedEnvironment(ImmutableSandboxedEnvironment):
         intercepted_binops = frozenset({"*", "**", "%"})
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
             numbers = isinstance(left, int | float) and isinstance(right, int | float)
             if not numbers or operator == "**" or max(abs(left), abs(right)) > 2**63:
-                raise SecurityError(f"`{operator}` is for small numbers here")
+                raise SecurityError(f"`{operator}` is allowed only for small numbers")
             return super().call_binop(context, operator, left, right)
 
         def wrap_str_format(self, value: Any) -> None:
@@ -132,12 +127,12 @@ def _environment() -> ImmutableSandboxedEnvironment:
                 return attr in METHODS
             return super().is_safe_attribute(obj, attr, value)
 
-    made = Bounded(undefined=ChainableUndefined, autoescape=False, trim_blocks=True, lstrip_blocks=True)
+    made = BoundedEnvironment(undefined=ChainableUndefined, autoescape=False, trim_blocks=True, lstrip_blocks=True)
     loose: Any = made
     loose.filters = {name: loose.filters[name] for name in FILTERS}
     loose.globals.clear()
     return made
 
 
-def _said(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:300]

@@ -7,18 +7,18 @@ from typing import Any, cast
 
 import msgspec
 
-from retinue.domain.record import PieceKind, Stop, Usage
+from retinue.domain.record import ReplyPieceKind, StopReason, Usage
 from retinue.domain.tool import Call
 from retinue.models import error_messages
-from retinue.models.base import Asks, Chunk, Ended, Seals, Text, Thinking
-from retinue.models.formats.wire_formats import arguments_of
-from retinue.models.provider_http import malformed
-from retinue.models.usage_validation import tokens
+from retinue.models.base import EndChunk, ReplyChunk, SignatureChunk, TextChunk, ThinkingChunk, ToolCallChunk
+from retinue.models.errors import ReplyMalformed, ReplyTruncated
+from retinue.models.formats.wire_formats import parse_arguments
+from retinue.models.usage_validation import parse_token_count
 
-REDACTED = "redacted:"  # prefix of thinking that came encrypted; thinking without text has a bare signature
+REDACTED_PREFIX = "redacted:"  # prefix of thinking that came encrypted; thinking without text has a bare signature
 
 
-_NOTHING = msgspec.Raw()
+_EMPTY_RAW = msgspec.Raw()
 
 
 class _Usage(msgspec.Struct):
@@ -45,13 +45,13 @@ class _Message(msgspec.Struct):
     usage: _Usage | None = None
     stop_reason: str | None = None
     content: list[msgspec.Raw] | None = None
-    error: msgspec.Raw = _NOTHING
+    error: msgspec.Raw = _EMPTY_RAW
 
 
 class _Event(msgspec.Struct):
     type: str
     delta: _Delta | None = None
-    content_block: msgspec.Raw = _NOTHING
+    content_block: msgspec.Raw = _EMPTY_RAW
     message: _Message | None = None
     usage: _Usage | None = None
 
@@ -67,16 +67,16 @@ class _Block(msgspec.Struct):
     input: dict[str, Any] | None = None
 
 
-class _Kind(msgspec.Struct):
+class _TypeOnly(msgspec.Struct):
     type: str | None = None
 
 
-_event = msgspec.json.Decoder(_Event).decode
-_block_of = msgspec.json.Decoder(_Block).decode
-_message = msgspec.json.Decoder(_Message).decode
-_kind_of = msgspec.json.Decoder(_Kind).decode
+_decode_event = msgspec.json.Decoder(_Event).decode
+_decode_block = msgspec.json.Decoder(_Block).decode
+_decode_message = msgspec.json.Decoder(_Message).decode
+_decode_type = msgspec.json.Decoder(_TypeOnly).decode
 
-_KNOWN = frozenset(
+_KNOWN_EVENTS = frozenset(
     {
         "message_start",
         "content_block_start",
@@ -89,13 +89,13 @@ _KNOWN = frozenset(
 )
 _KNOWN_BLOCKS = frozenset({"text", "thinking", "redacted_thinking", "tool_use", "server_tool_use", "mcp_tool_use"})
 _STOPS = {
-    "end_turn": Stop.END,
-    "stop_sequence": Stop.END,
-    "tool_use": Stop.CALLS,
-    "max_tokens": Stop.LENGTH,
-    "model_context_window_exceeded": Stop.LENGTH,
-    "refusal": Stop.FILTERED,
-    "pause_turn": Stop.PAUSED,
+    "end_turn": StopReason.END,
+    "stop_sequence": StopReason.END,
+    "tool_use": StopReason.CALLS,
+    "max_tokens": StopReason.LENGTH,
+    "model_context_window_exceeded": StopReason.LENGTH,
+    "refusal": StopReason.FILTERED,
+    "pause_turn": StopReason.PAUSED,
 }
 
 
@@ -106,135 +106,135 @@ class AnthropicReader:
         self._provider = provider
         self._block: _Block | None = None  # a block that is emitted as a whole: a call, ours or the provider's
         self._raw = b""
-        self._json: list[str] = []
-        self._sealed: list[str] = []
-        self._asked = False
+        self._json_parts: list[str] = []
+        self._signature_parts: list[str] = []
+        self._has_calls = False
         self._stop: str | None = None
-        self.done = False
+        self.is_done = False
         self._usage: _Usage | None = None
 
-    def read(self, name: bytes, data: bytes) -> Iterable[Chunk]:
-        event = self._decoded(data)
+    def read_event(self, name: bytes, data: bytes) -> Iterable[ReplyChunk]:
+        event = self._decode(data)
         if event is None:
             return ()
         match event.type:
             case "content_block_delta" if event.delta is not None:
-                return self._more(event.delta)
+                return self._read_delta(event.delta)
             case "content_block_start":
-                return [*self._closed(), *self._begun(bytes(event.content_block))]
+                return [*self._close_block(), *self._start_block(bytes(event.content_block))]
             case "content_block_stop":
-                return self._closed()
+                return self._close_block()
             case "message_start" if event.message is not None:
-                self._used(event.message.usage)
+                self._add_usage(event.message.usage)
             case "message_delta":
-                self._used(event.usage)
+                self._add_usage(event.usage)
                 if event.delta is not None:
                     self._stop = event.delta.stop_reason or self._stop
-                return self._closed()
+                return self._close_block()
             case "message_stop":
-                self.done = True
+                self.is_done = True
             case "error":
-                raise error_messages.in_stream(self._provider, data)
+                raise error_messages.build_stream_error(self._provider, data)
             case _:
                 pass  # a ping, or an event type newer than this code
         return ()
 
-    def whole(self, body: bytes) -> Iterable[Chunk]:
+    def read_body(self, body: bytes) -> Iterable[ReplyChunk]:
         try:
-            message = _message(body)
+            message = _decode_message(body)
         except msgspec.DecodeError as error:
-            raise malformed(self._provider, "its body is no message") from error
+            raise ReplyMalformed(self._provider, "its body is not a message") from error
         if bytes(message.error) not in (b"", b"null") or message.type == "error":
-            raise error_messages.in_stream(self._provider, body)
+            raise error_messages.build_stream_error(self._provider, body)
         if message.content is None:
-            raise malformed(self._provider, "its body has no content")
+            raise ReplyMalformed(self._provider, "its body has no content")
         for raw in message.content:
-            yield from self._begun(bytes(raw))
-            yield from self._closed()
-        self._used(message.usage)
+            yield from self._start_block(bytes(raw))
+            yield from self._close_block()
+        self._add_usage(message.usage)
         self._stop = message.stop_reason
-        self.done = True
+        self.is_done = True
 
-    def end(self) -> Ended:
-        if not self.done:
-            raise error_messages.broke_off(self._provider)
-        stop = _STOPS.get(self._stop or "", Stop.END)
-        if self._asked and stop is Stop.END:
-            stop = Stop.CALLS
-        elif stop is Stop.CALLS and not self._asked:
-            stop = Stop.END
-        return Ended(stop, _counted(self._usage))
+    def finish(self) -> EndChunk:
+        if not self.is_done:
+            raise ReplyTruncated(self._provider)
+        stop = _STOPS.get(self._stop or "", StopReason.END)
+        if self._has_calls and stop is StopReason.END:
+            stop = StopReason.CALLS
+        elif stop is StopReason.CALLS and not self._has_calls:
+            stop = StopReason.END
+        return EndChunk(stop, _build_usage(self._usage))
 
-    def _decoded(self, data: bytes) -> _Event | None:
+    def _decode(self, data: bytes) -> _Event | None:
         try:
-            return _event(data)
+            return _decode_event(data)
         except msgspec.DecodeError as error:
-            if data.strip() == b"[DONE]" or self._is_other(data, _KNOWN):
+            if data.strip() == b"[DONE]" or self._is_unknown_type(data, _KNOWN_EVENTS):
                 return None
-            raise malformed(self._provider, "an event of its stream cannot be read") from error
+            raise ReplyMalformed(self._provider, "an event of its stream cannot be read") from error
 
-    def _is_other(self, data: bytes, known: frozenset[str]) -> bool:
+    def _is_unknown_type(self, data: bytes, known: frozenset[str]) -> bool:
         """Whether it is of a type that we do not read: then its shape does not matter."""
         try:
-            return _kind_of(data).type not in known
+            return _decode_type(data).type not in known
         except msgspec.DecodeError:
             return False
 
-    def _begun(self, raw: bytes) -> Iterator[Chunk]:
+    def _start_block(self, raw: bytes) -> Iterator[ReplyChunk]:
         try:
-            block = _block_of(raw)
+            block = _decode_block(raw)
         except msgspec.DecodeError as error:
-            if self._is_other(raw, _KNOWN_BLOCKS):
-                yield Seals(PieceKind.SERVER, raw.decode())
+            if self._is_unknown_type(raw, _KNOWN_BLOCKS):
+                yield SignatureChunk(ReplyPieceKind.SERVER, raw.decode())
                 return
-            raise malformed(self._provider, "a block of its reply cannot be read") from error
+            raise ReplyMalformed(self._provider, "a block of its reply cannot be read") from error
         match block.type:
             case "text":
-                yield from _words(Text, block.text)
+                yield from _build_text_chunks(TextChunk, block.text)
             case "thinking":
-                yield from _words(Thinking, block.thinking)
+                yield from _build_text_chunks(ThinkingChunk, block.thinking)
                 self._block = block
                 if block.signature:
-                    self._sealed.append(block.signature)
+                    self._signature_parts.append(block.signature)
             case "redacted_thinking":
-                yield Seals(PieceKind.THINKING, REDACTED + (block.data or ""))
+                yield SignatureChunk(ReplyPieceKind.THINKING, REDACTED_PREFIX + (block.data or ""))
             case "tool_use" | "server_tool_use" | "mcp_tool_use":
                 self._block, self._raw = block, raw
             case _:  # results of the provider's own tools, and future block types: sent back unchanged
-                yield Seals(PieceKind.SERVER, raw.decode())
+                yield SignatureChunk(ReplyPieceKind.SERVER, raw.decode())
 
-    def _more(self, delta: _Delta) -> Iterable[Chunk]:
+    def _read_delta(self, delta: _Delta) -> Iterable[ReplyChunk]:
         match delta.type:
             case "text_delta":
-                return _words(Text, delta.text)
+                return _build_text_chunks(TextChunk, delta.text)
             case "thinking_delta":
-                return _words(Thinking, delta.thinking)
+                return _build_text_chunks(ThinkingChunk, delta.thinking)
             case "input_json_delta" if delta.partial_json:
-                self._json.append(delta.partial_json)
+                self._json_parts.append(delta.partial_json)
             case "signature_delta" if delta.signature:
-                self._sealed.append(delta.signature)
+                self._signature_parts.append(delta.signature)
             case _:
                 pass  # citations
         return ()
 
-    def _closed(self) -> Sequence[Chunk]:
+    def _close_block(self) -> Sequence[ReplyChunk]:
         block, self._block = self._block, None
         if block is None:
             return ()
         if block.type == "thinking":
-            seal = "".join(self._sealed)
-            self._sealed.clear()
-            return (Seals(PieceKind.THINKING, seal),) if seal else ()
-        said = "".join(self._json)
-        self._json.clear()
-        arguments = arguments_of(said) if said.strip() else block.input or {}
+            seal = "".join(self._signature_parts)
+            self._signature_parts.clear()
+            return (SignatureChunk(ReplyPieceKind.THINKING, seal),) if seal else ()
+        said = "".join(self._json_parts)
+        self._json_parts.clear()
+        arguments = parse_arguments(said) if said.strip() else block.input or {}
         if block.type == "tool_use":
-            self._asked = True
-            return (Asks(Call(id=block.id or "", tool=block.name or "", arguments=arguments)),)
+            self._has_calls = True
+            return (ToolCallChunk(Call(id=block.id or "", tool=block.name or "", arguments=arguments)),)
         use = {**msgspec.json.decode(self._raw), "input": arguments}
-        return (Seals(PieceKind.SERVER, msgspec.json.encode(use).decode()),)
+        return (SignatureChunk(ReplyPieceKind.SERVER, msgspec.json.encode(use).decode()),)
 
-    def _used(self, usage: _Usage | None) -> None:
+    def _add_usage(self, usage: _Usage | None) -> None:
         """Add the usage. Counts are totals so far; a missing one stays as it was."""
         if usage is None:
             return
@@ -246,17 +246,20 @@ class AnthropicReader:
                 setattr(self._usage, name, count)
 
 
-def _words(chunk: type[Text] | type[Thinking], words: str | None) -> Sequence[Chunk]:
-    return (chunk(words),) if words else ()
+def _build_text_chunks(chunk: type[TextChunk] | type[ThinkingChunk], text: str | None) -> Sequence[ReplyChunk]:
+    return (chunk(text),) if text else ()
 
 
-def _counted(usage: _Usage | None) -> Usage:
+def _build_usage(usage: _Usage | None) -> Usage:
     if usage is None:
         return Usage(estimated=True)
-    plain, said = tokens(usage.input_tokens), tokens(usage.output_tokens)
+    plain, said = parse_token_count(usage.input_tokens), parse_token_count(usage.output_tokens)
     if plain is None and said is None:
         return Usage(estimated=True)
-    read, written = tokens(usage.cache_read_input_tokens) or 0, tokens(usage.cache_creation_input_tokens) or 0
+    read, written = (
+        parse_token_count(usage.cache_read_input_tokens) or 0,
+        parse_token_count(usage.cache_creation_input_tokens) or 0,
+    )
     details = usage.output_tokens_details
     thought = cast("dict[str, Any]", details).get("thinking_tokens") if isinstance(details, dict) else None
     return Usage(
@@ -264,5 +267,5 @@ def _counted(usage: _Usage | None) -> Usage:
         output_tokens=said or 0,
         cache_read_tokens=read,
         cache_write_tokens=written,
-        reasoning_tokens=tokens(thought) or 0,
+        reasoning_tokens=parse_token_count(thought) or 0,
     )

@@ -8,14 +8,16 @@ from collections.abc import Iterator
 from retinue.domain.attachment import Attachment
 from retinue.domain.model import ModelFacts
 from retinue.domain.record import UserTurn
-from retinue.models.base import Media
-from retinue.models.formats.wire_formats import Shown, shown
+from retinue.models.base import AttachmentReader
+from retinue.models.formats.wire_formats import AttachmentPart, build_attachment_parts
 
 PDF = "application/pdf"
 PDF_BYTES_MAX = 10 * 1024 * 1024
 
 
-def files(turn: UserTurn, media: Media | None, facts: ModelFacts, *, image_bytes_max: int) -> Iterator[Shown]:
+def build_file_parts(
+    turn: UserTurn, media: AttachmentReader | None, facts: ModelFacts, *, image_bytes_max: int
+) -> Iterator[AttachmentPart]:
     """As `build_attachment_parts`, and PDFs too.
 
     A file that the provider would refuse becomes a line of text: one file must not end a session.
@@ -24,14 +26,14 @@ def files(turn: UserTurn, media: Media | None, facts: ModelFacts, *, image_bytes
         if attachment.media_type == PDF and facts.vision and attachment.size_bytes <= PDF_BYTES_MAX:
             data = media.read(attachment) if media is not None else None
             if data is not None:
-                yield Shown(PDF, base64.b64encode(data).decode(), "")
+                yield AttachmentPart(PDF, base64.b64encode(data).decode(), "")
                 continue
         if attachment.media_type.startswith("image/") and attachment.size_bytes > image_bytes_max:
-            yield Shown("", "", _too_large(attachment))
+            yield AttachmentPart("", "", _describe_too_large(attachment))
         else:
-            yield from shown((attachment,), media, facts, turn.text)
+            yield from build_attachment_parts((attachment,), media, facts, turn.text)
 
 
-def _too_large(attachment: Attachment) -> str:
+def _describe_too_large(attachment: Attachment) -> str:
     kind = f"{attachment.media_type}, {attachment.size_bytes} bytes"
     return f"[attached: {attachment.name}, {kind}; it is too large to be shown to you]"

@@ -7,15 +7,15 @@ from typing import Any
 
 import msgspec
 
-from retinue.domain.record import PieceKind, Stop, Usage
+from retinue.domain.record import ReplyPieceKind, StopReason, Usage
 from retinue.domain.tool import Call
 from retinue.models import error_messages
-from retinue.models.base import Asks, Chunk, Ended, Seals, Text, Thinking
-from retinue.models.provider_http import malformed
-from retinue.models.usage_validation import tokens
+from retinue.models.base import EndChunk, ReplyChunk, SignatureChunk, TextChunk, ThinkingChunk, ToolCallChunk
+from retinue.models.errors import ReplyMalformed, ReplyTruncated
+from retinue.models.usage_validation import parse_token_count
 
 
-class _Asked(msgspec.Struct, rename="camel"):
+class _FunctionCall(msgspec.Struct, rename="camel"):
     name: str | None = None
     args: dict[str, Any] | None = None
     id: str | None = None
@@ -25,7 +25,7 @@ class _Part(msgspec.Struct, rename="camel"):
     text: str | None = None
     thought: bool | None = None
     thought_signature: str | None = None
-    function_call: _Asked | None = None
+    function_call: _FunctionCall | None = None
 
 
 class _Content(msgspec.Struct):
@@ -59,11 +59,11 @@ class _Response(msgspec.Struct, rename="camel"):
     error: Any = None
 
 
-_response = msgspec.json.Decoder(_Response).decode
-_responses = msgspec.json.Decoder(list[msgspec.Raw]).decode
-_part_of = msgspec.json.Decoder(_Part).decode
+_decode_response = msgspec.json.Decoder(_Response).decode
+_decode_responses = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_decode_part = msgspec.json.Decoder(_Part).decode
 
-_FILTERED = frozenset(
+_FILTERED_REASONS = frozenset(
     {
         "SAFETY",
         "RECITATION",
@@ -78,7 +78,7 @@ _FILTERED = frozenset(
     }
 )
 # The model tried to call a tool and produced no valid call. None of it is usable, and a retry often helps.
-_BROKEN = frozenset(
+_BROKEN_REASONS = frozenset(
     {"MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL", "MALFORMED_RESPONSE", "MISSING_THOUGHT_SIGNATURE"}
 )
 
@@ -86,103 +86,105 @@ _BROKEN = frozenset(
 class GoogleReader:
     """Reads one reply. Every event is a response with more parts; the last one has the finish reason."""
 
-    done = False  # no event marks the end
+    is_done = False  # no event marks the end
 
     def __init__(self, provider: str) -> None:
         self._provider = provider
-        self._asked = False
-        self._finish: str | None = None
+        self._has_calls = False
+        self._finish_reason: str | None = None
         self._usage: _Usage | None = None
 
-    def read(self, name: bytes, data: bytes) -> Iterable[Chunk]:
+    def read_event(self, name: bytes, data: bytes) -> Iterable[ReplyChunk]:
         if data == b"[DONE]":
             return
         try:
-            response = _response(data)
+            response = _decode_response(data)
         except msgspec.DecodeError as error:
-            raise malformed(self._provider, "an event of its stream cannot be read") from error
+            raise ReplyMalformed(self._provider, "an event of its stream cannot be read") from error
         if response.error is not None:
-            raise error_messages.in_stream(self._provider, data)
+            raise error_messages.build_stream_error(self._provider, data)
         if response.usage_metadata is not None:
             self._usage = response.usage_metadata  # totals so far: the last one counts
         if response.prompt_feedback is not None and response.prompt_feedback.block_reason:
-            self._finish = "SAFETY"
+            self._finish_reason = "SAFETY"
         for candidate in (response.candidates or [])[:1]:
-            yield from self._candidate(candidate)
+            yield from self._read_candidate(candidate)
 
-    def whole(self, body: bytes) -> Iterable[Chunk]:
+    def read_body(self, body: bytes) -> Iterable[ReplyChunk]:
         """Read one response, or an array of them from a server that does not stream events."""
         try:
-            found = [bytes(raw) for raw in _responses(body)] if body.lstrip()[:1] == b"[" else [body]
+            found = [bytes(raw) for raw in _decode_responses(body)] if body.lstrip()[:1] == b"[" else [body]
         except msgspec.DecodeError as error:
-            raise malformed(self._provider, "its body is no response") from error
+            raise ReplyMalformed(self._provider, "its body is not a response") from error
         for response in found:
-            yield from self.read(b"", response)
-        if self._finish is None:
-            raise malformed(self._provider, "its body has no candidate")
+            yield from self.read_event(b"", response)
+        if self._finish_reason is None:
+            raise ReplyMalformed(self._provider, "its body has no candidate")
 
-    def end(self) -> Ended:
-        match self._finish:
+    def finish(self) -> EndChunk:
+        match self._finish_reason:
             case None:
-                raise error_messages.broke_off(self._provider)
+                raise ReplyTruncated(self._provider)
             case "MAX_TOKENS":
-                stop = Stop.LENGTH
-            case reason if reason in _FILTERED:
-                stop = Stop.FILTERED
+                stop = StopReason.LENGTH
+            case reason if reason in _FILTERED_REASONS:
+                stop = StopReason.FILTERED
             case _:
-                stop = Stop.CALLS if self._asked else Stop.END
-        return Ended(stop, _counted(self._usage))
+                stop = StopReason.CALLS if self._has_calls else StopReason.END
+        return EndChunk(stop, _build_usage(self._usage))
 
-    def _candidate(self, candidate: _Candidate) -> Iterator[Chunk]:
+    def _read_candidate(self, candidate: _Candidate) -> Iterator[ReplyChunk]:
         if candidate.content is not None:
             for raw in candidate.content.parts or ():
-                yield from self._part(bytes(raw))
-        if candidate.finish_reason in _BROKEN:
-            raise malformed(self._provider, f"the model could not say which tool it wanted ({candidate.finish_reason})")
-        self._finish = candidate.finish_reason or self._finish
+                yield from self._read_part(bytes(raw))
+        if candidate.finish_reason in _BROKEN_REASONS:
+            raise ReplyMalformed(self._provider, f"the model made an invalid tool call ({candidate.finish_reason})")
+        self._finish_reason = candidate.finish_reason or self._finish_reason
 
-    def _part(self, raw: bytes) -> Iterator[Chunk]:
+    def _read_part(self, raw: bytes) -> Iterator[ReplyChunk]:
         try:
-            part = _part_of(raw)
+            part = _decode_part(raw)
         except msgspec.DecodeError as error:
-            raise malformed(self._provider, "a part of its reply cannot be read") from error
+            raise ReplyMalformed(self._provider, "a part of its reply cannot be read") from error
         asked = part.function_call
         if asked is not None:
-            self._asked = True
-            yield Asks(Call(id=asked.id or "", tool=asked.name or "", arguments=asked.args or {}))
-            kind = PieceKind.CALL
+            self._has_calls = True
+            yield ToolCallChunk(Call(id=asked.id or "", tool=asked.name or "", arguments=asked.args or {}))
+            kind = ReplyPieceKind.CALL
         elif part.text is None:
             # Code that it ran, the output of it, a file: made by the provider, and sent back unchanged.
             if raw.strip() != b"{}":
-                yield from _served(raw, part)
+                yield from _read_server_part(raw, part)
             return
         else:
-            kind = PieceKind.THINKING if part.thought else PieceKind.TEXT
+            kind = ReplyPieceKind.THINKING if part.thought else ReplyPieceKind.TEXT
             if part.text:
-                yield Thinking(part.text) if part.thought else Text(part.text)
+                yield ThinkingChunk(part.text) if part.thought else TextChunk(part.text)
         if part.thought_signature:
-            yield Seals(kind, part.thought_signature)
+            yield SignatureChunk(kind, part.thought_signature)
 
 
-def _served(raw: bytes, part: _Part) -> Iterator[Chunk]:
+def _read_server_part(raw: bytes, part: _Part) -> Iterator[ReplyChunk]:
     if set(msgspec.json.decode(raw, type=dict[str, Any])) <= {"thought", "thoughtSignature"}:
         if part.thought_signature:  # of text that came before
-            yield Seals(PieceKind.THINKING if part.thought else PieceKind.TEXT, part.thought_signature)
+            yield SignatureChunk(
+                ReplyPieceKind.THINKING if part.thought else ReplyPieceKind.TEXT, part.thought_signature
+            )
         return
-    yield Seals(PieceKind.SERVER, raw.decode())
+    yield SignatureChunk(ReplyPieceKind.SERVER, raw.decode())
 
 
-def _counted(usage: _Usage | None) -> Usage:
+def _build_usage(usage: _Usage | None) -> Usage:
     if usage is None:
         return Usage(estimated=True)
-    read, said = tokens(usage.prompt_token_count), tokens(usage.candidates_token_count)
-    thoughts = tokens(usage.thoughts_token_count) or 0
+    read, said = parse_token_count(usage.prompt_token_count), parse_token_count(usage.candidates_token_count)
+    thoughts = parse_token_count(usage.thoughts_token_count) or 0
     if read is None and said is None:
         return Usage(estimated=True)
-    read = (read or 0) + (tokens(usage.tool_use_prompt_token_count) or 0)
+    read = (read or 0) + (parse_token_count(usage.tool_use_prompt_token_count) or 0)
     return Usage(
         input_tokens=read,
         output_tokens=(said or 0) + thoughts,
-        cache_read_tokens=min(tokens(usage.cached_content_token_count) or 0, read),
+        cache_read_tokens=min(parse_token_count(usage.cached_content_token_count) or 0, read),
         reasoning_tokens=thoughts,
     )

@@ -8,17 +8,17 @@ from typing import NamedTuple
 import msgspec
 
 from retinue.domain.record import (
-    Body,
-    Mark,
+    ContextStart,
     Note,
-    PieceKind,
-    Plain,
     Record,
+    RecordBody,
     RecordKind,
     Reply,
+    ReplyPieceKind,
     Summary,
+    TextRecord,
     UserTurn,
-    words_of,
+    record_texts,
 )
 from retinue.domain.tool import Call
 
@@ -27,85 +27,85 @@ _encode = msgspec.json.Encoder().encode
 SUMMARY_HEAD = "This conversation was longer. What came before, in short:"
 
 
-Around = tuple[bytes, bytes]  # before and after a text
+Wrapping = tuple[bytes, bytes]  # before and after a text
 
 
-class Part(NamedTuple):
+class ReplyPart(NamedTuple):
     """A part of a reply. `signature` is empty unless the provider being called made it."""
 
-    kind: PieceKind
+    kind: ReplyPieceKind
     text: str
     call: Call | None
-    seal: str
+    signature: str
 
 
-def parts(reply: Reply, *, provider: str) -> Iterator[Part]:
+def split_reply(reply: Reply, *, provider: str) -> Iterator[ReplyPart]:
     """Yield the parts of a reply as it came.
 
     For another provider, signatures are dropped, and parts that were only a signature.
     """
     if not reply.pieces:
-        yield from _usual(reply)
+        yield from _split_without_pieces(reply)
         return
     own = reply.provider == provider
     text_at = thinking_at = call_at = 0
     for piece in reply.pieces:
         seal = piece.seal if own else ""
         match piece.kind:
-            case PieceKind.TEXT:
+            case ReplyPieceKind.TEXT:
                 words = reply.text[text_at : text_at + piece.length]
                 text_at += piece.length
                 if words or seal:
-                    yield Part(PieceKind.TEXT, words, None, seal)
-            case PieceKind.THINKING:
+                    yield ReplyPart(ReplyPieceKind.TEXT, words, None, seal)
+            case ReplyPieceKind.THINKING:
                 words = reply.thinking[thinking_at : thinking_at + piece.length]
                 thinking_at += piece.length
                 if words or seal:
-                    yield Part(PieceKind.THINKING, words, None, seal)
-            case PieceKind.CALL:
+                    yield ReplyPart(ReplyPieceKind.THINKING, words, None, seal)
+            case ReplyPieceKind.CALL:
                 for call in reply.calls[call_at : call_at + piece.length]:
-                    yield Part(PieceKind.CALL, "", call, seal)
+                    yield ReplyPart(ReplyPieceKind.CALL, "", call, seal)
                 call_at += piece.length
-            case PieceKind.SERVER:
+            case ReplyPieceKind.SERVER:
                 if seal:
-                    yield Part(PieceKind.SERVER, "", None, seal)
+                    yield ReplyPart(ReplyPieceKind.SERVER, "", None, seal)
 
 
-def _usual(reply: Reply) -> Iterator[Part]:
+def _split_without_pieces(reply: Reply) -> Iterator[ReplyPart]:
     if reply.thinking:
-        yield Part(PieceKind.THINKING, reply.thinking, None, "")
+        yield ReplyPart(ReplyPieceKind.THINKING, reply.thinking, None, "")
     if reply.text:
-        yield Part(PieceKind.TEXT, reply.text, None, "")
+        yield ReplyPart(ReplyPieceKind.TEXT, reply.text, None, "")
     for call in reply.calls:
-        yield Part(PieceKind.CALL, "", call, "")
+        yield ReplyPart(ReplyPieceKind.CALL, "", call, "")
 
 
-def plain_words(body: Body) -> str:
+def get_plain_text(body: RecordBody) -> str:
     """Return the text of a body that is only text, of a person or the model; empty for all others."""
     if isinstance(body, Reply):
         return "" if body.calls or body.thinking or body.pieces else body.text
     return body.text if isinstance(body, UserTurn) and not body.attachments else ""
 
 
-def said_plainly(record: Record) -> str:
+def get_record_text(record: Record) -> str:
     """Return the plain text of a record, without decoding its body if possible."""
-    return record.words if type(record) is Plain else plain_words(record.body)
+    return record.text if type(record) is TextRecord else get_plain_text(record.body)
 
 
-def told_plainly(records: Sequence[Plain], *, user: Around, model: Around) -> list[bytes]:
+def encode_plain_records(records: Sequence[TextRecord], *, user: Wrapping, model: Wrapping) -> list[bytes]:
     """Encode the text of each record as a JSON string inside a format's wrapping: three pieces per record."""
     around = [model if record.kind is _ASSISTANT else user for record in records]
     pieces = [b""] * (3 * len(records))
     pieces[0::3] = [before for before, _ in around]
-    pieces[1::3] = map(_encode, words_of(records))
+    pieces[1::3] = map(_encode, record_texts(records))
     pieces[2::3] = [after for _, after in around]
     return pieces
 
 
-def said_to_model(body: Body) -> str | None:
+def get_text_for_model(body: RecordBody) -> str | None:
     """Return the text that a model reads as user input; None for its own replies and for tool results."""
     match body:
-        case UserTurn(text=text) | Note(text=text) | Mark(text=text):
+        case UserTurn(text=text) | Note(text=text) | ContextStart(text=text):
             return text or None
         case Summary(text=text):
             return f"{SUMMARY_HEAD}\n\n{text}"

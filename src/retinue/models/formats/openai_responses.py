@@ -13,117 +13,131 @@ from typing import Any, cast
 import msgspec
 
 from retinue.domain.model import ModelFacts
-from retinue.domain.record import PieceKind, Record, RecordKind, Reply, ToolResult, UserTurn
+from retinue.domain.record import Record, RecordKind, Reply, ReplyPieceKind, ToolResult, UserTurn
 from retinue.domain.tool import ToolSpec
-from retinue.models.base import Media, Prompt, WireCache
-from retinue.models.error_classification import Said
-from retinue.models.formats.message_parts import Part, parts, said_plainly, said_to_model, told_plainly
-from retinue.models.formats.openai_responses_reader import LEFT_OUT, ResponsesReader
-from retinue.models.formats.role_alternation import Joined
+from retinue.models.base import AttachmentReader, EncodedContextCache, ModelPrompt
+from retinue.models.error_classification import ErrorBody
+from retinue.models.formats.message_parts import (
+    ReplyPart,
+    encode_plain_records,
+    get_record_text,
+    get_text_for_model,
+    split_reply,
+)
+from retinue.models.formats.openai_responses_reader import LEFT_OUT_KEY, OpenAIResponsesReader
+from retinue.models.formats.role_alternation import JoinedPieces
 from retinue.models.formats.wire_formats import (
     PLAIN_IDS,
-    Heads,
-    effort_of,
-    fitting,
-    listed,
-    merged,
-    named,
-    opened,
-    shown,
+    RequestHeadCache,
+    build_attachment_parts,
+    build_list_items,
+    check_effort,
+    encode_open_object,
+    fit_call_id,
+    fit_tool_name,
+    merge_params,
 )
-from retinue.models.provider_http import Request, Target
-from retinue.models.request_repairs import Omitted, Repair, Scope
+from retinue.models.provider_http import ModelTarget, ProviderRequest
+from retinue.models.request_repairs import OmittedParts, RepairScope, RequestRepair
 
-ENCRYPTED = "reasoning.encrypted_content"
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
 
 
-MESSAGE_IDS = "message-ids"  # quirk: assistant messages must be sent back with an id and a status
+MESSAGE_IDS_QUIRK = "message-ids"  # quirk: assistant messages must be sent back with an id and a status
 
 QUIRKS: Mapping[str, frozenset[str]] = {
-    "openrouter": frozenset({MESSAGE_IDS}),
+    "openrouter": frozenset({MESSAGE_IDS_QUIRK}),
 }
 
 # OpenAI summarizes thinking only for verified organizations, and otherwise refuses the whole request.
-_SUMMARY_REFUSED = ("verified", "reasoning summar")
+_SUMMARY_REFUSAL = ("verified", "reasoning summar")
 
-_OURS = ("input", "tools")
-_USER_SAYS = (b',{"role":"user","content":', b"}")
-_MODEL_SAYS = (
+_OWN_FIELDS = ("input", "tools")
+_USER_WRAPPING = (b',{"role":"user","content":', b"}")
+_MODEL_WRAPPING = (
     b',{"type":"message","role":"assistant","content":[{"type":"output_text","text":',
     b',"annotations":[]}]}',
 )
-_told_plainly = partial(told_plainly, user=_USER_SAYS, model=_MODEL_SAYS)
+_encode_plain = partial(encode_plain_records, user=_USER_WRAPPING, model=_MODEL_WRAPPING)
 _ASSISTANT = RecordKind.ASSISTANT
 
 
-class OpenAIResponsesWire:
+class OpenAIResponsesFormat:
     """Encodes for any server with the responses API."""
 
-    def __init__(self, cache: WireCache) -> None:
+    def __init__(self, cache: EncodedContextCache) -> None:
         self._cache = cache
-        self._heads = Heads()
+        self._head_cache = RequestHeadCache()
 
-    def request(self, prompt: Prompt, target: Target, key: str) -> Request:
+    def build_request(self, prompt: ModelPrompt, target: ModelTarget, key: str) -> ProviderRequest:
         quirks = QUIRKS.get(target.provider, frozenset[str]()) | target.quirks
         keeps = target.params.get("store") is True
         form = ("openai-responses", target.provider, target.facts.vision, prompt.media is not None, quirks, keeps)
-        encoder = _Encoder(target, prompt.media, with_ids=MESSAGE_IDS in quirks, keeps=keeps)
-        plainly = None if MESSAGE_IDS in quirks else _told_plainly
-        pieces = self._cache.woven(
-            prompt.session, prompt.records, encoder.record, Joined, form=form, plain=plainly
+        encoder = _ItemEncoder(target, prompt.media, with_ids=MESSAGE_IDS_QUIRK in quirks, is_stored=keeps)
+        plainly = None if MESSAGE_IDS_QUIRK in quirks else _encode_plain
+        pieces = self._cache.join_records(
+            prompt.session, prompt.records, encoder.encode_record, JoinedPieces, format_key=form, encode_plain=plainly
         ).pieces
         tools = prompt.tools if target.facts.tools else ()
         also = cast("list[Any]", target.params.get("tools") or [])
-        head = self._heads.of(
-            prompt.instructions, tools, lambda: _head(prompt.instructions, tools, also), form=(form, str(also))
+        head = self._head_cache.get_or_encode(
+            prompt.instructions,
+            tools,
+            lambda: _encode_head(prompt.instructions, tools, also),
+            format_key=(form, str(also)),
         )
-        plain = merged(_plain(prompt, target), target.params, granted=prompt.output_tokens_max, without=_OURS)
+        plain = merge_params(
+            _build_settings(prompt, target),
+            target.params,
+            output_tokens_max=prompt.output_tokens_max,
+            without=_OWN_FIELDS,
+        )
         headers = {"content-type": "application/json", "accept": "text/event-stream"}
         if key:
             headers["authorization"] = f"Bearer {key}"
-        body = [opened(plain), head, *listed(pieces, first=True), b"]}"]
-        return Request(f"{target.url.rstrip('/')}/responses", {**headers, **target.headers}, body)
+        body = [encode_open_object(plain), head, *build_list_items(pieces, first=True), b"]}"]
+        return ProviderRequest(f"{target.url.rstrip('/')}/responses", {**headers, **target.headers}, body)
 
-    def reader(self, target: Target) -> ResponsesReader:
-        return ResponsesReader(target.provider)
+    def make_reader(self, target: ModelTarget) -> OpenAIResponsesReader:
+        return OpenAIResponsesReader(target.provider)
 
-    def repair(self, said: Said, prompt: Prompt, target: Target) -> Repair | None:
+    def find_repair(self, error_body: ErrorBody, prompt: ModelPrompt, target: ModelTarget) -> RequestRepair | None:
         """Omit the reasoning summary.
 
         If the settings have `reasoning`, it is sent unchanged and its refusal is reported.
         """
         if target.omitted.reasoning_summary or "reasoning" in target.params:
             return None
-        words = said.message.lower()
-        if not all(part in words for part in _SUMMARY_REFUSED):
+        words = error_body.message.lower()
+        if not all(part in words for part in _SUMMARY_REFUSAL):
             return None
-        return Repair(scope=Scope.CREDENTIAL, omitted=Omitted(reasoning_summary=True))
+        return RequestRepair(scope=RepairScope.CREDENTIAL, omitted=OmittedParts(reasoning_summary=True))
 
 
-def _plain(prompt: Prompt, target: Target) -> dict[str, Any]:
+def _build_settings(prompt: ModelPrompt, target: ModelTarget) -> dict[str, Any]:
     plain: dict[str, Any] = {
         "model": target.model,
         "stream": True,
         "store": False,
         "max_output_tokens": prompt.output_tokens_max,
     }
-    if _thinks(target.facts) is not False:
-        plain["include"] = [ENCRYPTED]
-    effort = effort_of(prompt.effort, target.facts)
+    if _supports_thinking(target.facts) is not False:
+        plain["include"] = [ENCRYPTED_REASONING]
+    effort = check_effort(prompt.effort, target.facts)
     reasoning: dict[str, str] = {} if effort is None else {"effort": effort}
-    if not target.omitted.reasoning_summary and (effort is not None or _thinks(target.facts)):
+    if not target.omitted.reasoning_summary and (effort is not None or _supports_thinking(target.facts)):
         reasoning["summary"] = "auto"
     if reasoning:
         plain["reasoning"] = reasoning
     return plain
 
 
-def _thinks(facts: ModelFacts) -> bool | None:
+def _supports_thinking(facts: ModelFacts) -> bool | None:
     """Whether a model supports thinking; None if unknown. One that does not refuses every parameter about it."""
     return None if facts.efforts is None else bool(facts.efforts)
 
 
-def _head(instructions: str, tools: Sequence[ToolSpec], also: Sequence[Any]) -> bytes:
+def _encode_head(instructions: str, tools: Sequence[ToolSpec], extra_tools: Sequence[Any]) -> bytes:
     told: list[Any] = [
         {
             "type": "function",
@@ -135,97 +149,97 @@ def _head(instructions: str, tools: Sequence[ToolSpec], also: Sequence[Any]) -> 
         for tool in tools
     ]
     head: dict[str, Any] = {"instructions": instructions} if instructions else {}
-    if told or also:
-        head["tools"] = [*told, *also]
+    if told or extra_tools:
+        head["tools"] = [*told, *extra_tools]
     fields = b"," + msgspec.json.encode(head)[1:-1] if head else b""
     return fields + b',"input":['
 
 
-class _Encoder:
+class _ItemEncoder:
     """Encodes records as items, for one target."""
 
-    def __init__(self, target: Target, media: Media | None, *, with_ids: bool, keeps: bool) -> None:
+    def __init__(self, target: ModelTarget, media: AttachmentReader | None, *, with_ids: bool, is_stored: bool) -> None:
         self._target = target
         self._media = media
         self._with_ids = with_ids
-        self._keeps = keeps
+        self._is_stored = is_stored
 
-    def record(self, record: Record) -> bytes:
-        if (words := said_plainly(record)) and not self._with_ids:  # the fast path for most records
-            begin, end = _MODEL_SAYS if record.kind is _ASSISTANT else _USER_SAYS
+    def encode_record(self, record: Record) -> bytes:
+        if (words := get_record_text(record)) and not self._with_ids:  # the fast path for most records
+            begin, end = _MODEL_WRAPPING if record.kind is _ASSISTANT else _USER_WRAPPING
             return begin + msgspec.json.encode(words) + end
         match record.body:
             case Reply() as reply:
-                items = self._items(reply, record.seq)
+                items = self._build_items(reply, record.seq)
             case ToolResult() as result:
-                id_ = fitting(result.call, PLAIN_IDS)
+                id_ = fit_call_id(result.call, PLAIN_IDS)
                 items = [{"type": "function_call_output", "call_id": id_, "output": result.output}]
             case UserTurn(attachments=attachments) as turn if attachments:
-                items = [{"role": "user", "content": self._with_files(turn)}]
+                items = [{"role": "user", "content": self._build_content(turn)}]
             case body:
-                said = said_to_model(body)
+                said = get_text_for_model(body)
                 items = [{"role": "user", "content": said}] if said else []
         return b"," + msgspec.json.encode(items)[1:-1] if items else b""
 
-    def _with_files(self, turn: UserTurn) -> list[dict[str, Any]]:
+    def _build_content(self, turn: UserTurn) -> list[dict[str, Any]]:
         content: list[dict[str, Any]] = [{"type": "input_text", "text": turn.text}] if turn.text else []
-        for file in shown(turn.attachments, self._media, self._target.facts, turn.text):
-            if file.line:
-                content.append({"type": "input_text", "text": file.line})
+        for file in build_attachment_parts(turn.attachments, self._media, self._target.facts, turn.text):
+            if file.note:
+                content.append({"type": "input_text", "text": file.note})
             else:
                 url = f"data:{file.media_type};base64,{file.base64}"
                 content.append({"type": "input_image", "image_url": url})
         return content
 
-    def _items(self, reply: Reply, seq: int) -> list[dict[str, Any]]:
+    def _build_items(self, reply: Reply, seq: int) -> list[dict[str, Any]]:
         items: list[dict[str, Any]] = []
-        for part in parts(reply, provider=self._target.provider):
-            items += self._item(part, f"msg_{seq}_{len(items)}")
+        for part in split_reply(reply, provider=self._target.provider):
+            items += self._iterate_part_items(part, f"msg_{seq}_{len(items)}")
         while items and items[-1].get("type") == "reasoning":
             items.pop()  # reasoning without a following item is refused
         return items
 
-    def _item(self, part: Part, id_: str) -> Iterator[dict[str, Any]]:
+    def _iterate_part_items(self, part: ReplyPart, id_: str) -> Iterator[dict[str, Any]]:
         match part.kind:
-            case PieceKind.TEXT:
+            case ReplyPieceKind.TEXT:
                 if part.text:
-                    yield self._message(part, id_)
-            case PieceKind.CALL:
+                    yield self._build_message(part, id_)
+            case ReplyPieceKind.CALL:
                 assert part.call is not None
                 arguments = msgspec.json.encode(part.call.arguments).decode()
-                call_id = fitting(part.call.id, PLAIN_IDS)
+                call_id = fit_call_id(part.call.id, PLAIN_IDS)
                 yield {
                     "type": "function_call",
                     "call_id": call_id,
-                    "name": named(part.call.tool),
+                    "name": fit_tool_name(part.call.tool),
                     "arguments": arguments,
                 }
-            case PieceKind.THINKING:
-                item = _sealed(part.seal)
+            case ReplyPieceKind.THINKING:
+                item = _decode_signature(part.signature)
                 if item.get("type") == "reasoning" and (
-                    self._keeps or "encrypted_content" in item or "content" in item
+                    self._is_stored or "encrypted_content" in item or "content" in item
                 ):
                     yield item
-            case PieceKind.SERVER:
-                item = _sealed(part.seal)
-                if "type" in item and LEFT_OUT not in item:
+            case ReplyPieceKind.SERVER:
+                item = _decode_signature(part.signature)
+                if "type" in item and LEFT_OUT_KEY not in item:
                     yield item
 
-    def _message(self, part: Part, id_: str) -> dict[str, Any]:
+    def _build_message(self, part: ReplyPart, id_: str) -> dict[str, Any]:
         text: dict[str, Any] = {"type": "output_text", "text": part.text, "annotations": []}
         message: dict[str, Any] = {"type": "message", "role": "assistant", "content": [text]}
         if self._with_ids:
             message |= {"id": id_, "status": "completed"}
-        if phase := _sealed(part.seal).get("phase"):
+        if phase := _decode_signature(part.signature).get("phase"):
             message["phase"] = phase
         return message
 
 
-def _sealed(seal: str) -> dict[str, Any]:
+def _decode_signature(signature: str) -> dict[str, Any]:
     """Decode our signature; empty if it was made in another format, before this provider used this one."""
-    if not seal.startswith("{"):
+    if not signature.startswith("{"):
         return {}
     try:
-        return msgspec.json.decode(seal, type=dict[str, Any])
+        return msgspec.json.decode(signature, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
         return {}

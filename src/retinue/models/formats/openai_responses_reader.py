@@ -8,21 +8,21 @@ from typing import Any, cast
 import msgspec
 
 from retinue.domain.model import ModelFailed
-from retinue.domain.record import PieceKind, Stop, Usage
+from retinue.domain.record import ReplyPieceKind, StopReason, Usage
 from retinue.domain.tool import Call
 from retinue.models import error_messages
-from retinue.models.base import Asks, Chunk, Ended, Seals, Text, Thinking
-from retinue.models.formats.openai_usage import usage_of
-from retinue.models.formats.wire_formats import anything, arguments_of
-from retinue.models.provider_http import malformed
+from retinue.models.base import EndChunk, ReplyChunk, SignatureChunk, TextChunk, ThinkingChunk, ToolCallChunk
+from retinue.models.errors import ReplyMalformed, ReplyTruncated
+from retinue.models.formats.openai_usage import parse_usage
+from retinue.models.formats.wire_formats import decode_json_or_none, parse_arguments
 
 ITEMS_MAX = 1_000  # per reply
 SERVER_ITEM_BYTES_MAX = 256 * 1024  # a picture that it generated is not sent back
 
-LEFT_OUT = "_left_out"  # marks an item that is too large to keep: only its existence is recorded
+LEFT_OUT_KEY = "_left_out"  # marks an item that is too large to keep: only its existence is recorded
 
 _DONE = b"[DONE]"
-_STOPS = {"max_output_tokens": Stop.LENGTH, "content_filter": Stop.FILTERED}
+_STOPS = {"max_output_tokens": StopReason.LENGTH, "content_filter": StopReason.FILTERED}
 
 
 class _Event(msgspec.Struct):
@@ -46,210 +46,213 @@ _decoder = msgspec.json.Decoder(_Event)
 _response_decoder = msgspec.json.Decoder(_Response)
 
 
-class _Item:
+class _PartialItem:
     """The state of an item that is still being received."""
 
-    __slots__ = ("id", "said", "sealed", "thoughts")
+    __slots__ = ("id", "is_signed", "is_streamed", "raw_thinking")
 
     def __init__(self) -> None:
         self.id: str | None = None
-        self.said = False  # its text was streamed
-        self.thoughts: list[str] = []  # raw thinking, which is not shown
-        self.sealed = False
+        self.is_streamed = False  # its text was streamed
+        self.raw_thinking: list[str] = []  # raw thinking, which is not shown
+        self.is_signed = False
 
 
-class ResponsesReader:
+class OpenAIResponsesReader:
     """Reads one reply."""
 
     def __init__(self, provider: str) -> None:
         self._provider = provider
-        self._items: dict[int, _Item] = {}
-        self._asked: set[str] = set()
-        self._spoke = False
-        self._refused = False
-        self._ended: Ended | None = None
+        self._items: dict[int, _PartialItem] = {}
+        self._call_ids: set[str] = set()
+        self._has_content = False
+        self._is_refused = False
+        self._end_chunk: EndChunk | None = None
 
     @property
-    def done(self) -> bool:
-        return self._ended is not None
+    def is_done(self) -> bool:
+        return self._end_chunk is not None
 
-    def read(self, name: bytes, data: bytes) -> Iterable[Chunk]:
+    def read_event(self, name: bytes, data: bytes) -> Iterable[ReplyChunk]:
         data = data.strip()
         if not data or data == _DONE:
             return ()
         try:
             event = _decoder.decode(data)
         except msgspec.ValidationError as error:
-            raise malformed(self._provider, f"it sent what we cannot read: {error}") from None
+            raise ReplyMalformed(self._provider, f"it cannot be decoded: {error}") from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise malformed(self._provider, "it sent something that is no JSON") from None
-        return self._chunks(event, name, data)
+            raise ReplyMalformed(self._provider, "it is not JSON") from None
+        return self._dispatch_event(event, name, data)
 
-    def whole(self, body: bytes) -> Iterable[Chunk]:
-        response = self._response(body)
+    def read_body(self, body: bytes) -> Iterable[ReplyChunk]:
+        response = self._decode_response(body)
         if not response.error and response.output is None:
-            raise malformed(self._provider, "it sent JSON without a reply in it")
-        return list(self._over(response))
+            raise ReplyMalformed(self._provider, "it is JSON without a reply")
+        return list(self._finish_response(response))
 
-    def end(self) -> Ended:
-        if self._ended is None:
-            raise error_messages.broke_off(self._provider)
-        return self._ended
+    def finish(self) -> EndChunk:
+        if self._end_chunk is None:
+            raise ReplyTruncated(self._provider)
+        return self._end_chunk
 
-    def _chunks(self, event: _Event, name: bytes, data: bytes) -> Iterator[Chunk]:
+    def _dispatch_event(self, event: _Event, name: bytes, data: bytes) -> Iterator[ReplyChunk]:
         match event.type:
             case "response.output_text.delta":
-                yield from self._words(event)
+                yield from self._read_text(event)
             case "response.refusal.delta":
-                self._refused = True
-                yield from self._words(event)
+                self._is_refused = True
+                yield from self._read_text(event)
             case "response.reasoning_summary_text.delta":
                 if isinstance(event.delta, str) and event.delta:
-                    self._item(event).said = self._spoke = True
-                    yield Thinking(event.delta)
+                    self._get_item(event).is_streamed = self._has_content = True
+                    yield ThinkingChunk(event.delta)
             case "response.reasoning_text.delta":
                 if isinstance(event.delta, str):
-                    self._item(event).thoughts.append(event.delta)
+                    self._get_item(event).raw_thinking.append(event.delta)
             case "response.output_item.added":
-                yield from self._thought_through(event)
-                self._item(event).id = _id(event.item)
+                yield from self._flush_raw_thinking(event)
+                self._get_item(event).id = _get_id(event.item)
             case "response.output_item.done":
-                yield from self._done(event.item, self._item(event))
+                yield from self._finish_item(event.item, self._get_item(event))
             case "response.completed" | "response.incomplete" | "response.failed" | "response.cancelled":
-                yield from self._over(self._response(event.response))
+                yield from self._finish_response(self._decode_response(event.response))
             case _:
                 if event.type == "error" or name == b"error" or event.error:
-                    raise self._failed(event.error, data)
+                    raise self._build_error(event.error, data)
 
-    def _words(self, event: _Event) -> Iterator[Chunk]:
-        yield from self._thought_through(event)
+    def _read_text(self, event: _Event) -> Iterator[ReplyChunk]:
+        yield from self._flush_raw_thinking(event)
         if isinstance(event.delta, str) and event.delta:
-            self._item(event).said = self._spoke = True
-            yield Text(event.delta)
+            self._get_item(event).is_streamed = self._has_content = True
+            yield TextChunk(event.delta)
 
-    def _item(self, event: _Event) -> _Item:
+    def _get_item(self, event: _Event) -> _PartialItem:
         index = event.output_index if event.output_index is not None else -1
-        found = self._items.setdefault(index, _Item())
+        found = self._items.setdefault(index, _PartialItem())
         if len(self._items) > ITEMS_MAX:
-            raise malformed(self._provider, f"its reply has more than {ITEMS_MAX:,} parts")
+            raise ReplyMalformed(self._provider, f"it has more than {ITEMS_MAX:,} parts")
         return found
 
-    def _thought_through(self, event: _Event) -> Iterator[Chunk]:
+    def _flush_raw_thinking(self, event: _Event) -> Iterator[ReplyChunk]:
         """Emit raw thinking that is still open when the next item begins.
 
         Some servers finish it only after that item, which is too late: thinking comes first.
         """
         for index, item in self._items.items():
-            if item.thoughts and not item.sealed and index != event.output_index:
-                text = {"type": "reasoning_text", "text": "".join(item.thoughts)}
-                item.sealed = True
-                yield _reasoning({"id": item.id, "content": [text]})
+            if item.raw_thinking and not item.is_signed and index != event.output_index:
+                text = {"type": "reasoning_text", "text": "".join(item.raw_thinking)}
+                item.is_signed = True
+                yield _build_reasoning_signature({"id": item.id, "content": [text]})
 
-    def _done(self, item: Any, known: _Item) -> Iterator[Chunk]:
+    def _finish_item(self, item: Any, known: _PartialItem) -> Iterator[ReplyChunk]:
         if not isinstance(item, dict):
             return
-        self._spoke = True
+        self._has_content = True
         told = cast("dict[str, Any]", item)
         match told.get("type"):
             case "message":
-                yield from self._message(told, known)
+                yield from self._read_message(told, known)
             case "reasoning":
-                if not known.said:
-                    yield from (Thinking(text) for text in _texts(told.get("summary")))
-                if not known.sealed or told.get("encrypted_content"):
-                    known.sealed = True
-                    yield _reasoning(told)
+                if not known.is_streamed:
+                    yield from (ThinkingChunk(text) for text in _iterate_texts(told.get("summary")))
+                if not known.is_signed or told.get("encrypted_content"):
+                    known.is_signed = True
+                    yield _build_reasoning_signature(told)
             case "function_call":
-                yield from self._call(told)
+                yield from self._read_call(told)
             case str():
                 seal = msgspec.json.encode(told)
                 if len(seal) > SERVER_ITEM_BYTES_MAX:
-                    seal = msgspec.json.encode({"type": told["type"], "id": _id(told), LEFT_OUT: True})
-                yield Seals(PieceKind.SERVER, seal.decode())
+                    seal = msgspec.json.encode({"type": told["type"], "id": _get_id(told), LEFT_OUT_KEY: True})
+                yield SignatureChunk(ReplyPieceKind.SERVER, seal.decode())
             case _:
                 pass
 
-    def _message(self, told: dict[str, Any], known: _Item) -> Iterator[Chunk]:
-        for part in _parts(told.get("content")):
+    def _read_message(self, told: dict[str, Any], known: _PartialItem) -> Iterator[ReplyChunk]:
+        for part in _iterate_parts(told.get("content")):
             refusal = part.get("refusal")
             if isinstance(refusal, str):
-                self._refused = True
+                self._is_refused = True
             words = refusal or part.get("text")
-            if not known.said and isinstance(words, str) and words:
-                yield Text(words)
+            if not known.is_streamed and isinstance(words, str) and words:
+                yield TextChunk(words)
         if isinstance(phase := told.get("phase"), str) and phase:
-            yield Seals(PieceKind.TEXT, msgspec.json.encode({"phase": phase}).decode())
+            yield SignatureChunk(ReplyPieceKind.TEXT, msgspec.json.encode({"phase": phase}).decode())
 
-    def _call(self, told: dict[str, Any]) -> Iterator[Chunk]:
+    def _read_call(self, told: dict[str, Any]) -> Iterator[ReplyChunk]:
         id_, name, arguments = told.get("call_id"), told.get("name"), told.get("arguments")
-        id_ = id_ if isinstance(id_, str) and id_ else f"call_{len(self._asked) + 1}"
-        if id_ in self._asked or not isinstance(name, str):
+        id_ = id_ if isinstance(id_, str) and id_ else f"call_{len(self._call_ids) + 1}"
+        if id_ in self._call_ids or not isinstance(name, str):
             return
-        self._asked.add(id_)
-        given = arguments_of(arguments) if isinstance(arguments, str) else arguments
-        yield Asks(Call(id=id_, tool=name, arguments=cast("dict[str, Any]", given) if isinstance(given, dict) else {}))
+        self._call_ids.add(id_)
+        given = parse_arguments(arguments) if isinstance(arguments, str) else arguments
+        yield ToolCallChunk(
+            Call(id=id_, tool=name, arguments=cast("dict[str, Any]", given) if isinstance(given, dict) else {})
+        )
 
-    def _over(self, response: _Response) -> Iterator[Chunk]:
+    def _finish_response(self, response: _Response) -> Iterator[ReplyChunk]:
         if response.error:
-            raise error_messages.in_stream(self._provider, response.error)
+            raise error_messages.build_stream_error(self._provider, response.error)
         details = response.incomplete_details
         reason = cast("dict[str, Any]", details).get("reason") if isinstance(details, dict) else None
         match response.status:
             case "completed" | "incomplete" | None:
                 pass
             case status:
-                raise error_messages.in_stream(
+                raise error_messages.build_stream_error(
                     self._provider, {"code": "server_error", "message": f"the reply is {status}"}
                 )
-        spoke = self._spoke
+        spoke = self._has_content
         for item in response.output or ():
             # Usually everything has arrived before. A call that has not must not be lost.
             is_call = isinstance(item, dict) and cast("dict[str, Any]", item).get("type") == "function_call"
             if is_call or not spoke:
-                yield from self._done(item, _Item())
+                yield from self._finish_item(item, _PartialItem())
         stop = _STOPS.get(
-            reason if isinstance(reason, str) else "", Stop.END if response.status != "incomplete" else Stop.LENGTH
+            reason if isinstance(reason, str) else "",
+            StopReason.END if response.status != "incomplete" else StopReason.LENGTH,
         )
-        if self._refused:
-            stop = Stop.FILTERED
-        elif self._asked and stop is Stop.END:
-            stop = Stop.CALLS
-        self._ended = Ended(stop, usage_of(response.usage) or Usage(estimated=True))
+        if self._is_refused:
+            stop = StopReason.FILTERED
+        elif self._call_ids and stop is StopReason.END:
+            stop = StopReason.CALLS
+        self._end_chunk = EndChunk(stop, parse_usage(response.usage) or Usage(estimated=True))
 
-    def _response(self, body: bytes | msgspec.Raw) -> _Response:
+    def _decode_response(self, body: bytes | msgspec.Raw) -> _Response:
         try:
             return _response_decoder.decode(body)
         except msgspec.ValidationError as error:
-            raise malformed(self._provider, f"it sent what we cannot read: {error}") from None
+            raise ReplyMalformed(self._provider, f"it cannot be decoded: {error}") from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise malformed(self._provider, "it sent something that is no JSON") from None
+            raise ReplyMalformed(self._provider, "it is not JSON") from None
 
-    def _failed(self, error: Any, data: bytes) -> ModelFailed:
-        return error_messages.in_stream(self._provider, error or anything(data))
+    def _build_error(self, error: Any, data: bytes) -> ModelFailed:
+        return error_messages.build_stream_error(self._provider, error or decode_json_or_none(data))
 
 
-def _reasoning(item: dict[str, Any]) -> Seals:
+def _build_reasoning_signature(item: dict[str, Any]) -> SignatureChunk:
     """Build the chunk with reasoning as it must be sent back."""
     kept: dict[str, Any] = {"type": "reasoning", "summary": item.get("summary") or []}
     for name in ("id", "content", "encrypted_content"):
         if value := item.get(name):
             kept[name] = value
-    return Seals(PieceKind.THINKING, msgspec.json.encode(kept).decode())
+    return SignatureChunk(ReplyPieceKind.THINKING, msgspec.json.encode(kept).decode())
 
 
-def _id(item: Any) -> str | None:
+def _get_id(item: Any) -> str | None:
     found = cast("dict[str, Any]", item).get("id") if isinstance(item, dict) else None
     return found if isinstance(found, str) else None
 
 
-def _parts(content: Any) -> Iterator[dict[str, Any]]:
+def _iterate_parts(content: Any) -> Iterator[dict[str, Any]]:
     if isinstance(content, list):
         for part in cast("list[Any]", content):
             if isinstance(part, dict):
                 yield cast("dict[str, Any]", part)
 
 
-def _texts(content: Any) -> Iterator[str]:
-    for part in _parts(content):
+def _iterate_texts(content: Any) -> Iterator[str]:
+    for part in _iterate_parts(content):
         if isinstance(text := part.get("text"), str) and text:
             yield text

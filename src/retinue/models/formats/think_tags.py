@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import Enum, auto
 
-from retinue.models.base import Text, Thinking
+from retinue.models.base import TextChunk, ThinkingChunk
 
 _OPEN = "<think>"
 _CLOSE = "</think>"
 
 
-class _Where(Enum):
+class _TagState(Enum):
     START = auto()
-    OPENED = auto()  # after the opening tag
+    AFTER_OPENING = auto()  # after the opening tag
     THINKING = auto()
-    AFTER = auto()  # after the closing tag
+    AFTER_CLOSING = auto()  # after the closing tag
     TEXT = auto()
 
 
-class ThinkTags:
+class ThinkTagParser:
     """Takes text as it arrives, and separates thinking from text.
 
     A tag anywhere but at the start is ordinary text.
@@ -27,66 +27,66 @@ class ThinkTags:
     Whitespace around the tags belongs to neither.
     """
 
-    __slots__ = ("_held", "_where", "passed")
+    __slots__ = ("_held", "_state", "is_text_only")
 
     def __init__(self) -> None:
-        self._where = _Where.START
+        self._state = _TagState.START
         self._held: str = ""
-        self.passed = False  # whether everything from here on is text: checked at every event
+        self.is_text_only = False  # whether everything from here on is text: checked at every event
 
-    def off(self) -> None:
+    def disable(self) -> None:
         """Treat everything as text: this server sends thinking in another field."""
-        if self._where is _Where.START:
-            self._pass()
+        if self._state is _TagState.START:
+            self._switch_to_text()
 
-    def _pass(self) -> None:
-        self._where, self.passed = _Where.TEXT, True
+    def _switch_to_text(self) -> None:
+        self._state, self.is_text_only = _TagState.TEXT, True
 
-    def feed(self, words: str) -> Iterator[Text | Thinking]:
+    def feed(self, text: str) -> Iterator[TextChunk | ThinkingChunk]:
         if self._held:
-            words, self._held = self._held + words, ""
-        if self._where is _Where.START:
-            stripped = words.lstrip()
+            text, self._held = self._held + text, ""
+        if self._state is _TagState.START:
+            stripped = text.lstrip()
             if stripped.startswith(_OPEN):
-                self._where = _Where.OPENED
-                words = stripped[len(_OPEN) :]
+                self._state = _TagState.AFTER_OPENING
+                text = stripped[len(_OPEN) :]
             elif _OPEN.startswith(stripped):
-                self._held = words
+                self._held = text
                 return
             else:
-                self._pass()
-        if self._where is _Where.OPENED:
-            words = words.lstrip()
-            if words:
-                self._where = _Where.THINKING
-        if self._where is _Where.THINKING:
-            thought, closed, words = self._thought(words)
+                self._switch_to_text()
+        if self._state is _TagState.AFTER_OPENING:
+            text = text.lstrip()
+            if text:
+                self._state = _TagState.THINKING
+        if self._state is _TagState.THINKING:
+            thought, closed, text = self._split_thinking(text)
             if thought:
-                yield Thinking(thought)
+                yield ThinkingChunk(thought)
             if not closed:
                 return
-            self._where = _Where.AFTER
-        if self._where is _Where.AFTER:
-            words = words.lstrip()
-            if words:
-                self._pass()
-        if words:
-            yield Text(words)
+            self._state = _TagState.AFTER_CLOSING
+        if self._state is _TagState.AFTER_CLOSING:
+            text = text.lstrip()
+            if text:
+                self._switch_to_text()
+        if text:
+            yield TextChunk(text)
 
-    def end(self) -> Iterator[Text | Thinking]:
+    def finish(self) -> Iterator[TextChunk | ThinkingChunk]:
         held, self._held = self._held, ""
-        if self._where is _Where.THINKING:
+        if self._state is _TagState.THINKING:
             if held := held.rstrip():
-                yield Thinking(held)
+                yield ThinkingChunk(held)
         elif held:
-            yield Text(held)
+            yield TextChunk(held)
 
-    def _thought(self, words: str) -> tuple[str, bool, str]:
-        thought, tag, after = words.partition(_CLOSE)
+    def _split_thinking(self, text: str) -> tuple[str, bool, str]:
+        thought, tag, after = text.partition(_CLOSE)
         if tag:
             return thought.rstrip(), True, after
         # The tag may be cut in two, and whitespace may turn out to precede it.
-        length = next((n for n in range(len(_CLOSE) - 1, 0, -1) if words.endswith(_CLOSE[:n])), 0)
-        kept = words[: len(words) - length].rstrip()
-        self._held = words[len(kept) :]
+        length = next((n for n in range(len(_CLOSE) - 1, 0, -1) if text.endswith(_CLOSE[:n])), 0)
+        kept = text[: len(text) - length].rstrip()
+        self._held = text[len(kept) :]
         return kept, False, ""

@@ -13,10 +13,11 @@ import msgspec
 
 from retinue.config.models import WireFormat
 from retinue.domain.attachment import Attachment
-from retinue.domain.model import Failure, ModelFacts, ModelFailed
+from retinue.domain.model import ModelFacts
 from retinue.domain.tool import ToolSpec
-from retinue.models.base import Media, WireCache
-from retinue.models.provider_http import Wire
+from retinue.models.base import AttachmentReader, EncodedContextCache
+from retinue.models.errors import EffortUnsupported
+from retinue.models.provider_http import ProviderFormat
 from retinue.models.tool_call_limits import UNPARSED
 
 HEADS_MAX = 64
@@ -24,29 +25,29 @@ IMAGE_BYTES_MAX = 20 * 1024 * 1024
 IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 
 
-def wire_of(format_: WireFormat, cache: WireCache) -> Wire:
+def make_provider_format(format_: WireFormat, cache: EncodedContextCache) -> ProviderFormat:
     """Create the encoder of a format. Contexts are cached as bytes in `cache`, which all formats may share."""
     match format_:
         case WireFormat.OPENAI_CHAT:
-            from retinue.models.formats.openai_chat import OpenAIChatWire
+            from retinue.models.formats.openai_chat import OpenAIChatFormat
 
-            return OpenAIChatWire(cache)
+            return OpenAIChatFormat(cache)
         case WireFormat.OPENAI_RESPONSES:
-            from retinue.models.formats.openai_responses import OpenAIResponsesWire
+            from retinue.models.formats.openai_responses import OpenAIResponsesFormat
 
-            return OpenAIResponsesWire(cache)
+            return OpenAIResponsesFormat(cache)
         case WireFormat.ANTHROPIC:
-            from retinue.models.formats.anthropic import AnthropicWire
+            from retinue.models.formats.anthropic import AnthropicFormat
 
-            return AnthropicWire(cache)
+            return AnthropicFormat(cache)
         case WireFormat.GOOGLE:
-            from retinue.models.formats.google import GoogleWire
+            from retinue.models.formats.google import GoogleFormat
 
-            return GoogleWire(cache)
+            return GoogleFormat(cache)
     assert_never(format_)
 
 
-class Heads:
+class RequestHeadCache:
     """Cache of encoded request heads: instructions and tools, encoded once per pair.
 
     A few entries suffice: there are few agents, and their instructions rarely change.
@@ -54,33 +55,33 @@ class Heads:
 
     def __init__(self, heads_max: int = HEADS_MAX) -> None:
         self._heads_max = heads_max
-        self._kept: OrderedDict[tuple[Hashable, str], tuple[list[ToolSpec], bytes]] = OrderedDict()
+        self._entries: OrderedDict[tuple[Hashable, str], tuple[list[ToolSpec], bytes]] = OrderedDict()
 
-    def of(
+    def get_or_encode(
         self,
         instructions: str,
         tools: Sequence[ToolSpec],
         encode: Callable[[], bytes],
         *,
-        form: Hashable = "",
+        format_key: Hashable = "",
     ) -> bytes:
-        key = (form, instructions)
+        key = (format_key, instructions)
         offered = list(tools)
-        kept = self._kept.pop(key, None)
+        kept = self._entries.pop(key, None)
         if kept is None or kept[0] != offered:
             kept = (offered, encode())
-        self._kept[key] = kept
-        if len(self._kept) > self._heads_max:
-            self._kept.popitem(last=False)
+        self._entries[key] = kept
+        if len(self._entries) > self._heads_max:
+            self._entries.popitem(last=False)
         return kept[1]
 
 
-def listed(wires: Iterable[bytes], *, first: bool) -> list[bytes]:
+def build_list_items(encoded: Iterable[bytes], *, first: bool) -> list[bytes]:
     """Return encoded records for the inside of a list.
 
     Each begins with a comma or is empty; with `first`, the first loses its comma.
     """
-    told = [wire for wire in wires if wire]
+    told = [wire for wire in encoded if wire]
     if first and told:
         told[0] = told[0][1:]
     return told
@@ -88,36 +89,36 @@ def listed(wires: Iterable[bytes], *, first: bool) -> list[bytes]:
 
 # The budget is reserved for this model, for one reply and for at most the granted output. Settings
 # can only lower these.
-PAID_FOR = frozenset({"model", "n", "best_of", "candidateCount"})
-BOUNDS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens", "maxOutputTokens"})
+BUDGETED_PARAMS = frozenset({"model", "n", "best_of", "candidateCount"})
+OUTPUT_LIMIT_PARAMS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens", "maxOutputTokens"})
 
 
-def merged(
-    ours: Mapping[str, Any], params: Mapping[str, Any], *, granted: int, without: Sequence[str] = ()
+def merge_params(
+    ours: Mapping[str, Any], params: Mapping[str, Any], *, output_tokens_max: int, without: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Merge the settings' parameters over our own fields of a body."""
-    told = {name: value for name, value in params.items() if name not in without and name not in PAID_FOR}
-    for name in BOUNDS & told.keys():
-        told[name] = min(told[name], granted) if isinstance(told[name], int) else granted
+    told = {name: value for name, value in params.items() if name not in without and name not in BUDGETED_PARAMS}
+    for name in OUTPUT_LIMIT_PARAMS & told.keys():
+        told[name] = min(told[name], output_tokens_max) if isinstance(told[name], int) else output_tokens_max
     return {**ours, **told}
 
 
-def opened(plain: Mapping[str, Any]) -> bytes:
+def encode_open_object(plain: Mapping[str, Any]) -> bytes:
     """Encode an object without its closing brace."""
     return msgspec.json.encode(plain)[:-1]
 
 
-class IdRule(NamedTuple):
+class CallIdRule(NamedTuple):
     """Which call ids a provider accepts."""
 
     pattern: re.Pattern[str]
     length: int  # of a replacement id
 
 
-PLAIN_IDS = IdRule(re.compile(r"[A-Za-z0-9_-]{1,40}"), 32)
+PLAIN_IDS = CallIdRule(re.compile(r"[A-Za-z0-9_-]{1,40}"), 32)
 
 
-def fitting(id_: str, rule: IdRule) -> str:
+def fit_call_id(id_: str, rule: CallIdRule) -> str:
     """Return the id if the provider accepts it, else a replacement: the same one for a call and its result."""
     if rule.pattern.fullmatch(id_):
         return id_
@@ -125,23 +126,23 @@ def fitting(id_: str, rule: IdRule) -> str:
 
 
 NAME_CHARS_MAX = 64
-NO_NAME = "unnamed"
-_NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{NAME_CHARS_MAX}}}")
-_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")
+UNNAMED_TOOL = "unnamed"
+_TOOL_NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{NAME_CHARS_MAX}}}")
+_INVALID_NAME_CHARS = re.compile(r"[^A-Za-z0-9_-]")
 
 
-def named(tool: str) -> str:
+def fit_tool_name(tool: str) -> str:
     """Return a tool's name in a form that every provider accepts.
 
     Models call tools that do not exist, by names that a provider would refuse. One such call must
     not end a session.
     """
-    if _NAME.fullmatch(tool):
+    if _TOOL_NAME.fullmatch(tool):
         return tool
-    return _NOT_IN_A_NAME.sub("_", tool[:NAME_CHARS_MAX]) or NO_NAME
+    return _INVALID_NAME_CHARS.sub("_", tool[:NAME_CHARS_MAX]) or UNNAMED_TOOL
 
 
-def anything(data: bytes) -> Any:
+def decode_json_or_none(data: bytes) -> Any:
     """Decode any JSON; None if it is invalid."""
     try:
         return msgspec.json.decode(data)
@@ -149,7 +150,7 @@ def anything(data: bytes) -> Any:
         return None
 
 
-def arguments_of(text: str) -> dict[str, Any]:
+def parse_arguments(text: str) -> dict[str, Any]:
     """Parse the arguments of a call.
 
     Unreadable ones are kept under a name that no tool uses: the call's result explains it.
@@ -167,47 +168,42 @@ def arguments_of(text: str) -> dict[str, Any]:
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {UNPARSED: text}
 
 
-class Shown(NamedTuple):
+class AttachmentPart(NamedTuple):
     """An attachment as a model gets it: an image in base64, or a line of text about it."""
 
     media_type: str
     base64: str
-    line: str
+    note: str
 
 
-def shown(attachments: Sequence[Attachment], media: Media | None, facts: ModelFacts, text: str) -> Iterator[Shown]:
+def build_attachment_parts(
+    attachments: Sequence[Attachment], media: AttachmentReader | None, facts: ModelFacts, text: str
+) -> Iterator[AttachmentPart]:
     """Yield the attachments of a turn with this `text`. A file that the text already names needs no line."""
     for attachment in attachments:
         is_image = attachment.media_type.startswith("image/")
         if not is_image:
             if attachment.hash not in text:
-                yield Shown("", "", f"[attached: {_named(attachment)}]")
+                yield AttachmentPart("", "", f"[attached: {_describe_attachment(attachment)}]")
             continue
         if not facts.vision:
-            yield Shown("", "", f"[attached: {_named(attachment)}; you cannot see images]")
+            yield AttachmentPart("", "", f"[attached: {_describe_attachment(attachment)}; you cannot see images]")
         elif attachment.media_type not in IMAGE_TYPES or attachment.size_bytes > IMAGE_BYTES_MAX:
-            yield Shown("", "", f"[attached: {_named(attachment)}; it cannot be shown to you]")
+            yield AttachmentPart("", "", f"[attached: {_describe_attachment(attachment)}; it cannot be shown to you]")
         elif (data := media.read(attachment) if media is not None else None) is None:
-            yield Shown("", "", f"[attached: {_named(attachment)}; it is no longer kept]")
+            yield AttachmentPart("", "", f"[attached: {_describe_attachment(attachment)}; it is no longer kept]")
         else:
-            yield Shown(attachment.media_type, base64.b64encode(data).decode(), "")
+            yield AttachmentPart(attachment.media_type, base64.b64encode(data).decode(), "")
 
 
-def _named(attachment: Attachment) -> str:
+def _describe_attachment(attachment: Attachment) -> str:
     return f"{attachment.name}, {attachment.media_type}, {attachment.size_bytes} bytes"
 
 
-def effort_of(effort: str | None, facts: ModelFacts) -> str | None:
+def check_effort(effort: str | None, facts: ModelFacts) -> str | None:
     """Return the effort to request. Raises before anything is sent if the model is known not to support it."""
     if effort is None or facts.efforts is None or effort in facts.efforts:
         return effort
     if effort == "none" and not facts.efforts:
         return None  # it does not think at all
-    takes = ", ".join(facts.efforts) or "none at all"
-    raise ModelFailed(
-        f"{facts.ref} does not take the effort '{effort}'",
-        because=f"it takes {takes}",
-        try_this="choose one of these, or leave the effort to the model",
-        code="model.effort",
-        failure=Failure.BAD_REQUEST,
-    )
+    raise EffortUnsupported(facts.ref, effort, supported=facts.efforts)

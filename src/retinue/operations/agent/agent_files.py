@@ -20,57 +20,64 @@ from typing import Annotated
 import msgspec
 import sqlalchemy as sa
 
-from retinue.agents.agent_directory import ensure_home
-from retinue.agents.skill_discovery import FOLDER as SKILLS
+from retinue.agents.agent_directory import ensure_agent_directory
+from retinue.agents.skill_discovery import SKILLS_FOLDER as SKILLS
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import Agent, PermissionLevel
-from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, TooLarge
-from retinue.domain.event import NewsKind
+from retinue.domain.errors import Conflict, Invalid, NotFound
+from retinue.domain.event import EventKind
 from retinue.domain.ids import RunId, SessionId
-from retinue.domain.permission import Access, default_rights, is_seen
+from retinue.domain.permission import PermissionKind, default_rights, is_fully_visible
 from retinue.domain.principal import Principal
-from retinue.domain.times import from_ms, show, to_ms
+from retinue.domain.times import format_time, from_ms, to_ms
 from retinue.domain.trust import Trust
-from retinue.operations.agent.agents import find_agent
-from retinue.operations.base import Desk, Operation
-from retinue.store.core.transaction import Page
-from retinue.tools.base import Scene, ToolFailed
-from retinue.tools.files.atomic_write import put
-from retinue.tools.files.file_access import Ground, done_in_thread
-from retinue.tools.files.file_snapshot import Looked, look, look_if_there
-from retinue.tools.files.file_types import binary_type
-from retinue.tools.files.paths import Place, listed, locate, seen
-from retinue.tools.files.write_tool import encoded, put_changed
+from retinue.operations.agent.agents import require_visible_agent
+from retinue.operations.agent.errors import (
+    AgentFileChanged,
+    AgentFileNotShown,
+    AgentFileNotText,
+    AgentFilesPeopleOnly,
+    AgentFilesUnavailable,
+    AgentFileTooLarge,
+)
+from retinue.operations.base import Operation, Services
+from retinue.store.core.transaction import Transaction
+from retinue.tools.base import ToolContext, ToolFailed
+from retinue.tools.files.atomic_write import write_atomically
+from retinue.tools.files.errors import FileChanged, FileTooLarge, PathNotFound
+from retinue.tools.files.file_access import FileServices, finish_in_thread
+from retinue.tools.files.file_snapshot import FileSnapshot, read_snapshot, read_snapshot_if_exists
+from retinue.tools.files.file_types import detect_binary_type
+from retinue.tools.files.paths import ResolvedPath, locate, open_folder_for_listing
+from retinue.tools.files.write_tool import encode_text, write_changed
 
 FILES_LISTED_MAX = 200
-ENTRIES_LOOKED_AT_MAX = 2_000  # per directory
-FOLDERS_DEEP_MAX = 6
+DIRECTORY_ENTRIES_MAX = 2_000  # per directory
+DIRECTORY_DEPTH_MAX = 6
 FILE_BYTES_MAX = 262_144
-MEMORY = "internal_space"
+MEMORY_DIRECTORY = "internal_space"
 
 
-class Of(msgspec.Struct, forbid_unknown_fields=True):
+class AgentFilesRequest(msgspec.Struct, forbid_unknown_fields=True):
     name: str
 
 
-class OneFile(msgspec.Struct, forbid_unknown_fields=True):
+class AgentFileRequest(msgspec.Struct, forbid_unknown_fields=True):
     name: str
-    path: Annotated[str, msgspec.Meta(description="its path in the home, such as SOUL.md")]
+    path: Annotated[str, msgspec.Meta(description="path in the agent directory, such as SOUL.md")]
 
 
-class WriteFile(msgspec.Struct, forbid_unknown_fields=True):
+class AgentFileWriteRequest(msgspec.Struct, forbid_unknown_fields=True):
     """`hash` is the hash of the file as you read it, or empty for a new file."""
 
     name: str
-    path: Annotated[str, msgspec.Meta(description="its path in the home, such as SOUL.md")]
-    content: Annotated[str, msgspec.Meta(description="all of its new text")]
-    hash: Annotated[str, msgspec.Meta(description="of the file as you read it; empty where there is none yet")]
-    believe: Annotated[
-        bool, msgspec.Meta(description="its words can be believed from now on, wherever they came from")
-    ] = False
+    path: Annotated[str, msgspec.Meta(description="path in the agent directory, such as SOUL.md")]
+    content: Annotated[str, msgspec.Meta(description="the complete new text")]
+    hash: Annotated[str, msgspec.Meta(description="hash of the file as you read it; empty for a new file")]
+    believe: Annotated[bool, msgspec.Meta(description="mark the file as trusted, wherever its text came from")] = False
 
 
-class AgentFile(msgspec.Struct, frozen=True, rename="kebab"):
+class AgentFileRow(msgspec.Struct, frozen=True, rename="kebab"):
     """One file. `hash` is null if the file is too large to be shown."""
 
     path: str
@@ -79,13 +86,13 @@ class AgentFile(msgspec.Struct, frozen=True, rename="kebab"):
     hash: str | None
 
 
-class AgentFiles(msgspec.Struct, frozen=True):
+class AgentFileList(msgspec.Struct, frozen=True):
     name: str
-    files: list[AgentFile]
+    files: list[AgentFileRow]
     more: bool
 
 
-class AgentFileShown(msgspec.Struct, frozen=True, rename="kebab"):
+class AgentFileDetails(msgspec.Struct, frozen=True, rename="kebab"):
     """One file with its content. `trust` is untrusted if the file was made from untrusted text."""
 
     name: str
@@ -105,197 +112,183 @@ class AgentFileWritten(msgspec.Struct, frozen=True, rename="kebab"):
     created: bool
 
 
-async def files(desk: Desk, caller: Principal, asked: Of) -> AgentFiles:
-    scene = await _scene(desk, caller, asked.name)
-    found, more = await asyncio.to_thread(_look_around, desk, scene)
-    return AgentFiles(scene.agent.name, found, more=more)
+async def list_files(services: Services, caller: Principal, request: AgentFilesRequest) -> AgentFileList:
+    context = await _build_tool_context(services, caller, request.name)
+    found, more = await asyncio.to_thread(_find_files, services, context)
+    return AgentFileList(context.agent.name, found, more=more)
 
 
-async def show_file(desk: Desk, caller: Principal, asked: OneFile) -> AgentFileShown:
-    ground = _ground(desk)
-    scene = await _scene(desk, caller, asked.name)
-    with _told():
-        place = await asyncio.to_thread(_locate, asked.path, scene, Access.READ, ground)
-        async with ground.alone_with(place.real):
-            looked = await asyncio.to_thread(partial(look, place.real, text=asked.path, bytes_max=FILE_BYTES_MAX))
-            trust = await ground.trust_of(place.real, looked)
-        return AgentFileShown(
-            scene.agent.name,
-            path=_in_home(place, scene),
-            content=_text(looked, asked.path),
-            size_bytes=len(looked.data),
-            changed_at=_changed_at(desk, looked.status),
-            hash=_hash(looked.data),
+async def show_file(services: Services, caller: Principal, request: AgentFileRequest) -> AgentFileDetails:
+    file_access = _require_file_access(services)
+    context = await _build_tool_context(services, caller, request.name)
+    with _as_api_errors():
+        location = await asyncio.to_thread(_resolve_path, request.path, context, PermissionKind.READ, file_access)
+        async with file_access.lock_file(location.real):
+            snapshot = await asyncio.to_thread(
+                partial(read_snapshot, location.real, text=request.path, bytes_max=FILE_BYTES_MAX)
+            )
+            trust = await file_access.trust_of(location.real, snapshot)
+        return AgentFileDetails(
+            context.agent.name,
+            path=_relative_path(location, context),
+            content=_decode_text(snapshot, request.path),
+            size_bytes=len(snapshot.data),
+            changed_at=_changed_at(services, snapshot.status),
+            hash=_hash(snapshot.data),
             trust=trust,
         )
 
 
-async def write_file(desk: Desk, caller: Principal, asked: WriteFile) -> AgentFileWritten:
+async def write_file(services: Services, caller: Principal, request: AgentFileWriteRequest) -> AgentFileWritten:
     """Write a file atomically, and only if it is unchanged since the caller read it."""
-    ground = _ground(desk)
-    scene = await _scene(desk, caller, asked.name)
-    with _told():
-        data = encoded(asked.content, asked.path)
+    file_access = _require_file_access(services)
+    context = await _build_tool_context(services, caller, request.name)
+    with _as_api_errors():
+        data = encode_text(request.content, request.path)
         if len(data) > FILE_BYTES_MAX:
-            raise TooLarge(
-                f"'{seen(asked.path)}' would be too large",
-                because=f"it would have {len(data):,} bytes, and may have {FILE_BYTES_MAX:,}",
-                try_this="make several files of it",
-                code="file.too-large",
+            raise AgentFileTooLarge(request.path, size_bytes=len(data), bytes_max=FILE_BYTES_MAX)
+        location = await asyncio.to_thread(_resolve_path, request.path, context, PermissionKind.WRITE, file_access)
+        async with file_access.lock_file(location.real):
+            old = await asyncio.to_thread(
+                partial(read_snapshot_if_exists, location.real, text=request.path, bytes_max=FILE_BYTES_MAX)
             )
-        place = await asyncio.to_thread(_locate, asked.path, scene, Access.WRITE, ground)
-        async with ground.alone_with(place.real):
-            old = await asyncio.to_thread(partial(look_if_there, place.real, text=asked.path, bytes_max=FILE_BYTES_MAX))
-            _check_unchanged(old, asked)
-            if old is None or asked.believe:
+            _check_unchanged(old, request)
+            if old is None or request.believe:
                 was = old.status if old is not None else None
-                placed = await done_in_thread(partial(put, place, data, text=asked.path, was=was))
-                await ground.mark_clean(place.real, scene, ctime_ms=placed.ctime_ms)
+                placed = await finish_in_thread(partial(write_atomically, location, data, text=request.path, was=was))
+                await file_access.mark_clean(location.real, context, ctime_ms=placed.ctime_ms)
             else:  # keep its trust: most of the text may be the old one
-                await put_changed(ground, place, old, data, text=asked.path, scene=scene)
-    path = _in_home(place, scene)
-    await _tell(desk, caller, scene.agent, path)
-    return AgentFileWritten(scene.agent.name, path, size_bytes=len(data), hash=_hash(data), created=old is None)
+                await write_changed(file_access, location, old, data, text=request.path, context=context)
+    path = _relative_path(location, context)
+    await _emit_agent_changed(services, caller, context.agent, path)
+    return AgentFileWritten(context.agent.name, path, size_bytes=len(data), hash=_hash(data), created=old is None)
 
 
-async def _tell(desk: Desk, caller: Principal, agent: Agent, path: str) -> None:
+async def _emit_agent_changed(services: Services, caller: Principal, agent: Agent, path: str) -> None:
     def body(conn: sa.Connection) -> None:
-        page = Page(conn, to_ms(desk.clock.now()))
-        page.tell(NewsKind.AGENT_CHANGED, agent=agent.name, version=agent.version, file=path, by=str(caller.address))
-        page.close()
+        tx = Transaction(conn, to_ms(services.clock.now()))
+        tx.emit(EventKind.AGENT_CHANGED, agent=agent.name, version=agent.version, file=path, by=str(caller.address))
+        tx.close()
 
-    await desk.store.write(body, point="agent")
+    await services.store.write(body, point="agent")
 
 
-async def _scene(desk: Desk, caller: Principal, name: str) -> Scene:
+async def _build_tool_context(services: Services, caller: Principal, name: str) -> ToolContext:
     """Return a tool context like that of the agent's own call: no grants, its directory as the workspace."""
     if caller.address.kind is not AddressKind.PERSON:
-        raise NotAllowed(
-            "only people are answered about the files of a home",
-            because="what an agent reads is labelled, and the file tools do that",
-            try_this="use read, write and ls in your own home",
-            code="agent.files-for-people",
-        )
-    agent = await desk.store.read(partial(find_agent, caller=caller, name=name))
-    home = await asyncio.to_thread(ensure_home, desk.home, agent.name)
-    id_ = desk.ids.new()
-    return Scene(
+        raise AgentFilesPeopleOnly
+    agent = await services.store.read(partial(require_visible_agent, caller=caller, name=name))
+    directory = await asyncio.to_thread(ensure_agent_directory, services.data_dir, agent.name)
+    id_ = services.ids.new()
+    return ToolContext(
         agent=agent,
         session=SessionId(id_),
         run=RunId(id_),
         call="",
-        home=home,
-        rights=default_rights(home, home),
+        agent_directory=directory,
+        rights=default_rights(directory, directory),
         sender=caller.address,
         trust=caller.trust,
     )
 
 
-def _ground(desk: Desk) -> Ground:
-    if desk.ground is None:
-        raise NotFound("this house has no files", because="it was opened without any", code="tool.none")
-    return desk.ground
+def _require_file_access(services: Services) -> FileServices:
+    if services.file_access is None:
+        raise AgentFilesUnavailable
+    return services.file_access
 
 
-def _locate(path: str, scene: Scene, access: Access, ground: Ground) -> Place:
+def _resolve_path(path: str, context: ToolContext, access: PermissionKind, file_access: FileServices) -> ResolvedPath:
     """Resolve a path in the agent directory. Absolute paths are refused: they would reveal the data directory."""
-    place = locate(path, scene, access, ground.withheld)
-    if path.startswith(("/", "~")) or not shapes(_in_home(place, scene)):
-        raise Invalid(
-            f"'{seen(path)}' is none of the files that make an agent what it is",
-            because=f"those are *.md in its home and in {MEMORY}, and what lies in {SKILLS}",
-            try_this="look at `agent.files`",
-            code="agent.file-not-shown",
-        )
-    return place
+    location = locate(path, context, access, file_access.withheld)
+    if path.startswith(("/", "~")) or not defines_agent(_relative_path(location, context)):
+        raise AgentFileNotShown(path, memory_folder=MEMORY_DIRECTORY, skills_folder=SKILLS)
+    return location
 
 
-def _in_home(place: Place, scene: Scene) -> str:
-    return os.path.relpath(place.real, os.path.realpath(scene.home))
+def _relative_path(location: ResolvedPath, context: ToolContext) -> str:
+    return os.path.relpath(location.real, os.path.realpath(context.agent_directory))
 
 
-def shapes(path: str) -> bool:
+def defines_agent(path: str) -> bool:
     """Return whether a file at this path of an agent directory defines the agent."""
     parts = PurePosixPath(path).parts
-    if not parts or not is_seen(path) or any(part.startswith(".") for part in parts):
+    if not parts or not is_fully_visible(path) or any(part.startswith(".") for part in parts):
         return False
-    if len(parts) == 1 or parts[0] == MEMORY:
+    if len(parts) == 1 or parts[0] == MEMORY_DIRECTORY:
         return path.endswith(".md")
     return parts[0] == SKILLS
 
 
-def _look_around(desk: Desk, scene: Scene) -> tuple[list[AgentFile], bool]:
-    home = os.path.realpath(scene.home)
-    paths = sorted(islice(_walk(home, ""), FILES_LISTED_MAX + 1), key=lambda path: (path.count("/"), path))
-    found = [_form(desk, home, path) for path in paths[:FILES_LISTED_MAX]]
-    return [form for form in found if form is not None], len(paths) > FILES_LISTED_MAX
+def _find_files(services: Services, context: ToolContext) -> tuple[list[AgentFileRow], bool]:
+    directory = os.path.realpath(context.agent_directory)
+    paths = sorted(
+        islice(_walk_directory(directory, ""), FILES_LISTED_MAX + 1), key=lambda path: (path.count("/"), path)
+    )
+    found = [_to_file_row(services, directory, path) for path in paths[:FILES_LISTED_MAX]]
+    return [row for row in found if row is not None], len(paths) > FILES_LISTED_MAX
 
 
-def _walk(home: str, folder: str, *, deep: int = 1) -> Iterator[str]:
+def _walk_directory(directory: str, folder: str, *, depth: int = 1) -> Iterator[str]:
     """Yield the paths of the files that define the agent. Links and unreadable directories are skipped."""
     try:
-        with listed(os.path.join(home, folder), text=folder) as opened, os.scandir(opened) as entries:
+        with (
+            open_folder_for_listing(os.path.join(directory, folder), text=folder) as opened,
+            os.scandir(opened) as entries,
+        ):
             found = [
                 (entry.name, os.stat(entry.name, dir_fd=opened, follow_symlinks=False).st_mode)
-                for entry in islice(entries, ENTRIES_LOOKED_AT_MAX)
+                for entry in islice(entries, DIRECTORY_ENTRIES_MAX)
             ]
     except (OSError, ToolFailed):
         return
     for name, mode in sorted(found):
         path = os.path.join(folder, name)
-        if stat.S_ISREG(mode) and shapes(path):
+        if stat.S_ISREG(mode) and defines_agent(path):
             yield path
-        elif stat.S_ISDIR(mode) and deep < FOLDERS_DEEP_MAX and (folder or name in (MEMORY, SKILLS)):
-            yield from _walk(home, path, deep=deep + 1)
+        elif stat.S_ISDIR(mode) and depth < DIRECTORY_DEPTH_MAX and (folder or name in (MEMORY_DIRECTORY, SKILLS)):
+            yield from _walk_directory(directory, path, depth=depth + 1)
 
 
-def _form(desk: Desk, home: str, path: str) -> AgentFile | None:
+def _to_file_row(services: Services, directory: str, path: str) -> AgentFileRow | None:
     """Return the list row of a file, or None if it is not text or no longer exists."""
-    real = os.path.join(home, path)
+    real = os.path.join(directory, path)
     try:
-        looked = look(real, text=path, bytes_max=FILE_BYTES_MAX)
+        snapshot = read_snapshot(real, text=path, bytes_max=FILE_BYTES_MAX)
     except ToolFailed as failure:
-        if failure.code != "file.too-large":
+        if not isinstance(failure, FileTooLarge):
             return None
         status = os.lstat(real)
-        return AgentFile(path, status.st_size, _changed_at(desk, status), hash=None)
-    if binary_type(looked.data) is not None:
+        return AgentFileRow(path, status.st_size, _changed_at(services, status), hash=None)
+    if detect_binary_type(snapshot.data) is not None:
         return None
-    return AgentFile(path, len(looked.data), _changed_at(desk, looked.status), hash=_hash(looked.data))
+    return AgentFileRow(path, len(snapshot.data), _changed_at(services, snapshot.status), hash=_hash(snapshot.data))
 
 
-def _check_unchanged(old: Looked | None, asked: WriteFile) -> None:
-    if asked.hash == (_hash(old.data) if old is not None else ""):
+def _check_unchanged(current: FileSnapshot | None, request: AgentFileWriteRequest) -> None:
+    if request.hash == (_hash(current.data) if current is not None else ""):
         return
-    raise Conflict(
-        f"'{seen(asked.path)}' is no longer what you have read",
-        because="somebody has written it since" if asked.hash else "there is such a file already",
-        try_this="read it again, and bring the two together",
-        code="agent.file-changed",
-    )
+    raise AgentFileChanged(request.path, expected=bool(request.hash))
 
 
-def _text(looked: Looked, path: str) -> str:
+def _decode_text(snapshot: FileSnapshot, path: str) -> str:
     try:
-        if binary_type(looked.data) is None:
-            return looked.data.decode()
+        if detect_binary_type(snapshot.data) is None:
+            return snapshot.data.decode()
     except UnicodeDecodeError:
         pass
-    raise Invalid(
-        f"'{seen(path)}' is no text",
-        because="it is not UTF-8, or has a NUL in it",
-        try_this="open it where it lies",
-        code="file.not-text",
-    )
+    raise AgentFileNotText(path)
 
 
 @contextmanager
-def _told() -> Generator[None]:
+def _as_api_errors() -> Generator[None]:
     """Turn errors of the file tools, which address a model, into API errors."""
     try:
         yield
     except ToolFailed as failure:
-        kind = NotFound if failure.code == "path.not-found" else Conflict if failure.code == "file.changed" else Invalid
+        kind = (
+            NotFound if isinstance(failure, PathNotFound) else Conflict if isinstance(failure, FileChanged) else Invalid
+        )
         raise kind(failure.sentence, because=failure.because, try_this=failure.try_this, code=failure.code) from failure
 
 
@@ -303,34 +296,34 @@ def _hash(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _changed_at(desk: Desk, status: os.stat_result) -> str:
-    return show(from_ms(status.st_mtime_ns // 1_000_000), desk.zone)
+def _changed_at(services: Services, status: os.stat_result) -> str:
+    return format_time(from_ms(status.st_mtime_ns // 1_000_000), services.zone)
 
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
         name="agent.files",
-        summary="List the files that make an agent what it is.",
-        parameters=Of,
-        handler=files,
+        summary="List the files that define an agent.",
+        parameters=AgentFilesRequest,
+        handler=list_files,
         permission=PermissionLevel.PRIVILEGED,
-        result=AgentFiles,
+        result=AgentFileList,
     ),
     Operation(
         name="agent.file",
-        summary="Show one of these files.",
-        parameters=OneFile,
+        summary="Show one file that defines an agent.",
+        parameters=AgentFileRequest,
         handler=show_file,
         permission=PermissionLevel.PRIVILEGED,
-        result=AgentFileShown,
+        result=AgentFileDetails,
     ),
     Operation(
         name="agent.write-file",
-        summary="Write one of these files.",
-        parameters=WriteFile,
+        summary="Write one file that defines an agent.",
+        parameters=AgentFileWriteRequest,
         handler=write_file,
         permission=PermissionLevel.PRIVILEGED,
-        effect=True,
+        has_effect=True,
         result=AgentFileWritten,
     ),
 )

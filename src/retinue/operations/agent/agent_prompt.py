@@ -3,41 +3,51 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Annotated
 
 import msgspec
 import sqlalchemy as sa
 
-from retinue.agents.instruction_builder import findings
-from retinue.agents.instruction_templates import ENTRY, FOLDER, TemplateBroken
+from retinue.agents.instruction_builder import find_invalid_templates
+from retinue.agents.instruction_templates import ENTRY_FILE, TEMPLATES_FOLDER, InvalidTemplate
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import Agent, PermissionLevel
-from retinue.domain.errors import Invalid, NotAllowed, NotFound
 from retinue.domain.instruction_mode import InstructionMode
 from retinue.domain.principal import Principal
 from retinue.domain.session import Session
-from retinue.domain.times import from_ms, show
-from retinue.operations.agent.agents import find_agent
-from retinue.operations.base import Desk, Operation
-from retinue.operations.doctor_registry import Check, Found, Scene, warning
-from retinue.operations.envelope.envelopes import Upload
+from retinue.domain.shared_errors import SessionNotFound
+from retinue.domain.times import format_time, from_ms
+from retinue.operations.agent.agents import require_visible_agent
+from retinue.operations.agent.errors import (
+    PromptNotAllowed,
+    PromptPreviewUnavailable,
+    TemplateEntryMissing,
+    TemplateNotText,
+)
+from retinue.operations.base import Operation, Services
+from retinue.operations.doctor_registry import DoctorCheck, DoctorContext, DoctorFinding, build_warning
+from retinue.operations.envelope.envelopes import AttachmentUpload
 from retinue.policy.access import permissions
 from retinue.store.agents import agents
 from retinue.store.sessions import instructions, sessions
 
+SHARED_TEMPLATE = "house"  # key of the instance's template in `find_invalid_templates`
 
-class Prompt(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+
+class AgentPromptRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """`check` holds template files to try instead of the template in use: the entry file and its includes."""
 
     name: str
-    session: Annotated[str, msgspec.Meta(description="as in this conversation; left out, as in a fresh one")] = ""
+    session: Annotated[str, msgspec.Meta(description="show the prompt of this session; default: of a new one")] = ""
     mode: Annotated[
-        InstructionMode | None, msgspec.Meta(description="how much is told; left out, as the agent has it")
+        InstructionMode | None, msgspec.Meta(description="how much the prompt includes; default: the agent's setting")
     ] = None
-    check: Annotated[list[Upload], msgspec.Meta(description="a template to try; nothing is changed by it")] = []
-    parts: Annotated[bool, msgspec.Meta(description="with the words of each section, and what has changed")] = False
+    check: Annotated[
+        list[AttachmentUpload], msgspec.Meta(description="a template file to try; nothing is changed")
+    ] = []
+    parts: Annotated[bool, msgspec.Meta(description="include the text of each section and the previous prompt")] = False
 
 
 class PromptSection(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -56,21 +66,21 @@ class PromptFile(msgspec.Struct, frozen=True):
     chars: int
 
 
-class PromptBefore(msgspec.Struct, frozen=True):
+class PreviousPrompt(msgspec.Struct, frozen=True):
     """The system prompt that the session's last run used, in use since `at`."""
 
     at: str
     text: str
 
 
-class TemplateTrouble(msgspec.Struct, frozen=True):
+class TemplateError(msgspec.Struct, frozen=True):
     """Why the owner's template on disk is not in use."""
 
     sentence: str
     because: str
 
 
-class AgentPrompt(msgspec.Struct, frozen=True, omit_defaults=True):
+class AgentPromptDetails(msgspec.Struct, frozen=True, omit_defaults=True):
     """The system prompt. `tokens` is an estimate.
 
     `template` is the start of the hash of the owner's template, or `built-in`. With `parts`, the answer
@@ -84,139 +94,120 @@ class AgentPrompt(msgspec.Struct, frozen=True, omit_defaults=True):
     sections: list[PromptSection]
     text: str
     files: list[PromptFile] = []
-    before: PromptBefore | None = None
-    trouble: TemplateTrouble | None = None
+    before: PreviousPrompt | None = None
+    trouble: TemplateError | None = None
 
 
-async def prompt(desk: Desk, caller: Principal, asked: Prompt) -> AgentPrompt:
+async def show_prompt(services: Services, caller: Principal, request: AgentPromptRequest) -> AgentPromptDetails:
     """Show the system prompt of an agent.
 
     An agent may see its own. The prompt includes the agent's files, so people need the permission for
     `agent.file`.
     """
     if caller.address.kind is AddressKind.PERSON:
-        seen = permissions.decide("agent.file", caller.level, desk.policy)
-        if not seen.allowed:
-            raise NotAllowed(
-                "you may not see what agents are told",
-                because=f"it holds what is in their files: {seen.because}",
-                try_this="ask the owner of this house",
-                code="agent.prompt-withheld",
-            )
-    if desk.previews is None:
-        raise NotFound(
-            "nobody here says what agents are told",
-            because="this house was furnished by hand",
-            try_this="open it with `retinue run`",
-            code="agent.prompt-none",
-        )
-    agent, session = await desk.store.scan(partial(_find, caller=caller, asked=asked))
-    files = {_name(each, asked): _text(each) for each in asked.check} if asked.check else None
-    if files is not None and ENTRY not in files:
-        raise Invalid(
-            "this template has no beginning",
-            because=f"several files were given, and none is called {ENTRY}",
-            try_this=f"give one file alone, or call one of them {ENTRY}",
-            code="instructions.no-entry",
-        )
-    told = await desk.previews.shown(agent, session, mode=asked.mode, files=files)
-    words: Mapping[str, str] = told.words if asked.parts else {}
-    form = AgentPrompt(
+        seen = permissions.decide_operation("agent.file", caller.level, services.permission_policy)
+        if not seen.is_allowed:
+            raise PromptNotAllowed(because=seen.because)
+    if services.prompt_previews is None:
+        raise PromptPreviewUnavailable
+    agent, session = await services.store.scan(partial(_find_agent_and_session, caller=caller, request=request))
+    files = {_template_name(each, request): _decode_text(each) for each in request.check} if request.check else None
+    if files is not None and ENTRY_FILE not in files:
+        raise TemplateEntryMissing(ENTRY_FILE)
+    prompt = await services.prompt_previews.preview(agent, session, mode=request.mode, files=files)
+    texts: Mapping[str, str] = prompt.section_texts if request.parts else {}
+    details = AgentPromptDetails(
         name=agent.name,
         session=session.id if session is not None else None,
-        template=told.template[:16] or "built-in",
-        tokens=sum(part.tokens for part in told.parts),
-        sections=[PromptSection(part.name, part.tokens, part.chars, words.get(part.name, "")) for part in told.parts],
-        text=told.text,
+        template=prompt.template_hash[:16] or "built-in",
+        tokens=sum(part.tokens for part in prompt.section_sizes),
+        sections=[
+            PromptSection(part.name, part.tokens, part.chars, texts.get(part.name, "")) for part in prompt.section_sizes
+        ],
+        text=prompt.text,
     )
-    if not asked.parts:
-        return form
+    if not request.parts:
+        return details
     return msgspec.structs.replace(
-        form,
-        files=[PromptFile(each.name, section, each.tokens, each.chars) for section, each in told.files],
-        before=await _before(desk, session) if session is not None else None,
-        trouble=await _trouble(desk, agent.name),
+        details,
+        files=[PromptFile(each.name, section, each.tokens, each.chars) for section, each in prompt.file_sizes],
+        before=await _read_previous_prompt(services, session) if session is not None else None,
+        trouble=await _find_template_error(services, agent.name),
     )
 
 
-async def _before(desk: Desk, session: Session) -> PromptBefore | None:
-    kept = await desk.store.scan(partial(instructions.get, session=session.id))
-    return PromptBefore(show(from_ms(kept.at_ms), desk.zone), kept.text) if kept is not None else None
+async def _read_previous_prompt(services: Services, session: Session) -> PreviousPrompt | None:
+    kept = await services.store.scan(partial(instructions.get, session=session.id))
+    return PreviousPrompt(format_time(from_ms(kept.at_ms), services.zone), kept.text) if kept is not None else None
 
 
-async def _trouble(desk: Desk, agent: str) -> TemplateTrouble | None:
+async def _find_template_error(services: Services, agent: str) -> TemplateError | None:
     """Return the error in the agent's own template, or in the instance's if the agent has none."""
 
-    def look() -> TemplateBroken | None:
-        own = (desk.home / FOLDER / agent).is_dir()
-        return findings(desk.home, [agent]).get(agent if own else "house")
+    def find_error() -> InvalidTemplate | None:
+        own = (services.data_dir / TEMPLATES_FOLDER / agent).is_dir()
+        return find_invalid_templates(services.data_dir, [agent]).get(agent if own else SHARED_TEMPLATE)
 
-    found = await asyncio.to_thread(look)
-    return TemplateTrouble(found.sentence, found.because) if found is not None else None
+    found = await asyncio.to_thread(find_error)
+    return TemplateError(found.sentence, found.because) if found is not None else None
 
 
-def _find(conn: sa.Connection, *, caller: Principal, asked: Prompt) -> tuple[Agent, Session | None]:
-    agent = find_agent(conn, caller, asked.name)
-    if not asked.session:
+def _find_agent_and_session(
+    conn: sa.Connection, *, caller: Principal, request: AgentPromptRequest
+) -> tuple[Agent, Session | None]:
+    agent = require_visible_agent(conn, caller, request.name)
+    if not request.session:
         return agent, None
-    session = sessions.resolve(conn, asked.session, seen_by=caller)
+    session = sessions.get_by_short_id(conn, request.session, seen_by=caller)
     if session.agent != agent.name:
-        raise NotFound(
-            f"that session is not {agent.name}'s",
-            because=f"it belongs to {session.agent}",
-            try_this="list them: retinue sessions",
-            code="session.not-found",
-        )
+        raise SessionNotFound(request.session, agent=agent.name, because=f"it belongs to {session.agent}")
     return agent, session
 
 
-def _name(file: Upload, asked: Prompt) -> str:
+def _template_name(file: AttachmentUpload, request: AgentPromptRequest) -> str:
     """Return the template name of a file. A single file is the entry file, whatever its name."""
-    return ENTRY if len(asked.check) == 1 else file.name
+    return ENTRY_FILE if len(request.check) == 1 else file.name
 
 
-def _text(file: Upload) -> str:
+def _decode_text(file: AttachmentUpload) -> str:
     try:
         return file.data.decode()
     except UnicodeDecodeError as error:
-        raise Invalid(
-            f"'{file.name[:100]}' is no template",
-            because=f"it is not UTF-8 at byte {error.start}",
-            try_this="write it anew as a text",
-            code="file.not-text",
-        ) from error
+        raise TemplateNotText(file.name, position=error.start) from error
 
 
 # --- doctor check ---
 
 
-async def _broken(scene: Scene) -> Mapping[str, TemplateBroken]:
-    staff = await scene.store.scan(agents.everyone) if scene.store is not None else []
-    return await asyncio.to_thread(findings, scene.home, [agent.name for agent in staff])
+async def _gather_broken_templates(context: DoctorContext) -> Mapping[str, InvalidTemplate]:
+    registered = await context.store.scan(agents.list_all) if context.store is not None else []
+    return await asyncio.to_thread(find_invalid_templates, context.data_dir, [agent.name for agent in registered])
 
 
-def _judge(broken: Mapping[str, TemplateBroken]) -> list[Found]:
-    return [
-        warning(
-            f"the template of {whose} cannot be used: {error.sentence}",
-            because=f"{error.because}; the last good one stays in use",
-            try_this="correct it, and try it with `retinue agent prompt NAME --check FILE`",
+def _evaluate_templates(broken: Mapping[str, InvalidTemplate]) -> Iterator[DoctorFinding]:
+    for owner, error in broken.items():
+        template = "the shared template" if owner == SHARED_TEMPLATE else f"the template of {owner}"
+        yield build_warning(
+            f"{template} is invalid: {error.sentence}",
+            because=f"{error.because}; the last valid template stays in use",
+            try_this="fix it, and test it: retinue agent prompt NAME --check FILE",
         )
-        for whose, error in broken.items()
-    ]
 
 
-TEMPLATES_GOOD = Check(
-    name="templates", looks_at="every template for instructions can be used", gather=_broken, judge=_judge
+TEMPLATES_CHECK = DoctorCheck(
+    name="templates",
+    ok_message="all instruction templates are valid",
+    gather=_gather_broken_templates,
+    evaluate=_evaluate_templates,
 )
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
         name="agent.prompt",
-        summary="Show what an agent is told, section by section.",
-        parameters=Prompt,
-        handler=prompt,
+        summary="Show the system prompt of an agent, section by section.",
+        parameters=AgentPromptRequest,
+        handler=show_prompt,
         permission=PermissionLevel.STANDARD,
-        result=AgentPrompt,
+        result=AgentPromptDetails,
     ),
 )

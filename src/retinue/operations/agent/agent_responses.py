@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from retinue.domain.agent import Agent, Colour, Delivery, PermissionLevel
+from retinue.domain.agent import Agent, Color, CrashPolicy, PermissionLevel
 from retinue.domain.display_options import Elevation, Verbosity
 from retinue.domain.instruction_mode import InstructionMode
-from retinue.domain.sandbox import SandboxMode, Scope, SessionsSeen, WorkspaceAccess
-from retinue.domain.schedule import Place
+from retinue.domain.sandbox import SandboxMode, SandboxScope, SandboxVisibleSessions, WorkspaceAccess
+from retinue.domain.schedule import ScheduleSession
 from retinue.domain.session import Overflow, QueueMode
-from retinue.operations.agent.effective_settings import InForce
+from retinue.operations.agent.effective_settings import EffectiveSetting
 
 
 class AgentState(StrEnum):
@@ -24,7 +24,7 @@ class AgentState(StrEnum):
     IDLE = "idle"
 
 
-class AgentListed(msgspec.Struct, frozen=True):
+class AgentRow(msgspec.Struct, frozen=True):
     name: str
     display_name: str
     description: str
@@ -32,22 +32,22 @@ class AgentListed(msgspec.Struct, frozen=True):
     model: str
     version: int
     icon: str
-    colour: Colour | None
+    colour: Color | None
     visible: bool
 
 
-class AgentsListed(msgspec.Struct, frozen=True):
-    agents: list[AgentListed]
+class AgentList(msgspec.Struct, frozen=True):
+    agents: list[AgentRow]
 
 
-class AgentQueue(msgspec.Struct, frozen=True):
+class AgentQueueSettings(msgspec.Struct, frozen=True):
     mode: QueueMode
     cap: int
     overflow: Overflow
     debounce_s: float
 
 
-class AgentReset(msgspec.Struct, frozen=True):
+class AgentResetSettings(msgspec.Struct, frozen=True):
     daily_at: str | None
     idle_minutes: float | None
     context_tokens_max: int | None
@@ -63,12 +63,12 @@ class AgentToolLists(msgspec.Struct, frozen=True, kw_only=True):
     capabilities_deny: list[str]
 
 
-class AgentTools(AgentToolLists, frozen=True, kw_only=True):
+class AgentToolSettings(AgentToolLists, frozen=True, kw_only=True):
     policy: str | None
     by_provider: dict[str, AgentToolLists]
 
 
-class AgentDelegation(msgspec.Struct, frozen=True, kw_only=True):
+class AgentDelegationSettings(msgspec.Struct, frozen=True, kw_only=True):
     allow: list[str]
     deny: list[str]
     depth_max: int
@@ -78,7 +78,7 @@ class AgentDelegation(msgspec.Struct, frozen=True, kw_only=True):
     histories: bool
 
 
-class AgentSubagents(msgspec.Struct, frozen=True, kw_only=True):
+class AgentSubagentSettings(msgspec.Struct, frozen=True, kw_only=True):
     allow: list[str]
     model: str
     effort: str | None
@@ -86,23 +86,23 @@ class AgentSubagents(msgspec.Struct, frozen=True, kw_only=True):
     archive_after_s: float | None
 
 
-class AgentHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
+class AgentHeartbeatSettings(msgspec.Struct, frozen=True, kw_only=True):
     every_s: float | None
     active_start: str | None
     active_end: str | None
     active_zone: str | None
     prompt: str | None
     model: str | None
-    place: Place | None
+    place: ScheduleSession | None
     target: str | None
     ack_chars_max: int | None
 
 
-class AgentSandbox(msgspec.Struct, frozen=True, kw_only=True):
+class AgentSandboxSettings(msgspec.Struct, frozen=True, kw_only=True):
     mode: SandboxMode | None
-    scope: Scope | None
+    scope: SandboxScope | None
     workspace: WorkspaceAccess | None
-    sessions: SessionsSeen | None
+    sessions: SandboxVisibleSessions | None
     browser: bool | None
     image: str
     cpus: float | None
@@ -110,7 +110,7 @@ class AgentSandbox(msgspec.Struct, frozen=True, kw_only=True):
     age_days: float | None
 
 
-class AgentExternal(msgspec.Struct, frozen=True, kw_only=True):
+class AgentExternalSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of an external agent. `secret` is the location of the secret, not its value."""
 
     url: str
@@ -119,14 +119,14 @@ class AgentExternal(msgspec.Struct, frozen=True, kw_only=True):
     retries: int
 
 
-class AgentShown(msgspec.Struct, frozen=True, kw_only=True):
+class AgentDetails(msgspec.Struct, frozen=True, kw_only=True):
     """One agent. Guests get only the fields of the list and the state."""
 
     name: str
     display_name: str
     description: str
     runner: str
-    external: AgentExternal | UnsetType = UNSET
+    external: AgentExternalSettings | UnsetType = UNSET
     provider: str | UnsetType | None = UNSET
     model: str
     fallbacks: list[str] | UnsetType | None = UNSET
@@ -137,15 +137,15 @@ class AgentShown(msgspec.Struct, frozen=True, kw_only=True):
     instructions_mode: InstructionMode | UnsetType = UNSET
     workspace: str | UnsetType = UNSET
     context_files: list[str] | UnsetType = UNSET
-    delivery: Delivery | UnsetType = UNSET
+    delivery: CrashPolicy | UnsetType = UNSET
     concurrency: int | UnsetType | None = UNSET
-    queue: AgentQueue | UnsetType = UNSET
-    reset: AgentReset | UnsetType = UNSET
-    tools: AgentTools | UnsetType = UNSET
-    delegation: AgentDelegation | UnsetType = UNSET
-    subagents: AgentSubagents | UnsetType = UNSET
-    heartbeat: AgentHeartbeat | UnsetType = UNSET
-    sandbox: AgentSandbox | UnsetType = UNSET
+    queue: AgentQueueSettings | UnsetType = UNSET
+    reset: AgentResetSettings | UnsetType = UNSET
+    tools: AgentToolSettings | UnsetType = UNSET
+    delegation: AgentDelegationSettings | UnsetType = UNSET
+    subagents: AgentSubagentSettings | UnsetType = UNSET
+    heartbeat: AgentHeartbeatSettings | UnsetType = UNSET
+    sandbox: AgentSandboxSettings | UnsetType = UNSET
     turns_max: int | UnsetType = UNSET
     run_seconds_max: float | UnsetType | None = UNSET
     tokens_max: int | UnsetType | None = UNSET
@@ -158,11 +158,11 @@ class AgentShown(msgspec.Struct, frozen=True, kw_only=True):
     approval_wait_s: float | UnsetType = UNSET
     permission_level: PermissionLevel | UnsetType = UNSET
     icon: str
-    colour: Colour | None
+    colour: Color | None
     visible: bool
     version: int
     state: AgentState
-    in_force: dict[str, InForce] | UnsetType = UNSET  # for settings that the instance can set too
+    in_force: dict[str, EffectiveSetting] | UnsetType = UNSET  # for settings that the instance can set too
 
 
 class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,7 +170,7 @@ class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):
     display_name: str
     description: str
     runner: str
-    external: AgentExternal
+    external: AgentExternalSettings
     provider: str | None
     model: str
     fallbacks: list[str] | None
@@ -181,15 +181,15 @@ class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):
     instructions_mode: InstructionMode
     workspace: str
     context_files: list[str]
-    delivery: Delivery
+    delivery: CrashPolicy
     concurrency: int | None
-    queue: AgentQueue
-    reset: AgentReset
-    tools: AgentTools
-    delegation: AgentDelegation
-    subagents: AgentSubagents
-    heartbeat: AgentHeartbeat
-    sandbox: AgentSandbox
+    queue: AgentQueueSettings
+    reset: AgentResetSettings
+    tools: AgentToolSettings
+    delegation: AgentDelegationSettings
+    subagents: AgentSubagentSettings
+    heartbeat: AgentHeartbeatSettings
+    sandbox: AgentSandboxSettings
     turns_max: int
     run_seconds_max: float | None
     tokens_max: int | None
@@ -202,7 +202,7 @@ class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):
     approval_wait_s: float
     permission_level: PermissionLevel
     icon: str
-    colour: Colour | None
+    colour: Color | None
     visible: bool
     version: int
 
@@ -223,7 +223,7 @@ class AgentRestored(AgentDefinition, frozen=True, kw_only=True):
     restored: int
 
 
-class AgentVersionListed(msgspec.Struct, frozen=True):
+class AgentVersionRow(msgspec.Struct, frozen=True):
     version: int
     at: str
     by: str
@@ -231,8 +231,8 @@ class AgentVersionListed(msgspec.Struct, frozen=True):
     changed: list[str]
 
 
-class AgentVersionsListed(msgspec.Struct, frozen=True):
-    versions: list[AgentVersionListed]
+class AgentVersionList(msgspec.Struct, frozen=True):
+    versions: list[AgentVersionRow]
     next: int | None
 
 
@@ -242,7 +242,7 @@ class AgentFieldChange(msgspec.Struct, frozen=True):
     new: Any
 
 
-class AgentsCompared(msgspec.Struct, frozen=True):
+class AgentComparison(msgspec.Struct, frozen=True):
     name: str
     old: int
     new: int
@@ -256,21 +256,21 @@ class AgentDeleted(msgspec.Struct, frozen=True, rename="kebab"):
     home: str | None
 
 
-_GROUPS: Mapping[str, Any] = {
-    "queue": AgentQueue,
-    "reset": AgentReset,
-    "tools": AgentTools,
-    "delegation": AgentDelegation,
-    "subagents": AgentSubagents,
-    "heartbeat": AgentHeartbeat,
-    "sandbox": AgentSandbox,
-    "external": AgentExternal,
+_SETTING_GROUPS: Mapping[str, Any] = {
+    "queue": AgentQueueSettings,
+    "reset": AgentResetSettings,
+    "tools": AgentToolSettings,
+    "delegation": AgentDelegationSettings,
+    "subagents": AgentSubagentSettings,
+    "heartbeat": AgentHeartbeatSettings,
+    "sandbox": AgentSandboxSettings,
+    "external": AgentExternalSettings,
 }
-Form = TypeVar("Form", AgentShown, AgentRegistered, AgentChanged, AgentRestored)
+Response = TypeVar("Response", AgentDetails, AgentRegistered, AgentChanged, AgentRestored)
 
 
-def listed_form(agent: Agent) -> AgentListed:
-    return AgentListed(
+def to_agent_row(agent: Agent) -> AgentRow:
+    return AgentRow(
         agent.name,
         agent.display_name,
         agent.description,
@@ -283,11 +283,11 @@ def listed_form(agent: Agent) -> AgentListed:
     )
 
 
-def full_form(agent: Agent, form: type[Form], /, **more: Any) -> Form:
+def to_agent_response(agent: Agent, form: type[Response], /, **more: Any) -> Response:
     """Return the full definition of an agent as `form`, plus the fields in `more`."""
-    told: dict[str, Any] = {each.name: getattr(agent, each.name) for each in fields(agent)}
-    told["fallbacks"] = None if agent.fallbacks is None else list(agent.fallbacks)
-    told["context_files"] = list(agent.context_files)
-    for name, group in _GROUPS.items():
-        told[name] = msgspec.convert(getattr(agent, name), group, from_attributes=True)
-    return form(**told, **more)
+    values: dict[str, Any] = {each.name: getattr(agent, each.name) for each in fields(agent)}
+    values["fallbacks"] = None if agent.fallbacks is None else list(agent.fallbacks)
+    values["context_files"] = list(agent.context_files)
+    for name, group in _SETTING_GROUPS.items():
+        values[name] = msgspec.convert(getattr(agent, name), group, from_attributes=True)
+    return form(**values, **more)

@@ -11,98 +11,135 @@ from typing import Any
 import msgspec
 
 from retinue.config import Settings
-from retinue.config.agent_defaults import PLAIN, Defaults
+from retinue.config.agent_defaults import BUILT_IN_AGENT_DEFAULTS, AgentDefaults
 from retinue.config.sandbox import SandboxSettings
-from retinue.config.sessions import HouseReset
+from retinue.config.sessions import SessionResetSettings
 from retinue.domain.agent import Agent, HeartbeatRules, SandboxRules
 from retinue.domain.reset_rules import ResetRules
-from retinue.policy.tools.sandbox_settings import sandbox_of
+from retinue.policy.tools.sandbox_settings import merge_sandbox_settings
 
 
-class SaidBy(StrEnum):
+class SettingSource(StrEnum):
     AGENT = "agent"
-    HOUSE = "house"
+    INSTANCE = "house"
     BUILT_IN = "built-in"
 
 
-class InForce(msgspec.Struct, frozen=True):
+class EffectiveSetting(msgspec.Struct, frozen=True):
     """An effective value and its source. `key` is the setting that sets it, or would set it."""
 
     value: Any
-    by: SaidBy
+    by: SettingSource
     key: str
 
 
-def in_force(agent: Agent, settings: Settings, home: Path, *, model: str) -> dict[str, InForce]:
+def resolve_effective_settings(
+    agent: Agent, settings: Settings, agent_dir: Path, *, model: str
+) -> dict[str, EffectiveSetting]:
     """Return the effective settings, keyed by their field names in `agent.set`.
 
     `agent_dir` is the agent directory. `model` is the model that the agent would use first.
     """
-    return dict(_each(agent, settings, home, model))
+    return dict(_effective_settings(agent, settings, agent_dir, model))
 
 
-def _each(agent: Agent, settings: Settings, home: Path, model: str) -> Iterator[tuple[str, InForce]]:
-    said = SaidBy.AGENT if agent.model else SaidBy.HOUSE if settings.models.default.primary else SaidBy.BUILT_IN
-    yield "model", InForce(model, said, f"agents.{agent.name}.model" if agent.model else "models.default")
+def _effective_settings(
+    agent: Agent, settings: Settings, agent_dir: Path, model: str
+) -> Iterator[tuple[str, EffectiveSetting]]:
+    source = (
+        SettingSource.AGENT
+        if agent.model
+        else SettingSource.INSTANCE
+        if settings.models.default.primary
+        else SettingSource.BUILT_IN
+    )
+    yield "model", EffectiveSetting(model, source, f"agents.{agent.name}.model" if agent.model else "models.default")
     defaults, own = settings.defaults, agent.subagents
-    told = defaults.subagents_of(agent)
-    manner = defaults.manner_of(agent)
+    subagents = defaults.subagents_of(agent)
+    display = defaults.display_options_of(agent)
     values: dict[str, tuple[Any, bool]] = {
         "effort": (defaults.effort_of(agent), agent.effort is not None),
-        "verbose": (manner.verbose, agent.verbose is not None),
-        "elevated": (manner.elevated, agent.elevated is not None),
+        "verbose": (display.verbose, agent.verbose is not None),
+        "elevated": (display.elevated, agent.elevated is not None),
         "concurrency": (defaults.concurrency_of(agent), agent.concurrency is not None),
         "run_seconds_max": (defaults.run_seconds_of(agent), agent.run_seconds_max is not None),
-        "workspace": (str(defaults.workspace_of(agent, home)), agent.workspace != ""),
-        "subagents.model": (told.model, own.model != ""),
-        "subagents.effort": (told.effort, own.effort is not None),
-        "subagents.run_seconds_max": (told.run_seconds_max, own.run_seconds_max is not None),
-        "subagents.archive_after_s": (told.archive_after_s, own.archive_after_s is not None),
+        "workspace": (str(defaults.workspace_of(agent, agent_dir)), agent.workspace != ""),
+        "subagents.model": (subagents.model, own.model != ""),
+        "subagents.effort": (subagents.effort, own.effort is not None),
+        "subagents.run_seconds_max": (subagents.run_seconds_max, own.run_seconds_max is not None),
+        "subagents.archive_after_s": (subagents.archive_after_s, own.archive_after_s is not None),
     }
     for name, (value, is_own) in values.items():
-        by, key = _by_defaults(defaults, name) if not is_own else (SaidBy.AGENT, f"agents.{agent.name}.{name}")
-        yield name.replace(".", "_"), InForce(value, by, key)
-    yield from _of_reset(agent, settings.sessions.reset)
-    yield from _of_heartbeat(agent, defaults.heartbeat.rules)
-    yield from _of_sandbox(agent, settings.sandbox)
+        by, key = (
+            _default_source(defaults, name) if not is_own else (SettingSource.AGENT, f"agents.{agent.name}.{name}")
+        )
+        yield name.replace(".", "_"), EffectiveSetting(value, by, key)
+    yield from _reset_settings(agent, settings.sessions.reset)
+    yield from _heartbeat_settings(agent, defaults.heartbeat.rules)
+    yield from _sandbox_settings(agent, settings.sandbox)
 
 
-def _by_defaults(defaults: Defaults, name: str) -> tuple[SaidBy, str]:
+def _default_source(defaults: AgentDefaults, name: str) -> tuple[SettingSource, str]:
     """Return source and key of a default. An instance setting equal to the built-in value counts as built-in."""
-    house, built_in = defaults, PLAIN
+    instance, built_in = defaults, BUILT_IN_AGENT_DEFAULTS
     for part in name.split("."):
-        house, built_in = getattr(house, part), getattr(built_in, part)
-    return (SaidBy.BUILT_IN if house == built_in else SaidBy.HOUSE), f"defaults.{name}"
+        instance, built_in = getattr(instance, part), getattr(built_in, part)
+    return (SettingSource.BUILT_IN if instance == built_in else SettingSource.INSTANCE), f"defaults.{name}"
 
 
-def _of_reset(agent: Agent, house: HouseReset) -> Iterator[tuple[str, InForce]]:
+def _reset_settings(agent: Agent, instance_settings: SessionResetSettings) -> Iterator[tuple[str, EffectiveSetting]]:
     """Yield the reset rules that apply unless the session kind or the connector has its own."""
-    holds = agent.reset.over(house)
+    effective = agent.reset.with_defaults(instance_settings)
     for each in fields(ResetRules):
-        own, said = getattr(agent.reset, each.name), getattr(house, each.name)
-        by = SaidBy.AGENT if own is not None else SaidBy.BUILT_IN if said is None else SaidBy.HOUSE
-        key = f"agents.{agent.name}.reset.{each.name}" if by is SaidBy.AGENT else f"sessions.reset.{each.name}"
-        yield f"reset_{each.name}", InForce(getattr(holds, each.name), by, key)
+        own, shared = getattr(agent.reset, each.name), getattr(instance_settings, each.name)
+        by = (
+            SettingSource.AGENT
+            if own is not None
+            else SettingSource.BUILT_IN
+            if shared is None
+            else SettingSource.INSTANCE
+        )
+        key = f"agents.{agent.name}.reset.{each.name}" if by is SettingSource.AGENT else f"sessions.reset.{each.name}"
+        yield f"reset_{each.name}", EffectiveSetting(getattr(effective, each.name), by, key)
 
 
-def _of_heartbeat(agent: Agent, house: HeartbeatRules) -> Iterator[tuple[str, InForce]]:
-    holds = agent.heartbeat.over(house)
+def _heartbeat_settings(agent: Agent, instance_rules: HeartbeatRules) -> Iterator[tuple[str, EffectiveSetting]]:
+    effective = agent.heartbeat.with_defaults(instance_rules)
     for each in fields(HeartbeatRules):
-        own, said = getattr(agent.heartbeat, each.name), getattr(house, each.name)
-        by = SaidBy.AGENT if own is not None else SaidBy.BUILT_IN if said is None else SaidBy.HOUSE
-        whose = f"agents.{agent.name}" if by is SaidBy.AGENT else "defaults"
-        yield f"heartbeat_{each.name}", InForce(getattr(holds, each.name), by, f"{whose}.heartbeat.{each.name}")
+        own, shared = getattr(agent.heartbeat, each.name), getattr(instance_rules, each.name)
+        by = (
+            SettingSource.AGENT
+            if own is not None
+            else SettingSource.BUILT_IN
+            if shared is None
+            else SettingSource.INSTANCE
+        )
+        whose = f"agents.{agent.name}" if by is SettingSource.AGENT else "defaults"
+        yield (
+            f"heartbeat_{each.name}",
+            EffectiveSetting(getattr(effective, each.name), by, f"{whose}.heartbeat.{each.name}"),
+        )
 
 
-def _of_sandbox(agent: Agent, house: SandboxSettings) -> Iterator[tuple[str, InForce]]:
+def _sandbox_settings(agent: Agent, instance_settings: SandboxSettings) -> Iterator[tuple[str, EffectiveSetting]]:
     """Yield the sandbox settings. A stricter value of the agent wins; an equal one counts as the instance's."""
-    holds, plain = sandbox_of(house, agent), SandboxSettings()
+    effective, plain = merge_sandbox_settings(instance_settings, agent), SandboxSettings()
     for each in fields(SandboxRules):
-        within = hasattr(house, each.name)
+        within = hasattr(instance_settings, each.name)
         key = f"sandbox.{each.name}" if within else f"sandbox.docker.{each.name}"
-        value, said, built_in = (getattr(of if within else of.docker, each.name) for of in (holds, house, plain))
-        by = SaidBy.AGENT if value != said else SaidBy.BUILT_IN if said == built_in else SaidBy.HOUSE
+        value, shared, built_in = (
+            getattr(of if within else of.docker, each.name) for of in (effective, instance_settings, plain)
+        )
+        by = (
+            SettingSource.AGENT
+            if value != shared
+            else SettingSource.BUILT_IN
+            if shared == built_in
+            else SettingSource.INSTANCE
+        )
         yield (
             f"sandbox_{each.name}",
-            InForce(value, by, f"agents.{agent.name}.sandbox.{each.name}" if by is SaidBy.AGENT else key),
+            EffectiveSetting(
+                value, by, f"agents.{agent.name}.sandbox.{each.name}" if by is SettingSource.AGENT else key
+            ),
         )

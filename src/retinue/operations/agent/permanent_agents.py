@@ -11,29 +11,35 @@ from pathlib import Path, PurePosixPath
 import msgspec
 import sqlalchemy as sa
 
-from retinue.agents.agent_diff import differences
-from retinue.agents.agent_directory import ensure_home, ensure_workspace, home_of
+from retinue.agents.agent_diff import diff_agents
+from retinue.agents.agent_directory import agent_directory_of, ensure_agent_directory, ensure_workspace
 from retinue.config import validators
-from retinue.config.declarations import normal_id
-from retinue.domain.address import BACKGROUND, AddressKind, valid_name
+from retinue.config.declarations import normalize_id
+from retinue.domain.address import BACKGROUND, AddressKind, validate_name
 from retinue.domain.agent import Agent, PermissionLevel
-from retinue.domain.errors import Invalid, NotAllowed
-from retinue.domain.permission import STAFF_FOLDER, Access, Permission
+from retinue.domain.permission import CREATED_AGENTS_FOLDER, Permission, PermissionKind
 from retinue.domain.principal import Principal
 from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
-from retinue.operations.agent.agents import check_text, find_agent, put_agent, tell_engine
-from retinue.operations.base import Desk, Operation
+from retinue.operations.agent.agents import check_text, notify_engine, require_visible_agent, store_agent
+from retinue.operations.agent.errors import (
+    AgentCallerRequired,
+    AgentCreatedByOther,
+    AgentDisplayNameInvalid,
+    AgentNameReserved,
+    AgentWorkspaceOutside,
+)
+from retinue.operations.base import Operation, Services
 from retinue.operations.operation_tools import OperationTool
-from retinue.policy.access.permissions import least_level
+from retinue.policy.access.permissions import lowest_level
 from retinue.store.agents import agents
-from retinue.store.core.transaction import Page
-from retinue.tools.base import Scene
+from retinue.store.core.transaction import Transaction
+from retinue.tools.base import ToolContext
 
-TOOL = "create_permanent_agent"
+TOOL_NAME = "create_permanent_agent"
 
 
-class Permanent(msgspec.Struct, forbid_unknown_fields=True):
+class PermanentAgentRequest(msgspec.Struct, forbid_unknown_fields=True):
     """`agent_id` is the agent's name in addresses; by default it is derived from `name`, the display name.
 
     `workspace_dir` is inside the workspace of the calling agent; by default it is a new directory there.
@@ -46,7 +52,7 @@ class Permanent(msgspec.Struct, forbid_unknown_fields=True):
     agent_id: str = ""
 
 
-class PermanentAgent(msgspec.Struct, frozen=True):
+class PermanentAgentResult(msgspec.Struct, frozen=True):
     name: str
     display_name: str
     version: int
@@ -55,110 +61,94 @@ class PermanentAgent(msgspec.Struct, frozen=True):
     workspace: str
 
 
-async def make(desk: Desk, caller: Principal, asked: Permanent) -> PermanentAgent:
+async def create_permanent_agent(
+    services: Services, caller: Principal, request: PermanentAgentRequest
+) -> PermanentAgentResult:
     """Create a permanent agent, or change one that the caller created.
 
     The new agent gets no more rights than the caller has.
     """
-    name = _id_of(asked)
-    _check_texts(asked)
-    now = desk.clock.now()
-    workspace = await _workspace(desk, await desk.store.read(partial(_maker, caller=caller)), name, asked.workspace_dir)
+    name = _agent_name(request)
+    _check_texts(request)
+    now = services.clock.now()
+    workspace = await _resolve_workspace(
+        services, await services.store.read(partial(_require_creator, caller=caller)), name, request.workspace_dir
+    )
 
     def body(conn: sa.Connection) -> tuple[Agent | None, Agent]:
-        page = Page(conn, to_ms(now))
+        tx = Transaction(conn, to_ms(now))
         there = agents.find(conn, name)
         if there is not None:
-            _check_maker(conn, there, caller)
-            made = _changed(there, asked, workspace)
+            _check_created_by_caller(conn, there, caller)
+            made = _build_changed_agent(there, request, workspace)
         else:
-            made = _new(_maker(conn, caller), name, asked, workspace)
-        kept = there if there is not None and made == there else put_agent(page, made, caller)
-        page.close()
+            made = _build_agent(_require_creator(conn, caller), name, request, workspace)
+        kept = there if there is not None and made == there else store_agent(tx, made, caller)
+        tx.close()
         return there, kept
 
-    def told(done: tuple[Agent | None, Agent] | None) -> None:
-        tell_engine(desk, done[1] if done else None)
+    def on_commit(done: tuple[Agent | None, Agent] | None) -> None:
+        notify_engine(services, done[1] if done else None)
 
-    before, kept = await desk.store.write(body, point="agent", then=told)
-    home = await asyncio.to_thread(ensure_home, desk.home, kept.name)
-    await asyncio.to_thread(partial(ensure_workspace, Path(kept.workspace), home=home))
-    return PermanentAgent(
+    before, kept = await services.store.write(body, point="agent", then=on_commit)
+    directory = await asyncio.to_thread(ensure_agent_directory, services.data_dir, kept.name)
+    await asyncio.to_thread(partial(ensure_workspace, Path(kept.workspace), agent_directory=directory))
+    return PermanentAgentResult(
         name=kept.name,
         display_name=kept.display_name,
         version=kept.version,
         created=before is None,
-        changed=[] if before is None else list(differences(before, kept)),
+        changed=[] if before is None else list(diff_agents(before, kept)),
         workspace=kept.workspace,
     )
 
 
-def _id_of(asked: Permanent) -> str:
-    name = valid_name(asked.agent_id, what="an agent") if asked.agent_id else normal_id(asked.name)
+def _agent_name(request: PermanentAgentRequest) -> str:
+    name = validate_name(request.agent_id, what="an agent") if request.agent_id else normalize_id(request.name)
     if name.casefold() == BACKGROUND:
-        raise Invalid(
-            f"no agent can be called {name}",
-            because="agent:background is the house's own",
-            try_this="choose another name",
-            code="agent.name-reserved",
-        )
+        raise AgentNameReserved(name)
     return name
 
 
-def _check_texts(asked: Permanent) -> None:
-    wrong = validators.display_name(asked.name) if asked.name.strip() else "is empty"
+def _check_texts(request: PermanentAgentRequest) -> None:
+    wrong = validators.check_display_name(request.name) if request.name.strip() else "is empty"
     if wrong:
-        raise Invalid(
-            "this is no name for an agent",
-            because=f"it {wrong}",
-            try_this="name it in a word or two",
-            code="name.invalid",
-        )
-    check_text("description", asked.description)
-    check_text("instructions", asked.system_prompt)
+        raise AgentDisplayNameInvalid(because=f"it {wrong}")
+    check_text("description", request.description)
+    check_text("instructions", request.system_prompt)
 
 
-def _maker(conn: sa.Connection, caller: Principal) -> Agent:
+def _require_creator(conn: sa.Connection, caller: Principal) -> Agent:
     if caller.address.kind is not AddressKind.AGENT:
-        raise NotAllowed(
-            "only an agent can ask for this",
-            because="whoever is taken on so works inside the workspace of the agent that asks",
-            try_this="retinue agent register NAME",
-            code="agent.not-an-agent",
-        )
-    return find_agent(conn, caller, caller.address.name)
+        raise AgentCallerRequired
+    return require_visible_agent(conn, caller, caller.address.name)
 
 
-def _check_maker(conn: sa.Connection, there: Agent, caller: Principal) -> None:
+def _check_created_by_caller(conn: sa.Connection, agent: Agent, caller: Principal) -> None:
     """Raise unless the caller made both the first and the latest version, or has level boss.
 
     The latest version counts too: an agent that was deleted and registered again by the owner belongs
     to the owner.
     """
-    versions = (agents.version(conn, there.name, number) for number in (1, there.version))
+    versions = (agents.get_version(conn, agent.name, number) for number in (1, agent.version))
     if caller.level is PermissionLevel.BOSS or all(
         v is not None and v.changed_by == str(caller.address) for v in versions
     ):
         return
-    raise NotAllowed(
-        f"you may not change {there.name}",
-        because="an agent changes only those that it took on itself and nobody else has changed since",
-        try_this="choose another name, or ask the owner of this house",
-        code="agent.not-yours",
-    )
+    raise AgentCreatedByOther(agent.name)
 
 
-def _new(maker: Agent, name: str, asked: Permanent, workspace: str) -> Agent:
+def _build_agent(creator: Agent, name: str, request: PermanentAgentRequest, workspace: str) -> Agent:
     """Return a new agent with its creator's limits, so that the creator cannot gain rights through it."""
     return replace(
-        maker,
+        creator,
         name=name,
-        display_name=asked.name if asked.name != name else "",
-        description=asked.description,
-        instructions=asked.system_prompt,
+        display_name=request.name if request.name != name else "",
+        description=request.description,
+        instructions=request.system_prompt,
         workspace=workspace,
         context_files=(),
-        permission_level=least_level((maker.permission_level, PermissionLevel.STANDARD)),
+        permission_level=lowest_level((creator.permission_level, PermissionLevel.STANDARD)),
         icon="",
         colour=None,
         visible=True,
@@ -166,55 +156,54 @@ def _new(maker: Agent, name: str, asked: Permanent, workspace: str) -> Agent:
     )
 
 
-def _changed(there: Agent, asked: Permanent, workspace: str) -> Agent:
+def _build_changed_agent(agent: Agent, request: PermanentAgentRequest, workspace: str) -> Agent:
     return replace(
-        there,
-        display_name=asked.name if asked.name != there.name else "",
-        description=asked.description,
-        instructions=asked.system_prompt,
-        workspace=workspace if asked.workspace_dir else there.workspace,
+        agent,
+        display_name=request.name if request.name != agent.name else "",
+        description=request.description,
+        instructions=request.system_prompt,
+        workspace=workspace if request.workspace_dir else agent.workspace,
     )
 
 
-async def _workspace(desk: Desk, maker: Agent, name: str, wanted: str) -> str:
+async def _resolve_workspace(services: Services, creator: Agent, name: str, wanted: str) -> str:
     """Return the real path of the workspace, which must be inside the creator's. A link could lead anywhere."""
-    home = home_of(desk.home, maker.name)
-    path = PurePosixPath(wanted or f"{STAFF_FOLDER}/{name}")
-    main = Path(await asyncio.to_thread(os.path.realpath, desk.defaults.workspace_of(maker, home)))
+    directory = agent_directory_of(services.data_dir, creator.name)
+    path = PurePosixPath(wanted or f"{CREATED_AGENTS_FOLDER}/{name}")
+    main = Path(await asyncio.to_thread(os.path.realpath, services.defaults.workspace_of(creator, directory)))
     found = Path(await asyncio.to_thread(os.path.realpath, main / path))
-    own = main / STAFF_FOLDER  # the rest of the workspace belongs to the creator alone
+    own = main / CREATED_AGENTS_FOLDER  # the rest of the workspace belongs to the creator alone
     if ".." in path.parts or found == own or not found.is_relative_to(own):
-        raise Invalid(
-            f"'{wanted[:200]}' cannot be its workspace",
-            because=f"it lies below {own}, and no link leads out of it",
-            try_this=f"{STAFF_FOLDER}/{name}, or leave it out",
-            code="agent.workspace-outside",
-        )
+        raise AgentWorkspaceOutside(wanted, parent=str(own), example=f"{CREATED_AGENTS_FOLDER}/{name}")
     return str(found)
 
 
-class CreatePermanentAgent(OperationTool):
+class PermanentAgentTool(OperationTool):
     """The operation as a tool, under its established name. It needs an approval, unless granted."""
 
-    def __init__(self, desk: Callable[[], Desk]) -> None:
-        super().__init__(PERMANENT, desk)
+    def __init__(self, services: Callable[[], Services]) -> None:
+        super().__init__(PERMANENT_AGENT_OPERATION, services)
         self.spec = replace(
             self.spec,
-            name=TOOL,
-            description="Take an agent on for good, or change one that you took on: by its name, or by its id.",
+            name=TOOL_NAME,
+            description=(
+                "Create a permanent agent, or change one that you created, by its `agent_id` or else by its `name`. "
+                "It works inside your workspace and gets no more rights than you have. "
+                "Returns its name, version and workspace."
+            ),
         )
 
-    def needs(self, arguments: Permanent, scene: Scene) -> Sequence[Permission]:
-        return (Permission(Access.TOOL, TOOL),)
+    def required_permissions(self, arguments: PermanentAgentRequest, context: ToolContext) -> Sequence[Permission]:
+        return (Permission(PermissionKind.TOOL, TOOL_NAME),)
 
 
-PERMANENT = Operation(
+PERMANENT_AGENT_OPERATION = Operation(
     name="agent.permanent",
-    summary="Take an agent on for good, as one of the staff.",
-    parameters=Permanent,
-    handler=make,
-    result=PermanentAgent,
+    summary="Create a permanent agent.",
+    parameters=PermanentAgentRequest,
+    handler=create_permanent_agent,
+    result=PermanentAgentResult,
     permission=PermissionLevel.PRIVILEGED,
-    effect=True,
+    has_effect=True,
 )
-OPERATIONS = (PERMANENT,)
+OPERATIONS = (PERMANENT_AGENT_OPERATION,)

@@ -12,20 +12,20 @@ from retinue.domain.approval import Approval, ApprovalState
 from retinue.domain.grant import GrantScope
 from retinue.domain.ids import ApprovalId
 from retinue.domain.principal import Principal
-from retinue.domain.times import show
+from retinue.domain.times import format_time
 from retinue.domain.tool import Call
-from retinue.operations.base import Desk, Operation
+from retinue.operations.base import Operation, Services
 from retinue.operations.pagination import check_limit
-from retinue.operations.run.run_list import cursor_of, place_of
-from retinue.policy.tools.approvals import may_decide, scope_of
+from retinue.operations.run.run_list import format_cursor, parse_cursor
+from retinue.policy.tools.approvals import limit_scope, may_decide
 from retinue.store.runs import approval_list, approvals
 from retinue.store.sessions import sessions
 
-WAITING_SHOWN_MAX = 50
+OPEN_APPROVALS_MAX = 50
 LISTED_MIN, LISTED_MAX = 1, 50
 
 
-class ApprovalShown(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
+class ApprovalDetails(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
     """One approval.
 
     `to_reach` lists the permissions that its calls need and do not have yet. `would_grant` lists what a
@@ -57,45 +57,47 @@ class ApprovalShown(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
     words: str
 
 
-class List(msgspec.Struct, forbid_unknown_fields=True):
+class ApprovalListRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Newest first. `cursor` is the `next` of the previous page."""
 
-    past: Annotated[bool, msgspec.Meta(description="those that are no longer open")] = False
+    past: Annotated[bool, msgspec.Meta(description="list decided and expired approvals instead of pending ones")] = (
+        False
+    )
     limit: int = 20
     cursor: str = ""
 
 
-class ApprovalsListed(msgspec.Struct, frozen=True):
+class ApprovalList(msgspec.Struct, frozen=True):
     """One page. `next` is the cursor of the next page, which may be empty for you."""
 
-    approvals: list[ApprovalShown]
+    approvals: list[ApprovalDetails]
     next: str | None
 
 
-async def listing(desk: Desk, caller: Principal, asked: List) -> ApprovalsListed:
-    check_limit(asked.limit, least=LISTED_MIN, most=LISTED_MAX)
-    after = place_of(asked.cursor)
+async def list_approvals(services: Services, caller: Principal, request: ApprovalListRequest) -> ApprovalList:
+    check_limit(request.limit, least=LISTED_MIN, most=LISTED_MAX)
+    after = parse_cursor(request.cursor)
 
-    def body(conn: sa.Connection) -> ApprovalsListed:
-        found, more = approval_list.page(conn, past=asked.past, after=after, limit=asked.limit, seen_by=caller)
-        return ApprovalsListed(
-            approvals=[_shown(desk, conn, caller, approval) for approval in found],
-            next=cursor_of(more) if more is not None else None,
+    def body(conn: sa.Connection) -> ApprovalList:
+        found, more = approval_list.list_page(conn, past=request.past, after=after, limit=request.limit, seen_by=caller)
+        return ApprovalList(
+            approvals=[_to_details(services, conn, caller, approval) for approval in found],
+            next=format_cursor(more) if more is not None else None,
         )
 
-    return await desk.store.scan(body)
+    return await services.store.scan(body)
 
 
-def waiting(desk: Desk, conn: sa.Connection, caller: Principal) -> list[ApprovalShown]:
+def list_open_approvals(services: Services, conn: sa.Connection, caller: Principal) -> list[ApprovalDetails]:
     """Return the open approvals, oldest first."""
-    found = approvals.listed(conn, limit=WAITING_SHOWN_MAX, seen_by=caller)
-    return [_shown(desk, conn, caller, approval) for approval in found]
+    found = approvals.list_open(conn, limit=OPEN_APPROVALS_MAX, seen_by=caller)
+    return [_to_details(services, conn, caller, approval) for approval in found]
 
 
-def _shown(desk: Desk, conn: sa.Connection, caller: Principal, approval: Approval) -> ApprovalShown:
+def _to_details(services: Services, conn: sa.Connection, caller: Principal, approval: Approval) -> ApprovalDetails:
     session = sessions.get(conn, approval.session)
     agent = session.agent if session is not None else ""
-    return ApprovalShown(
+    return ApprovalDetails(
         id=approval.id,
         agent=agent,
         for_whom=approval.agent or agent,
@@ -103,36 +105,38 @@ def _shown(desk: Desk, conn: sa.Connection, caller: Principal, approval: Approva
         session_name=(session.name or None) if session is not None else None,
         run=approval.run,
         calls=approval.calls,
-        to_reach=[str(each) for each in approval.gives],
-        would_grant=[str(each) for each in approval.would_grant],
+        to_reach=[str(each) for each in approval.call_permissions],
+        would_grant=[str(each) for each in approval.grant_permissions],
         because=approval.because,
-        asked_of=[str(each) for each in approval.asked_of],
-        scopes=_scopes(caller, approval),
-        asked_at=show(approval.asked_at, desk.zone),
-        expires_at=show(approval.expires_at, desk.zone),
+        asked_of=[str(each) for each in approval.recipients],
+        scopes=_allowed_scopes(caller, approval),
+        asked_at=format_time(approval.requested_at, services.zone),
+        expires_at=format_time(approval.expires_at, services.zone),
         state=approval.state,
         decided_by=approval.decided_by,
-        decided_at=show(approval.decided_at, desk.zone) if approval.decided_at else None,
+        decided_at=format_time(approval.decided_at, services.zone) if approval.decided_at else None,
         scope=approval.scope,
-        words=approval.words,
+        words=approval.comment,
     )
 
 
-def _scopes(caller: Principal, approval: Approval) -> list[GrantScope]:
+def _allowed_scopes(caller: Principal, approval: Approval) -> list[GrantScope]:
     """Return the grant scopes that the caller may choose. A permission requested without a call is never for once."""
     if approval.state is not ApprovalState.OPEN:
         return []
     offered = [scope for scope in GrantScope if approval.calls or scope is not GrantScope.ONCE]
-    return [scope for scope in offered if scope_of(scope, approval) and may_decide(caller, approval, scope).allowed]
+    return [
+        scope for scope in offered if limit_scope(scope, approval) and may_decide(caller, approval, scope).is_allowed
+    ]
 
 
 OPERATIONS = (
     Operation(
         name="approval.list",
-        summary="List the questions that wait for an answer, or what became of the others.",
-        parameters=List,
-        handler=listing,
+        summary="List pending approvals, or past ones.",
+        parameters=ApprovalListRequest,
+        handler=list_approvals,
         permission=PermissionLevel.RESTRICTED,
-        result=ApprovalsListed,
+        result=ApprovalList,
     ),
 )

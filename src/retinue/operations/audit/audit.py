@@ -14,57 +14,63 @@ import sqlalchemy as sa
 from msgspec import structs
 
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.audit import HOUSE_CHAIN, Anchor, AuditKind, Link, as_line, canonical
-from retinue.domain.errors import Invalid, RetinueError
-from retinue.domain.ids import ID_LENGTH, SessionId, short
+from retinue.domain.audit import SERVER_CHAIN, AuditAnchor, AuditKind, AuditLink, canonical_json, hashed_fields
+from retinue.domain.errors import RetinueError
+from retinue.domain.ids import ID_LENGTH, SessionId, short_id
 from retinue.domain.principal import Principal
-from retinue.domain.times import from_ms, parse_when, show, to_ms
-from retinue.operations.base import Desk, Operation
+from retinue.domain.shared_errors import CursorInvalid
+from retinue.domain.times import format_time, from_ms, parse_time, to_ms
+from retinue.operations.audit.errors import AuditAnchorInvalid, AuditLimitInvalid
+from retinue.operations.base import Operation, Services
 from retinue.store.agents import audit
-from retinue.store.agents.audit import POSITION_MAX, Before, Place, Verified
+from retinue.store.agents.audit import POSITION_MAX, AuditPosition, AuditVerification, ChainPosition
 from retinue.store.sessions import sessions
 
 log = logging.getLogger(__name__)
 
 ANCHOR_EVERY_S = 3_600.0
-LISTED_SHOWN, LISTED_MAX = 50, 1_000
-EXPORTED_MAX = 20_000  # entries per response
-ANCHORS_GIVEN_MAX = 100
+LIST_LIMIT_DEFAULT, LIST_LIMIT_MAX = 50, 1_000
+EXPORT_LIMIT_MAX = 20_000  # entries per response
+ANCHORS_MAX = 100
 LOG_FILES_MAX = 100
 LOG_BYTES_MAX = 64 * 1024 * 1024  # over all log files
-HOUSE_NAME = "house"
-ANCHORED = "audit anchored"
+INSTANCE_CHAIN_NAME = "house"
+ANCHOR_LOG_PHRASE = "audit anchored"
 
-_ANCHOR = re.compile(rf"({HOUSE_NAME}|[0-9a-f]{{{ID_LENGTH}}}):(\d{{1,18}}):([0-9a-f]{{64}})")
-_ANCHOR_LINE = re.compile(rf'^\S+ info "{ANCHORED}" anchor=({_ANCHOR.pattern})$')
-_CURSOR = re.compile(rf"(?:(\d{{1,18}})-)?({HOUSE_NAME}|[0-9a-f]{{{ID_LENGTH}}})-(\d{{1,18}})")
+_ANCHOR = re.compile(rf"({INSTANCE_CHAIN_NAME}|[0-9a-f]{{{ID_LENGTH}}}):(\d{{1,18}}):([0-9a-f]{{64}})")
+_ANCHOR_LINE = re.compile(rf'^\S+ info "{ANCHOR_LOG_PHRASE}" anchor=({_ANCHOR.pattern})$')
+_CURSOR = re.compile(rf"(?:(\d{{1,18}})-)?({INSTANCE_CHAIN_NAME}|[0-9a-f]{{{ID_LENGTH}}})-(\d{{1,18}})")
 
-Session = Annotated[str, msgspec.Meta(description="only the chain of this session; `house` is the house's own")]
-
-
-class List(msgspec.Struct, forbid_unknown_fields=True):
-    session: Session = ""
-    kind: Annotated[AuditKind | None, msgspec.Meta(description="only lines of this kind")] = None
-    agent: Annotated[str, msgspec.Meta(description="only lines about this agent")] = ""
-    who: Annotated[str, msgspec.Meta(description="only what this address did or decided: person:NAME, agent:NAME")] = ""
-    since: Annotated[str, msgspec.Meta(description="only from this time on: -7D, or 2026-01-28T20:30")] = ""
-    before: Annotated[str, msgspec.Meta(description="where the last page ended")] = ""
-    limit: int = LISTED_SHOWN
+ChainFilter = Annotated[
+    str, msgspec.Meta(description="only the chain of this session; `house` for the server's own chain")
+]
 
 
-class Verify(msgspec.Struct, forbid_unknown_fields=True):
-    session: Session = ""
-    anchor: Annotated[list[str], msgspec.Meta(description="an anchor that you kept, CHAIN:POSITION:HASH")] = []
-    log: Annotated[bool, msgspec.Meta(description="also by the anchors in the house's log")] = False
+class AuditListRequest(msgspec.Struct, forbid_unknown_fields=True):
+    session: ChainFilter = ""
+    kind: Annotated[AuditKind | None, msgspec.Meta(description="only entries of this kind")] = None
+    agent: Annotated[str, msgspec.Meta(description="only entries about this agent")] = ""
+    who: Annotated[
+        str, msgspec.Meta(description="only actions and decisions of this address: person:NAME, agent:NAME")
+    ] = ""
+    since: Annotated[str, msgspec.Meta(description="only entries since this time: -7D or 2026-01-28T20:30")] = ""
+    before: Annotated[str, msgspec.Meta(description="the `next` of the previous page")] = ""
+    limit: int = LIST_LIMIT_DEFAULT
 
 
-class Export(msgspec.Struct, forbid_unknown_fields=True):
-    session: Session = ""
-    after: Annotated[str, msgspec.Meta(description="where the last part ended, as its last line says")] = ""
-    limit: Annotated[int, msgspec.Meta(description="how many lines at most")] = EXPORTED_MAX
+class AuditVerifyRequest(msgspec.Struct, forbid_unknown_fields=True):
+    session: ChainFilter = ""
+    anchor: Annotated[list[str], msgspec.Meta(description="an anchor that you saved: CHAIN:POSITION:HASH")] = []
+    log: Annotated[bool, msgspec.Meta(description="also verify the anchors in the server's log")] = False
 
 
-class AuditShown(msgspec.Struct, frozen=True, rename="kebab"):
+class AuditExportRequest(msgspec.Struct, forbid_unknown_fields=True):
+    session: ChainFilter = ""
+    after: Annotated[str, msgspec.Meta(description="the `next` of the previous part")] = ""
+    limit: Annotated[int, msgspec.Meta(description="maximum number of entries")] = EXPORT_LIMIT_MAX
+
+
+class AuditEntryDetails(msgspec.Struct, frozen=True, rename="kebab"):
     """One audit entry. `session` is empty in the instance's own chain."""
 
     at: str
@@ -81,123 +87,123 @@ class AuditShown(msgspec.Struct, frozen=True, rename="kebab"):
     hash: str
 
 
-class AuditListed(msgspec.Struct, frozen=True):
+class AuditEntryList(msgspec.Struct, frozen=True):
     """One page. `next` is the `before` of the next page."""
 
-    audit: list[AuditShown]
+    audit: list[AuditEntryDetails]
     next: str | None
 
 
-class FlawShown(msgspec.Struct, frozen=True):
+class AuditFlaw(msgspec.Struct, frozen=True):
     session: str
     position: int
     sentence: str
 
 
-class AuditVerified(msgspec.Struct, frozen=True):
+class AuditVerifyResult(msgspec.Struct, frozen=True):
     """Result of a verification. `lines` is the report as text."""
 
     holds: bool
     checked: int
     chains: int
     anchors: int
-    flaws: list[FlawShown]
+    flaws: list[AuditFlaw]
     lines: list[str]
 
 
-class AuditExported(msgspec.Struct, frozen=True):
+class AuditExport(msgspec.Struct, frozen=True):
     """`lines` are JSON: a header, then one line per entry and per anchor. `next` is the `after` of the next part."""
 
     lines: list[str]
     next: str | None
 
 
-async def listing(desk: Desk, caller: Principal, asked: List) -> AuditListed:
-    _refuse_unless(1 <= asked.limit <= LISTED_MAX, f"a page has 1 to {LISTED_MAX:,} lines", "limit")
-    before = _before(asked.before)
-    since = parse_when(asked.since, now=desk.clock.now(), zone=desk.zone) if asked.since else None
+async def list_entries(services: Services, caller: Principal, request: AuditListRequest) -> AuditEntryList:
+    _check_limit(request.limit, LIST_LIMIT_MAX)
+    before = _parse_before(request.before)
+    since = parse_time(request.since, now=services.clock.now(), zone=services.zone) if request.since else None
 
-    def body(conn: sa.Connection) -> list[Link]:
-        return audit.listed(
+    def body(conn: sa.Connection) -> list[AuditLink]:
+        return audit.list_entries(
             conn,
-            limit=asked.limit + 1,
+            limit=request.limit + 1,
             before=before,
-            chain=_chain(conn, caller, asked.session),
-            kind=asked.kind.value if asked.kind is not None else "",
-            agent=asked.agent,
-            who=asked.who,
+            chain=_resolve_chain(conn, caller, request.session),
+            kind=request.kind.value if request.kind is not None else "",
+            agent=request.agent,
+            who=request.who,
             since_ms=to_ms(since) if since is not None else None,
             seen_by=caller,
         )
 
-    found = await desk.store.scan(body)
-    shown, more = found[: asked.limit], len(found) > asked.limit
+    found = await services.store.scan(body)
+    shown, more = found[: request.limit], len(found) > request.limit
     last = shown[-1] if shown else None
-    return AuditListed(
-        audit=[_form(desk, each) for each in shown],
-        next=f"{last.at_ms}-{last.chain or HOUSE_NAME}-{last.position}" if more and last is not None else None,
+    return AuditEntryList(
+        audit=[_to_details(services, each) for each in shown],
+        next=f"{last.at_ms}-{last.chain or INSTANCE_CHAIN_NAME}-{last.position}" if more and last is not None else None,
     )
 
 
-async def verify(desk: Desk, caller: Principal, asked: Verify) -> AuditVerified:
-    outside = [_anchor(text) for text in asked.anchor[:ANCHORS_GIVEN_MAX]]
-    if asked.log:
-        outside += await asyncio.to_thread(anchors_in_log, desk.home / "logs")
+async def verify_audit(services: Services, caller: Principal, request: AuditVerifyRequest) -> AuditVerifyResult:
+    outside = [_parse_anchor(text) for text in request.anchor[:ANCHORS_MAX]]
+    if request.log:
+        outside += await asyncio.to_thread(anchors_in_log, services.data_dir / "logs")
 
-    def body(conn: sa.Connection) -> Verified:
-        chain = _chain(conn, caller, asked.session)
+    def body(conn: sa.Connection) -> AuditVerification:
+        chain = _resolve_chain(conn, caller, request.session)
         mine = [each for each in outside if chain in (None, each.chain)]
         return audit.verify(conn, chain=chain, outside=mine)
 
-    found = await desk.store.scan(body)
-    flaws = [FlawShown(each.chain, each.position, each.sentence) for each in found.flaws]
+    found = await services.store.scan(body)
+    flaws = [AuditFlaw(each.chain, each.position, each.sentence) for each in found.flaws]
     verdict = (
-        f"the audit holds: {found.lines:,} lines in {found.chains:,} chains, {found.anchors:,} anchors"
-        if found.holds
-        else f"the audit does not hold: {len(flaws)} flaws in {found.lines:,} lines"
+        f"the audit log is intact: {found.lines:,} entries in {found.chains:,} chains, {found.anchors:,} anchors"
+        if found.is_intact
+        else f"the audit log is inconsistent: {len(flaws)} flaws in {found.lines:,} entries"
     )
-    return AuditVerified(
-        holds=found.holds,
+    return AuditVerifyResult(
+        holds=found.is_intact,
         checked=found.lines,
         chains=found.chains,
         anchors=found.anchors,
         flaws=flaws,
-        lines=[*(f"flaw: {_place(each)}: {each.sentence}" for each in flaws), verdict],
+        lines=[*(f"flaw: {_format_position(each)}: {each.sentence}" for each in flaws), verdict],
     )
 
 
-async def export(desk: Desk, caller: Principal, asked: Export) -> AuditExported:
+async def export_audit(services: Services, caller: Principal, request: AuditExportRequest) -> AuditExport:
     """Export the audit log chain by chain, with anchors. `examples/verify_audit.py` verifies it offline."""
-    _refuse_unless(1 <= asked.limit <= EXPORTED_MAX, f"one part has 1 to {EXPORTED_MAX:,} lines", "limit")
-    after = _after(asked.after)
+    _check_limit(request.limit, EXPORT_LIMIT_MAX)
+    after = _parse_after(request.after)
 
-    def body(conn: sa.Connection) -> AuditExported:
-        chain = _chain(conn, caller, asked.session)
-        begin: Place = after or (chain or HOUSE_CHAIN, -POSITION_MAX)
-        found = audit.some(conn, chain=chain, after=begin, limit=asked.limit + 1)
-        shown, more = found[: asked.limit], len(found) > asked.limit
-        end: Place | None = (shown[-1].chain, shown[-1].position) if more else None
-        anchors = audit.anchors(conn, after=begin, last=end)
-        lines = [] if asked.after else [canonical({"export": {"chain": chain}})]
-        lines += [canonical({**as_line(each), "hash": each.hash}) for each in shown]
-        lines += [canonical({"anchor": structs.asdict(each)}) for each in anchors if chain in (None, each.chain)]
+    def body(conn: sa.Connection) -> AuditExport:
+        chain = _resolve_chain(conn, caller, request.session)
+        begin: ChainPosition = after or (chain or SERVER_CHAIN, -POSITION_MAX)
+        found = audit.list_after(conn, chain=chain, after=begin, limit=request.limit + 1)
+        shown, more = found[: request.limit], len(found) > request.limit
+        end: ChainPosition | None = (shown[-1].chain, shown[-1].position) if more else None
+        anchors = audit.list_anchors(conn, after=begin, last=end)
+        lines = [] if request.after else [canonical_json({"export": {"chain": chain}})]
+        lines += [canonical_json({**hashed_fields(each), "hash": each.hash}) for each in shown]
+        lines += [canonical_json({"anchor": structs.asdict(each)}) for each in anchors if chain in (None, each.chain)]
         if end is None:
-            return AuditExported(lines=lines, next=None)
-        cursor = f"{end[0] or HOUSE_NAME}-{end[1]}"
-        return AuditExported(lines=[*lines, canonical({"cut": {"after": cursor}})], next=cursor)
+            return AuditExport(lines=lines, next=None)
+        cursor = f"{end[0] or INSTANCE_CHAIN_NAME}-{end[1]}"
+        return AuditExport(lines=[*lines, canonical_json({"cut": {"after": cursor}})], next=cursor)
 
-    return await desk.store.scan(body)  # in a thread: there may be many entries
+    return await services.store.scan(body)  # in a thread: there may be many entries
 
 
-def _chain(conn: sa.Connection, caller: Principal, text: str) -> str | None:
+def _resolve_chain(conn: sa.Connection, caller: Principal, text: str) -> str | None:
     if not text:
         return None
-    return HOUSE_CHAIN if text == HOUSE_NAME else sessions.resolve(conn, text, seen_by=caller).id
+    return SERVER_CHAIN if text == INSTANCE_CHAIN_NAME else sessions.get_by_short_id(conn, text, seen_by=caller).id
 
 
-def _form(desk: Desk, link: Link) -> AuditShown:
-    return AuditShown(
-        at=show(from_ms(link.at_ms), desk.zone),
+def _to_details(services: Services, link: AuditLink) -> AuditEntryDetails:
+    return AuditEntryDetails(
+        at=format_time(from_ms(link.at_ms), services.zone),
         kind=link.kind,
         who=link.who,
         agent=link.agent,
@@ -212,85 +218,86 @@ def _form(desk: Desk, link: Link) -> AuditShown:
     )
 
 
-def _place(flaw: FlawShown) -> str:
-    return f"{short(SessionId(flaw.session)) if flaw.session else HOUSE_NAME} line {flaw.position}"
+def _format_position(flaw: AuditFlaw) -> str:
+    return f"{short_id(SessionId(flaw.session)) if flaw.session else INSTANCE_CHAIN_NAME} entry {flaw.position}"
 
 
-def _anchor(text: str) -> Anchor:
+def _parse_anchor(text: str) -> AuditAnchor:
     found = _ANCHOR.fullmatch(text.strip())
-    _refuse_unless(found is not None, "an anchor is CHAIN:POSITION:HASH, as the log has it", "anchor")
-    assert found is not None
-    return Anchor(0, _chain_named(found[1]), int(found[2]), found[3])
+    if found is None:
+        raise AuditAnchorInvalid(text)
+    return AuditAnchor(0, _chain_by_name(found[1]), int(found[2]), found[3])
 
 
-def _before(text: str) -> Before | None:
+def _parse_before(text: str) -> AuditPosition | None:
     if not text:
         return None
     found = _CURSOR.fullmatch(text)
-    _refuse_unless(found is not None and found[1] is not None, "it is what `next` said on the page before", "before")
-    assert found is not None
-    return int(found[1]), _chain_named(found[2]), int(found[3])
-
-
-def _after(text: str) -> Place | None:
-    if not text:
-        return None
-    found = _CURSOR.fullmatch(text)
-    _refuse_unless(found is not None and found[1] is None, "it is what the last line of the part before said", "after")
-    assert found is not None
-    return _chain_named(found[2]), int(found[3])
-
-
-def _chain_named(name: str) -> str:
-    return HOUSE_CHAIN if name == HOUSE_NAME else name
-
-
-def _refuse_unless(fits: bool, because: str, name: str) -> None:
-    if not fits:
-        raise Invalid(
-            f"`{name}` does not fit",
-            because=because,
-            try_this="look at the operation's reference page",
-            code="audit.bad-question",
+    if found is None or found[1] is None:
+        raise CursorInvalid(
+            text, because="`before` must be the `next` of the previous page", try_this="leave it out for the first page"
         )
+    return int(found[1]), _chain_by_name(found[2]), int(found[3])
+
+
+def _parse_after(text: str) -> ChainPosition | None:
+    if not text:
+        return None
+    found = _CURSOR.fullmatch(text)
+    if found is None or found[1] is not None:
+        raise CursorInvalid(
+            text, because="`after` must be the `next` of the previous part", try_this="leave it out for the first part"
+        )
+    return _chain_by_name(found[2]), int(found[3])
+
+
+def _chain_by_name(name: str) -> str:
+    return SERVER_CHAIN if name == INSTANCE_CHAIN_NAME else name
+
+
+def _check_limit(limit: int, limit_max: int) -> None:
+    if not 1 <= limit <= limit_max:
+        raise AuditLimitInvalid(limit, limit_max=limit_max)
 
 
 # --- anchors ---
 
 
-async def anchor_forever(desk: Desk) -> None:
+async def anchor_hourly(services: Services) -> None:
     """Record the ends of the chains every hour: in the store, and in the log, which is outside the store."""
     while True:
-        await anchor_now(desk)
-        await desk.clock.sleep(ANCHOR_EVERY_S)
+        await anchor_audit(services)
+        await services.clock.sleep(ANCHOR_EVERY_S)
 
 
-async def anchor_now(desk: Desk) -> Anchor | None:
+async def anchor_audit(services: Services) -> AuditAnchor | None:
     try:
-        made = await desk.store.write(partial(audit.anchor, now_ms=to_ms(desk.clock.now())), point="anchor")
+        made = await services.store.write(
+            partial(audit.add_anchors, now_ms=to_ms(services.clock.now())), point="anchor"
+        )
     except RetinueError as error:  # for example a full disk; the next anchor covers this hour too
         log.warning("audit not anchored", extra={"code": error.code})
         return None
     if made is not None:
-        log.info(ANCHORED, extra={"anchor": f"{HOUSE_NAME}:{made.position}:{made.hash}"})
+        log.info(ANCHOR_LOG_PHRASE, extra={"anchor": f"{INSTANCE_CHAIN_NAME}:{made.position}:{made.hash}"})
     return made
 
 
-def anchors_in_log(folder: Path) -> list[Anchor]:
+def anchors_in_log(folder: Path) -> list[AuditAnchor]:
     """Return the anchors found in the server's log files, as far back as these are kept."""
-    found: dict[str, Anchor] = {}
-    room = LOG_BYTES_MAX
+    found: dict[str, AuditAnchor] = {}
+    bytes_left = LOG_BYTES_MAX
     for path in sorted(folder.glob("retinue.log*"))[:LOG_FILES_MAX]:
         try:
             with path.open("rb") as file:
-                text = file.read(room).decode(errors="replace")
+                text = file.read(bytes_left).decode(errors="replace")
         except OSError:
             continue
-        room -= len(text)
+        bytes_left -= len(text)
         for line in text.splitlines():
-            if ANCHORED in line and (match := _ANCHOR_LINE.fullmatch(line)) is not None:
-                found[match[1]] = _anchor(match[1])
-        if room <= 0:
+            if ANCHOR_LOG_PHRASE in line and (match := _ANCHOR_LINE.fullmatch(line)) is not None:
+                found[match[1]] = _parse_anchor(match[1])
+        if bytes_left <= 0:
             break
     return list(found.values())
 
@@ -298,26 +305,26 @@ def anchors_in_log(folder: Path) -> list[Anchor]:
 OPERATIONS = (
     Operation(
         name="audit.list",
-        summary="Show what was decided and done, the newest first.",
-        parameters=List,
-        handler=listing,
-        result=AuditListed,
+        summary="List audit entries, newest first.",
+        parameters=AuditListRequest,
+        handler=list_entries,
+        result=AuditEntryList,
         permission=PermissionLevel.STANDARD,
     ),
     Operation(
         name="audit.verify",
-        summary="See whether the audit is as it was written.",
-        parameters=Verify,
-        handler=verify,
-        result=AuditVerified,
+        summary="Verify that the audit log is unchanged.",
+        parameters=AuditVerifyRequest,
+        handler=verify_audit,
+        result=AuditVerifyResult,
         permission=PermissionLevel.BOSS,
     ),
     Operation(
         name="audit.export",
-        summary="Give the audit out as lines of JSON.",
-        parameters=Export,
-        handler=export,
-        result=AuditExported,
+        summary="Export the audit log as JSON lines.",
+        parameters=AuditExportRequest,
+        handler=export_audit,
+        result=AuditExport,
         permission=PermissionLevel.BOSS,
     ),
 )

@@ -12,12 +12,13 @@ from retinue.domain.agent import PermissionLevel
 from retinue.domain.decision import Decision
 from retinue.domain.errors import RetinueError
 from retinue.domain.principal import Principal
-from retinue.domain.tool import Effect, ToolSpec
+from retinue.domain.tool import ToolEffect, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.intake.routing import OWNER
-from retinue.operations.base import Desk, Operation, perform
-from retinue.operations.operation_tools import ask_owner
-from retinue.tools.base import Scene, ToolFailed, as_tool_failed, schema_of
+from retinue.operations.base import Operation, Services, perform_operation
+from retinue.operations.config.errors import GatewayOwnerOnly
+from retinue.operations.operation_tools import ask_owner_decision
+from retinue.tools.base import ToolContext, as_tool_failed, schema_of
 
 PATHS_SHOWN_MAX = 20  # paths of a change named in the approval
 PATH_CHARS_MAX = 100
@@ -25,7 +26,7 @@ PATH_CHARS_MAX = 100
 _encode = msgspec.json.Encoder().encode
 
 # The operation of each action. Settings are patched, never replaced: keys that are not named are kept.
-ACTIONS: Mapping[str, str] = {
+ACTION_OPERATIONS: Mapping[str, str] = {
     "status": "house.status",
     "doctor": "house.doctor",
     "config_show": "config.show",
@@ -43,23 +44,26 @@ class GatewayArguments(msgspec.Struct, forbid_unknown_fields=True):
     ] = {}
 
 
-class Gateway(Struct, frozen=True):
+class GatewayTool(Struct, frozen=True):
     """For runs on behalf of the owner only. It acts with the owner's rights, not the agent's."""
 
-    desk: Callable[[], Desk]
+    services: Callable[[], Services]
     operations: Mapping[str, Operation]
     arguments: type[msgspec.Struct] = GatewayArguments
     spec: ToolSpec = field(
         default_factory=lambda: ToolSpec(
             name="gateway",
-            description="Look at the house and change its settings. Only while you work for its owner.",
+            description=(
+                "Show the status, the problems and the settings of the server, and change its settings. "
+                "Returns JSON. Works only in runs on behalf of the owner, who must approve every change."
+            ),
             parameters=schema_of(GatewayArguments),
-            effects=frozenset({Effect.READS_PRIVATE, Effect.WRITES}),
+            effects=frozenset({ToolEffect.READS_PRIVATE, ToolEffect.WRITES}),
             capabilities=frozenset({"house.admin"}),
         )
     )
 
-    def confirm(self, arguments: GatewayArguments, scene: Scene) -> Decision | None:
+    def decide_confirmation(self, arguments: GatewayArguments, context: ToolContext) -> Decision | None:
         """Ask the owner about every change, because settings decide what agents may do.
 
         Trusted context does not exempt it: an instruction file may have been written by someone else.
@@ -67,41 +71,38 @@ class Gateway(Struct, frozen=True):
         match arguments.action:
             case "config_patch":
                 changes = arguments.parameters.get("changes")
-                return ask_owner(f"it changes the settings{_named(changes)}")
+                return ask_owner_decision(f"it changes the settings{_format_paths(changes)}")
             case "config_reload":
-                return ask_owner("it puts the settings file into effect as it is now")
+                return ask_owner_decision("it reloads the settings file")
             case _:
                 return None
 
-    async def perform(self, arguments: GatewayArguments, scene: Scene) -> str:
-        if scene.sender != OWNER:
-            raise ToolFailed(
-                "this is for the owner's own runs",
-                because=f"you work for {scene.sender}",
-                try_this="ask the owner to tell you directly",
-                code="gateway.not-owner",
-            )
+    async def perform(self, arguments: GatewayArguments, context: ToolContext) -> str:
+        if context.sender != OWNER:
+            raise GatewayOwnerOnly(str(context.sender))
         principal = Principal(address=OWNER, level=PermissionLevel.BOSS, trust=Trust.OWNER)
-        operation = self.operations[ACTIONS[arguments.action]]
-        key = f"{scene.session}/{scene.call}" if operation.effect else ""
+        operation = self.operations[ACTION_OPERATIONS[arguments.action]]
+        key = f"{context.session}/{context.call}" if operation.has_effect else ""
         try:
-            answer = await perform(self.desk(), principal, operation, _encode(arguments.parameters), key=key)
+            answer = await perform_operation(
+                self.services(), principal, operation, _encode(arguments.parameters), key=key
+            )
         except RetinueError as error:
             raise as_tool_failed(error) from error
         return answer.decode()
 
 
-def _named(changes: object) -> str:
+def _format_paths(changes: object) -> str:
     """Return the dotted paths that a patch changes, without values: `: sandbox.mode, tools.exec.ask`."""
-    paths = sorted(_paths(changes, ""))
+    paths = sorted(_dotted_paths(changes, ""))
     shown = ", ".join(path[:PATH_CHARS_MAX] for path in paths[:PATHS_SHOWN_MAX])
     more = f" and {len(paths) - PATHS_SHOWN_MAX} more" if len(paths) > PATHS_SHOWN_MAX else ""
     return f": {shown}{more}" if shown else ""
 
 
-def _paths(changes: object, prefix: str) -> Iterator[str]:
+def _dotted_paths(changes: object, prefix: str) -> Iterator[str]:
     if isinstance(changes, dict) and changes:
         for key, value in cast("dict[str, object]", changes).items():
-            yield from _paths(value, f"{prefix}.{key}" if prefix else key)
+            yield from _dotted_paths(value, f"{prefix}.{key}" if prefix else key)
     elif prefix:
         yield prefix

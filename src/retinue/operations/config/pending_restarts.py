@@ -10,19 +10,19 @@ from pathlib import Path
 import msgspec
 
 from retinue.domain import address
-from retinue.domain.envelope import Draft, Kind
+from retinue.domain.envelope import EnvelopeDraft, EnvelopeKind
 from retinue.domain.errors import NotFound, StoreError
 from retinue.domain.ids import EnvelopeId
-from retinue.domain.ports import Ids, Post
+from retinue.domain.ports import EnvelopeAcceptor, IdSource
 from retinue.domain.trust import Trust
-from retinue.store.core.durable_files import put_private
+from retinue.store.core.durable_files import replace_private_file
 
 log = logging.getLogger(__name__)
 
 FILE_NAME = "waiting-for-restart.json"
 
 
-class Waiting(msgspec.Struct):
+class PendingRestart(msgspec.Struct):
     """The changed settings, and the agent and session to notify once they are in effect."""
 
     paths: list[str]
@@ -30,39 +30,41 @@ class Waiting(msgspec.Struct):
     session: str
 
 
-def write_down(home: Path, paths: Sequence[str], *, agent: str, session: str) -> None:
+def save_pending_restart(data_dir: Path, paths: Sequence[str], *, agent: str, session: str) -> None:
     """Save the changes in a file, so that they survive the restart. Only the session of the last change is notified."""
-    put_private(home / FILE_NAME, msgspec.json.encode(Waiting(list(paths), agent, session)))
+    replace_private_file(data_dir / FILE_NAME, msgspec.json.encode(PendingRestart(list(paths), agent, session)))
 
 
-async def tell(home: Path, post: Post, ids: Ids) -> None:
+async def announce_restart(data_dir: Path, intake: EnvelopeAcceptor, ids: IdSource) -> None:
     """Send the notification, once.
 
     The idempotency key is derived from the file. The file is deleted when the envelope is accepted, or
     when its session or agent is gone. If the store fails, it stays for the next start.
     """
-    file = home / FILE_NAME
+    file = data_dir / FILE_NAME
     try:
         text = file.read_bytes()
-        waiting = msgspec.json.decode(text, type=Waiting)
+        waiting = msgspec.json.decode(text, type=PendingRestart)
     except (OSError, msgspec.MsgspecError):
         return
-    draft = Draft(
+    draft = EnvelopeDraft(
         id=EnvelopeId(ids.new()),
-        sender=address.HOUSE,
-        recipient=address.agent(waiting.agent, waiting.session),
-        text=f"The house was opened again. In effect now: {', '.join(waiting.paths)}.",
+        sender=address.SERVER_ADDRESS,
+        recipient=address.agent_address(waiting.agent, waiting.session),
+        text=f"The server was restarted. Now in effect: {', '.join(waiting.paths)}.",
         source="house",
-        key=f"restart/{hashlib.sha256(text).hexdigest()[:32]}/{file.stat().st_mtime_ns}",
-        kind=Kind.SYSTEM,
+        idempotency_key=f"restart/{hashlib.sha256(text).hexdigest()[:32]}/{file.stat().st_mtime_ns}",
+        kind=EnvelopeKind.SYSTEM,
         silent=True,  # stored for the next turn; starts no run
         trust=Trust.PRIVATE,
     )
     try:
-        await post.post(draft)
+        await intake.accept(draft)
     except NotFound:
-        log.info("restart told to nobody", extra={"session": waiting.session})  # the session or its agent is gone
+        log.info(
+            "restart notification dropped, session gone", extra={"session": waiting.session}
+        )  # the session or its agent is gone
     except StoreError as error:
-        log.warning("restart not told", extra={"code": error.code})
+        log.warning("restart notification failed", extra={"code": error.code})
         return
     file.unlink(missing_ok=True)

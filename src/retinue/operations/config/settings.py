@@ -9,52 +9,70 @@ from typing import Annotated, Any, cast
 import msgspec
 from msgspec import Struct
 
-from retinue.config import BadConfig, Change, Effect, Fault, diff, examine, text_hash
-from retinue.config.settings_form import Entry, Origin, Section, Shape, form_of
+from retinue.config import (
+    InvalidSettings,
+    SettingChange,
+    SettingEffect,
+    SettingFault,
+    diff_configurations,
+    examine_configuration,
+    hash_settings_text,
+)
+from retinue.config.settings_form import (
+    SettingControl,
+    SettingField,
+    SettingOrigin,
+    SettingSection,
+    build_settings_form,
+)
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.errors import Invalid
 from retinue.domain.principal import Principal
-from retinue.operations.base import Desk, Nothing, Operation
+from retinue.operations.base import EmptyRequest, Operation, Services
 from retinue.operations.config.configuration import FILE_BYTES_MAX
-from retinue.operations.config_holder import Keeper
+from retinue.operations.config.errors import (
+    PreviewInputTwice,
+    SettingsChangeNotPatchable,
+    SettingsFileHasSecret,
+    SettingsFileNotToml,
+    SettingsTextTooLarge,
+)
+from retinue.operations.config_holder import ConfigHolder
 
-OTHERWISE = "make this change with an editor, then read the file again"
 
-
-class Preview(msgspec.Struct, forbid_unknown_fields=True):
+class ConfigPreviewRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Preview `changes` as for config.patch, or a complete new `text`. Without either, the current file."""
 
-    changes: Annotated[
-        dict[str, Any] | None, msgspec.Meta(description="what config.patch would be asked to merge in")
-    ] = None
-    text: Annotated[str | None, msgspec.Meta(description="the whole file as it should become")] = None
+    changes: Annotated[dict[str, Any] | None, msgspec.Meta(description="changes to preview, as for config patch")] = (
+        None
+    )
+    text: Annotated[str | None, msgspec.Meta(description="the complete new file to preview")] = None
 
 
-class SettingShown(msgspec.Struct, frozen=True, rename={"origin": "from"}):
+class SettingDetails(msgspec.Struct, frozen=True, rename={"origin": "from"}):
     """One setting. `place` is where its value is set. `waiting`: it takes effect after a restart."""
 
     path: list[str]
     says: str
-    shape: Shape
+    shape: SettingControl
     choices: list[str]
     least: float | None
     most: float | None
     example: str
-    effect: Effect
+    effect: SettingEffect
     value: Any
     default: Any
-    origin: Origin
+    origin: SettingOrigin
     place: str
     waiting: bool
 
 
-class SectionShown(msgspec.Struct, frozen=True):
+class SettingSectionDetails(msgspec.Struct, frozen=True):
     path: list[str]
     says: str
-    settings: list[SettingShown]
+    settings: list[SettingDetails]
 
 
-class FaultShown(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
+class ConfigFaultDetails(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
     """One error in the file. `path` is empty and `line` null if it concerns no key."""
 
     path: str
@@ -70,8 +88,8 @@ class ConfigFields(msgspec.Struct, frozen=True, rename="kebab"):
 
     file: str
     hash: str
-    sections: list[SectionShown]
-    faults: list[FaultShown]
+    sections: list[SettingSectionDetails]
+    faults: list[ConfigFaultDetails]
     waiting_for_a_restart: list[str]
 
 
@@ -81,81 +99,84 @@ class ConfigPreview(msgspec.Struct, frozen=True):
     old: str
     new: str
     patch: dict[str, Any]
-    changes: list[Change]
-    faults: list[FaultShown]
+    changes: list[SettingChange]
+    faults: list[ConfigFaultDetails]
     hash: str
 
 
-async def show_fields(desk: Desk, caller: Principal, asked: Nothing) -> ConfigFields:
-    keeper = desk.keeper()
-    examined = await asyncio.to_thread(examine, keeper.environment)
-    waiting = [change.path for change in keeper.waiting]
+async def list_config_fields(services: Services, caller: Principal, request: EmptyRequest) -> ConfigFields:
+    holder = services.require_config_holder()
+    examined = await asyncio.to_thread(examine_configuration, holder.environment)
+    waiting = [change.path for change in holder.pending_changes]
     return ConfigFields(
         file=str(examined.configuration.file),
         hash=examined.configuration.hash,
-        sections=[_section(each, waiting) for each in form_of(examined, keeper.environment)],
-        faults=[_fault(desk, each) for each in examined.faults],
+        sections=[_to_section(each, waiting) for each in build_settings_form(examined, holder.environment)],
+        faults=[_to_fault(services, each) for each in examined.faults],
         waiting_for_a_restart=waiting,
     )
 
 
-async def preview(desk: Desk, caller: Principal, asked: Preview) -> ConfigPreview:
-    if asked.changes is not None and asked.text is not None:
-        raise _unclear("`changes` and `text` are two ways to say the same", "send one of them")
-    if asked.text is not None and len(asked.text.encode(errors="replace")) > FILE_BYTES_MAX:
-        raise _unclear(f"a settings file has at most {FILE_BYTES_MAX:,} bytes", OTHERWISE)
-    found = await asyncio.to_thread(_look_ahead, desk.keeper(), asked, desk)
+async def preview_config(services: Services, caller: Principal, request: ConfigPreviewRequest) -> ConfigPreview:
+    if request.changes is not None and request.text is not None:
+        raise PreviewInputTwice
+    if request.text is not None and len(request.text.encode(errors="replace")) > FILE_BYTES_MAX:
+        raise SettingsTextTooLarge(bytes_max=FILE_BYTES_MAX)
+    found = await asyncio.to_thread(_preview_change, services.require_config_holder(), request, services)
     return ConfigPreview(
-        old=desk.mask(found.old),
-        new=desk.mask(found.new),
+        old=services.redact(found.old),
+        new=services.redact(found.new),
         patch=found.patch,
         changes=list(found.changes),
-        faults=[_fault(desk, each) for each in found.faults],
-        hash=text_hash(found.old),
+        faults=[_to_fault(services, each) for each in found.faults],
+        hash=hash_settings_text(found.old),
     )
 
 
-class Ahead(Struct, frozen=True, kw_only=True):
+class PreviewedChange(Struct, frozen=True, kw_only=True):
     old: str
     new: str
     patch: dict[str, Any]
-    changes: list[Change]
-    faults: tuple[Fault, ...]
+    changes: list[SettingChange]
+    faults: tuple[SettingFault, ...]
 
 
-def _look_ahead(keeper: Keeper, asked: Preview, desk: Desk) -> Ahead:
+def _preview_change(config_holder: ConfigHolder, request: ConfigPreviewRequest, services: Services) -> PreviewedChange:
     import tomllib
 
-    from retinue.config.file_writer import text_of
-    from retinue.config.toml_patch import patch as patched  # lazy: tomlkit, which most servers never need
+    from retinue.config.file_writer import read_current_text
+    from retinue.config.toml_patch import patch_settings_text as patched  # lazy: tomlkit, which most servers never need
 
-    old = text_of(keeper.current.file)
-    wanted = asked.changes or {}
-    if asked.text is not None:
-        if desk.mask(old) != old:
-            raise _unclear("the file holds a secret, which is not shown here and so cannot be kept", OTHERWISE)
-        faults = examine(keeper.environment, text=asked.text).faults
+    old = read_current_text(config_holder.current.file)
+    wanted = request.changes or {}
+    if request.text is not None:
+        if services.redact(old) != old:
+            raise SettingsFileHasSecret
+        faults = examine_configuration(config_holder.environment, text=request.text).faults
         if faults:
-            return Ahead(old=old, new=asked.text, patch={}, changes=[], faults=faults)
-        wanted = changes_between(_tables(old), tomllib.loads(asked.text))
-    new = patched(old, wanted, expected_hash=text_hash(old), validate=lambda _: None) if wanted else old
-    if asked.text is not None and tomllib.loads(new) != tomllib.loads(asked.text):
-        raise _unclear("this cannot be said key by key: something is taken out of a list of tables", OTHERWISE)
-    before, after = examine(keeper.environment, text=old), examine(keeper.environment, text=new)
-    told = diff(
-        (before.configuration.settings, before.configuration.staff),
-        (after.configuration.settings, after.configuration.staff),
+            return PreviewedChange(old=old, new=request.text, patch={}, changes=[], faults=faults)
+        wanted = changes_between(_parse_toml(old), tomllib.loads(request.text))
+    new = patched(old, wanted, expected_hash=hash_settings_text(old), validate=lambda _: None) if wanted else old
+    if request.text is not None and tomllib.loads(new) != tomllib.loads(request.text):
+        raise SettingsChangeNotPatchable
+    before, after = (
+        examine_configuration(config_holder.environment, text=old),
+        examine_configuration(config_holder.environment, text=new),
     )
-    return Ahead(old=old, new=new, patch=dict(wanted), changes=told, faults=after.faults)
+    changes = diff_configurations(
+        (before.configuration.settings, before.configuration.declarations),
+        (after.configuration.settings, after.configuration.declarations),
+    )
+    return PreviewedChange(old=old, new=new, patch=dict(wanted), changes=changes, faults=after.faults)
 
 
-def _tables(text: str) -> dict[str, Any]:
+def _parse_toml(text: str) -> dict[str, Any]:
     import tomllib
 
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError:
-        raise _unclear("the file that is there is not TOML, so nothing can be kept of it", OTHERWISE) from None
+        raise SettingsFileNotToml from None
 
 
 def changes_between(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,59 +192,57 @@ def changes_between(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str,
     return found
 
 
-def _unclear(because: str, try_this: str) -> Invalid:
-    return Invalid("this change cannot be looked at", because=because, try_this=try_this, code="config.unclear")
-
-
-def _section(section: Section, waiting: list[str]) -> SectionShown:
-    return SectionShown(
-        path=list(section.path), says=section.says, settings=[_setting(each, waiting) for each in section.entries]
+def _to_section(section: SettingSection, pending_paths: list[str]) -> SettingSectionDetails:
+    return SettingSectionDetails(
+        path=list(section.path),
+        says=section.description,
+        settings=[_to_setting(each, pending_paths) for each in section.fields],
     )
 
 
-def _setting(entry: Entry, waiting: list[str]) -> SettingShown:
-    return SettingShown(
+def _to_setting(entry: SettingField, pending_paths: list[str]) -> SettingDetails:
+    return SettingDetails(
         path=list(entry.path),
-        says=entry.says,
-        shape=entry.shape,
+        says=entry.description,
+        shape=entry.control,
         choices=list(entry.choices),
-        least=entry.least,
-        most=entry.most,
+        least=entry.minimum,
+        most=entry.maximum,
         example=entry.example,
         effect=entry.effect,
         value=entry.value,
         default=entry.default,
         origin=entry.origin,
-        place=entry.place,
-        waiting=entry.name in waiting,
+        place=entry.defined_at,
+        waiting=entry.name in pending_paths,
     )
 
 
-def _fault(desk: Desk, fault: Fault) -> FaultShown:
-    return FaultShown(
+def _to_fault(services: Services, fault: SettingFault) -> ConfigFaultDetails:
+    return ConfigFaultDetails(
         path=fault.path,
-        sentence=desk.mask(fault.sentence),
-        line=fault.place.line,
-        because=desk.mask(fault.because),
+        sentence=services.redact(fault.sentence),
+        line=fault.position.line,
+        because=services.redact(fault.because),
         try_this=fault.try_this,
-        code=fault.code or BadConfig.code,
+        code=fault.code or InvalidSettings.code,
     )
 
 
 OPERATIONS = (
     Operation(
         name="config.fields",
-        summary="Say what can be set, what it is now, and where that comes from.",
-        parameters=Nothing,
-        handler=show_fields,
+        summary="List all settings with their values and where these are set.",
+        parameters=EmptyRequest,
+        handler=list_config_fields,
         result=ConfigFields,
         permission=PermissionLevel.PRIVILEGED,
     ),
     Operation(
         name="config.preview",
-        summary="Show what a change of the settings file would do. Nothing is changed.",
-        parameters=Preview,
-        handler=preview,
+        summary="Preview a change of the settings file without making it.",
+        parameters=ConfigPreviewRequest,
+        handler=preview_config,
         result=ConfigPreview,
         permission=PermissionLevel.BOSS,
     ),

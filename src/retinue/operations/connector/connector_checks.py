@@ -6,102 +6,113 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from retinue.config import examine as examine_settings
+from retinue.config import examine_configuration as examine_settings
 from retinue.config.connectors import ConnectorSettings
-from retinue.connectors.supervisor.connector_health import LineHealth, LineState
+from retinue.connectors.supervisor.connector_health import ConnectionStatus, ConnectorHealth
 from retinue.domain.access import EVERYONE, DmPolicy, GroupPolicy
 from retinue.domain.binding import Binding
-from retinue.operations.doctor_registry import Check, Found, Scene, problem, warning
+from retinue.operations.doctor_registry import DoctorCheck, DoctorContext, DoctorFinding, build_problem, build_warning
 from retinue.store.agents import agents
 from retinue.store.channels import bindings, poison_messages
 
 
-class DoorFacts(Struct, frozen=True, kw_only=True):
+class ConnectorFacts(Struct, frozen=True, kw_only=True):
     """Facts about connectors. `health` is None if the server is stopped."""
 
     connectors: tuple[tuple[str, ConnectorSettings], ...]
-    lines: tuple[LineHealth, ...] | None
+    health: tuple[ConnectorHealth, ...] | None
     bindings: tuple[Binding, ...]
-    staff: frozenset[str]
-    aside: int
+    agent_names: frozenset[str]
+    poison_message_count: int
 
 
-async def _gather(scene: Scene) -> DoorFacts:
-    settings = examine_settings(scene.environment).configuration.settings
-    board = scene.switchboard
-    found: Sequence[Binding] = await scene.store.scan(bindings.everything) if scene.store is not None else ()
-    return DoorFacts(
+async def _gather_facts(context: DoctorContext) -> ConnectorFacts:
+    settings = examine_settings(context.environment).configuration.settings
+    supervisor = context.connector_supervisor
+    found: Sequence[Binding] = await context.store.scan(bindings.list_all) if context.store is not None else ()
+    return ConnectorFacts(
         connectors=tuple(settings.connectors.items()),
-        lines=tuple(board.health()) if board is not None else None,
+        health=tuple(supervisor.health()) if supervisor is not None else None,
         bindings=tuple(found),
-        staff=frozenset(each.name for each in await scene.store.scan(agents.everyone)) if scene.store else frozenset(),
-        aside=await scene.store.scan(poison_messages.count_waiting) if scene.store is not None else 0,
+        agent_names=frozenset(each.name for each in await context.store.scan(agents.list_all))
+        if context.store
+        else frozenset(),
+        poison_message_count=await context.store.scan(poison_messages.count_waiting)
+        if context.store is not None
+        else 0,
     )
 
 
-def judge(facts: DoorFacts) -> Iterator[Found]:
-    for line in facts.lines or ():
-        yield from _of_line(line)
+def evaluate_connectors(facts: ConnectorFacts) -> Iterator[DoctorFinding]:
+    for health in facts.health or ():
+        yield from _evaluate_health(health)
     for name, settings in facts.connectors:
         if settings.enabled:
-            yield from _open_to_everyone(name, settings)
-    yield from _nobody_answers(facts)
-    if facts.aside:
-        yield warning(
-            f"{facts.aside} messages were set aside",
-            because="the house stumbled over each of them again and again",
-            try_this="retinue set-aside list, then retry or drop them",
+            yield from _evaluate_access(name, settings)
+    yield from _evaluate_bindings(facts)
+    if facts.poison_message_count:
+        yield build_warning(
+            f"{facts.poison_message_count} messages could not be processed",
+            because="each of them failed repeatedly while it was received",
+            try_this="retry or drop them; list them: retinue set-aside list",
         )
 
 
-def _of_line(line: LineHealth) -> Iterator[Found]:
-    try_this = line.try_this or f"retinue connector test {line.instance}"
-    if line.state in (LineState.FAILED, LineState.NEEDS_OWNER):
-        yield problem(f"the connector '{line.instance}' is {line.state}", because=line.because, try_this=try_this)
-    elif line.state is LineState.WAITING or (line.state is LineState.TRYING and line.breaks):
-        yield warning(f"the connector '{line.instance}' is not reached", because=line.because, try_this=try_this)
-
-
-def _open_to_everyone(name: str, settings: ConnectorSettings) -> Iterator[Found]:
-    door = settings.door
-    if door.dm is DmPolicy.OPEN:
-        yield warning(
-            f"anyone may write to the house by '{name}'",
-            because=f"connectors.{name}.dm is open: strangers spend your money, and tell agents what to do",
-            try_this=f'connectors.{name}.dm = "pairing"',
+def _evaluate_health(health: ConnectorHealth) -> Iterator[DoctorFinding]:
+    try_this = health.try_this or f"retinue connector test {health.name}"
+    if health.status in (ConnectionStatus.FAILED, ConnectionStatus.NEEDS_OWNER):
+        yield build_problem(
+            f"the connector '{health.name}' has the status {health.status}", because=health.because, try_this=try_this
         )
-    if door.group_policy is GroupPolicy.OPEN or EVERYONE in door.group_allow_from:
-        yield warning(
-            f"anyone in a group is heard by '{name}'",
-            because=f"connectors.{name}.group_policy is open, or its list names {EVERYONE}",
-            try_this=f'connectors.{name}.group_policy = "allowlist", with `group_allow_from`',
+    elif health.status is ConnectionStatus.WAITING or (health.status is ConnectionStatus.TRYING and health.failures):
+        yield build_warning(
+            f"the connector '{health.name}' is not connected", because=health.because, try_this=try_this
         )
 
 
-def _nobody_answers(facts: DoorFacts) -> Iterator[Found]:
+def _evaluate_access(name: str, settings: ConnectorSettings) -> Iterator[DoctorFinding]:
+    access = settings.door
+    if access.dm is DmPolicy.OPEN:
+        yield build_warning(
+            f"anyone can send messages through '{name}'",
+            because=f"connectors.{name}.dm is open: unknown senders can instruct your agents and spend your budget",
+            try_this=f'set connectors.{name}.dm = "pairing"',
+        )
+    if access.group_policy is GroupPolicy.OPEN or EVERYONE in access.group_allow_from:
+        yield build_warning(
+            f"anyone in a group can send messages through '{name}'",
+            because=f"connectors.{name}.group_policy is open, or group_allow_from contains {EVERYONE}",
+            try_this=f'set connectors.{name}.group_policy = "allowlist", with `group_allow_from`',
+        )
+
+
+def _evaluate_bindings(facts: ConnectorFacts) -> Iterator[DoctorFinding]:
     """Yield bindings to missing agents or connectors.
 
     Deleting an agent removes its bindings, so a missing agent can only be named in `also`.
     """
-    places = {name for name, _ in facts.connectors} | {settings.kind for _, settings in facts.connectors}
-    places |= {line.instance for line in facts.lines or ()}
+    known = {name for name, _ in facts.connectors} | {settings.kind for _, settings in facts.connectors}
+    known |= {health.name for health in facts.health or ()}
     for binding in facts.bindings:
-        missing = [name for name in binding.agents if name not in facts.staff]
+        missing = [name for name in binding.agents if name not in facts.agent_names]
         if missing:
-            yield problem(
-                f"binding {binding.id[:8]} is for '{missing[0]}', who is not on the staff",
-                because="nobody of that name is here",
+            yield build_problem(
+                f"binding {binding.id[:8]} names the agent '{missing[0]}', which does not exist",
+                because="it was deleted, or never registered",
                 try_this=f"retinue binding set AGENT {binding.match.connector}",
             )
         wanted = binding.match.account or binding.match.connector
-        if wanted not in places:
-            yield warning(
-                f"'{binding.agent}' is bound to '{wanted}', and there is no such connector",
-                because="no [connectors.NAME] is called so, and none is of that kind",
+        if wanted not in known:
+            yield build_warning(
+                f"'{binding.agent}' is bound to the connector '{wanted}', which does not exist",
+                because="no section [connectors.NAME] has this name or platform",
                 try_this=f"retinue connector add {wanted}, or retinue binding remove {binding.id[:8]}",
             )
 
 
-DOORS = Check(
-    name="doors", looks_at="every line to the outside holds, and somebody answers", gather=_gather, judge=judge
+CONNECTORS_CHECK = DoctorCheck(
+    name="doors",
+    ok_message="all connectors work, and all bindings are valid",
+    gather=_gather_facts,
+    evaluate=evaluate_connectors,
 )

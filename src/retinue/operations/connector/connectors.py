@@ -14,48 +14,64 @@ from typing import Annotated, Any, get_origin
 
 import msgspec
 
-from retinue.config.connectors import ConnectorSettings, connector_name, named_secrets, secret_stems, settings_from
-from retinue.config.errors import BadConfig, Faults
-from retinue.config.settings_form import plain
-from retinue.config.table_parser import hints_of
-from retinue.connectors.base import ConnectorKind, Finding
-from retinue.connectors.connector_factory import settled
-from retinue.connectors.connector_registry import ABSENT
-from retinue.connectors.supervisor.connector_health import LineHealth, LineState
-from retinue.connectors.supervisor.connector_supervisor import Switchboard
+from retinue.config.connectors import (
+    ConnectorSettings,
+    check_connector_name,
+    iterate_secret_names,
+    iterate_secrets,
+    parse_connector_settings,
+)
+from retinue.config.errors import FaultCollector, InvalidSettings
+from retinue.config.settings_form import to_json_value
+from retinue.config.table_parser import cached_type_hints
+from retinue.connectors.base import ConnectorCheckResult, Platform
+from retinue.connectors.connector_factory import parse_platform_settings
+from retinue.connectors.connector_registry import UNSUPPORTED_PLATFORMS
+from retinue.connectors.supervisor.connector_health import ConnectionStatus, ConnectorHealth
+from retinue.connectors.supervisor.connector_supervisor import ConnectorSupervisor
 from retinue.domain.access import DmPolicy
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError
+from retinue.domain.errors import RetinueError
 from retinue.domain.principal import Principal
-from retinue.domain.times import show as show_time
-from retinue.operations.base import Desk, Nothing, Operation
+from retinue.domain.shared_errors import ConnectorNotFound
+from retinue.domain.times import format_time as show_time
+from retinue.operations.base import EmptyRequest, Operation, Services
+from retinue.operations.connector.errors import (
+    ConnectorExists,
+    ConnectorNameInvalid,
+    ConnectorRejected,
+    ConnectorSecretByAgent,
+    ConnectorSecretInvalid,
+    ConnectorSecretUnknown,
+    ConnectorsUnavailable,
+)
 from retinue.store.channels import connector_state
-from retinue.store.core.durable_files import put_private
+from retinue.store.core.durable_files import replace_private_file
 
-SECRETS = "secrets"
-SECRET_LENGTH_MAX = 16 * 1024
+SECRETS_DIRECTORY = "secrets"
+SECRET_CHARS_MAX = 16 * 1024
 
 Meta = msgspec.Meta
-Name = Annotated[str, Meta(description="a connector by name")]
+ConnectorName = Annotated[str, Meta(description="name of a connector")]
 
 
-class One(msgspec.Struct, forbid_unknown_fields=True):
-    name: Name
+class ConnectorNameRequest(msgspec.Struct, forbid_unknown_fields=True):
+    name: ConnectorName
 
 
-class Add(msgspec.Struct, forbid_unknown_fields=True):
+class ConnectorAddRequest(msgspec.Struct, forbid_unknown_fields=True):
     """`secrets` are written to files in the data directory, and the settings refer to these."""
 
-    kind: Annotated[str, Meta(description="what it speaks, such as telegram: see connector kinds")]
-    name: Annotated[str, Meta(description="what to call it here; left out, as its kind")] = ""
-    settings: Annotated[dict[str, Any], Meta(description="its settings, as they would stand in the file")] = {}
-    answers: Annotated[dict[str, str], Meta(description="settings as a person types them, each a text")] = {}
+    kind: Annotated[str, Meta(description="the platform, such as telegram: see connector kinds")]
+    name: Annotated[str, Meta(description="name of the connector; default: the platform")] = ""
+    settings: Annotated[dict[str, Any], Meta(description="its settings, as in the settings file")] = {}
+    answers: Annotated[dict[str, str], Meta(description="its settings as text, as a person types them")] = {}
     secrets: Annotated[dict[str, str], Meta(description="its secrets by name, such as token")] = {}
-    check: Annotated[bool, Meta(description="ask the place first whether it knows us")] = True
+    check: Annotated[bool, Meta(description="test the connection first")] = True
 
 
-class ConnectorShown(
+class ConnectorStatus(
     msgspec.Struct,
     frozen=True,
     kw_only=True,
@@ -71,7 +87,7 @@ class ConnectorShown(
 
     name: str
     kind: str
-    state: LineState
+    state: ConnectionStatus
     since: str
     last_heard: str | None = None
     last_delivered: str | None = None
@@ -83,18 +99,18 @@ class ConnectorShown(
     in_groups: str = ""
 
 
-class ConnectorsListed(msgspec.Struct, frozen=True):
-    connectors: list[ConnectorShown]
+class ConnectorList(msgspec.Struct, frozen=True):
+    connectors: list[ConnectorStatus]
 
 
-class ConnectorRead(msgspec.Struct, frozen=True):
+class ConnectorDetails(msgspec.Struct, frozen=True):
     """One connector. `settings` contain the locations of secrets, never their values."""
 
-    connector: ConnectorShown
+    connector: ConnectorStatus
     settings: dict[str, Any]
 
 
-class QuestionShown(msgspec.Struct, frozen=True):
+class SetupQuestion(msgspec.Struct, frozen=True):
     key: str
     ask: str
     secret: bool
@@ -102,20 +118,20 @@ class QuestionShown(msgspec.Struct, frozen=True):
     help: str
 
 
-class KindShown(msgspec.Struct, frozen=True):
+class PlatformDetails(msgspec.Struct, frozen=True):
     kind: str
     title: str
-    questions: list[QuestionShown]
+    questions: list[SetupQuestion]
 
 
-class KindsListed(msgspec.Struct, frozen=True):
+class PlatformList(msgspec.Struct, frozen=True):
     """`absent` maps known platforms that are not supported to the reason."""
 
-    kinds: list[KindShown]
+    kinds: list[PlatformDetails]
     absent: dict[str, str]
 
 
-class ConnectorTested(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
+class ConnectorTestResult(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
     """Result of a sign-in test. `account` is our account on the platform."""
 
     name: str
@@ -127,7 +143,7 @@ class ConnectorTested(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
 
 
 class ConnectorAdded(msgspec.Struct, frozen=True, rename={"next_steps": "next"}):
-    connector: ConnectorShown
+    connector: ConnectorStatus
     account: str
     next_steps: list[str]
 
@@ -137,173 +153,150 @@ class ConnectorRemoved(msgspec.Struct, frozen=True):
     removed: bool
 
 
-def board_of(desk: Desk) -> Switchboard:
-    if desk.switchboard is None:
-        raise NotFound(
-            "this house has no connectors",
-            because="it was opened without a switchboard",
-            try_this="open it with `retinue run`",
-            code="connector.none",
-        )
-    return desk.switchboard
+def require_supervisor(services: Services) -> ConnectorSupervisor:
+    if services.connector_supervisor is None:
+        raise ConnectorsUnavailable
+    return services.connector_supervisor
 
 
-async def listed(desk: Desk, caller: Principal, asked: Nothing) -> ConnectorsListed:
-    return ConnectorsListed([shown(desk, each) for each in board_of(desk).health()])
+async def list_connectors(services: Services, caller: Principal, request: EmptyRequest) -> ConnectorList:
+    return ConnectorList([to_connector_status(services, each) for each in require_supervisor(services).health()])
 
 
-async def kinds(desk: Desk, caller: Principal, asked: Nothing) -> KindsListed:
-    known = board_of(desk).kinds
-    found: list[KindShown] = []
+async def list_platforms(services: Services, caller: Principal, request: EmptyRequest) -> PlatformList:
+    known = require_supervisor(services).platforms
+    found: list[PlatformDetails] = []
     for name in known.names:
         try:
-            found.append(_kind_form(known.find(name)))
+            found.append(_to_platform_details(known.find(name)))
         except RetinueError:
             continue  # cannot be imported, so it cannot be chosen; `connector add` says why
-    return KindsListed(found, dict(ABSENT))
+    return PlatformList(found, dict(UNSUPPORTED_PLATFORMS))
 
 
-async def show(desk: Desk, caller: Principal, asked: One) -> ConnectorRead:
-    health = _one(desk, asked.name)
-    settings = _all(desk).get(asked.name)
-    return ConnectorRead(shown(desk, health), {} if settings is None else _told(_whole(desk, asked.name, settings)))
+async def show_connector(services: Services, caller: Principal, request: ConnectorNameRequest) -> ConnectorDetails:
+    health = _require_health(services, request.name)
+    settings = _connector_settings(services).get(request.name)
+    return ConnectorDetails(
+        to_connector_status(services, health),
+        {} if settings is None else _to_settings_table(_parse_platform_settings(services, request.name, settings)),
+    )
 
 
-async def test(desk: Desk, caller: Principal, asked: One) -> ConnectorTested:
-    _one(desk, asked.name)
-    return _tested(asked.name, await board_of(desk).check(asked.name))
+async def test_connector(services: Services, caller: Principal, request: ConnectorNameRequest) -> ConnectorTestResult:
+    _require_health(services, request.name)
+    return _to_test_result(request.name, await require_supervisor(services).check(request.name))
 
 
-async def add(desk: Desk, caller: Principal, asked: Add) -> ConnectorAdded:
-    board, name = board_of(desk), asked.name or asked.kind
-    kind = board.kind(asked.kind)
-    _refuse(desk, caller, name, kind, asked)
+async def add_connector(services: Services, caller: Principal, request: ConnectorAddRequest) -> ConnectorAdded:
+    supervisor, name = require_supervisor(services), request.name or request.kind
+    kind = supervisor.get_platform(request.kind)
+    _check_addable(services, caller, name, kind, request)
     made: list[Path] = []
     try:
-        table = await asyncio.to_thread(_table, desk, name, kind, asked, made)
-        settings = read_settings(kind, name, table)
+        table = await asyncio.to_thread(_build_table, services, name, kind, request, made)
+        settings = read_connector_settings(kind, name, table)
         account = ""
-        if asked.check:
-            account = _accepted(name, await board.try_out(name, settings)).account
-        await _write(desk, {"connectors": {name: table}})
+        if request.check:
+            account = _require_accepted(name, await supervisor.check_settings(name, settings)).account
+        await _change_settings(services, {"connectors": {name: table}})
     except BaseException:
         for file in made:
             file.unlink(missing_ok=True)
         raise
-    return ConnectorAdded(shown(desk, _one(desk, name)), account, _next_steps(name, kind, settings))
+    return ConnectorAdded(
+        to_connector_status(services, _require_health(services, name)), account, _next_steps(name, kind, settings)
+    )
 
 
-async def remove(desk: Desk, caller: Principal, asked: One) -> ConnectorRemoved:
+async def remove_connector(services: Services, caller: Principal, request: ConnectorNameRequest) -> ConnectorRemoved:
     """Remove a connector: its settings, the secret files created for it and its stored state."""
-    settings = _whole(desk, asked.name, _held(desk, asked.name))
-    await _write(desk, {"connectors": {asked.name: None}})
-    for file in _own_files(desk, settings):
+    settings = _parse_platform_settings(services, request.name, _require_in_settings(services, request.name))
+    await _change_settings(services, {"connectors": {request.name: None}})
+    for file in _created_secret_files(services, settings):
         await asyncio.to_thread(file.unlink, missing_ok=True)
-    await desk.store.write(lambda conn: connector_state.forget(conn, asked.name), point="connector")
-    return ConnectorRemoved(asked.name, removed=True)
+    await services.store.write(lambda conn: connector_state.delete_all(conn, request.name), point="connector")
+    return ConnectorRemoved(request.name, removed=True)
 
 
-async def enable(desk: Desk, caller: Principal, asked: One) -> ConnectorShown:
-    return await _switch(desk, asked.name, on=True)
+async def enable_connector(services: Services, caller: Principal, request: ConnectorNameRequest) -> ConnectorStatus:
+    return await _set_enabled(services, request.name, enabled=True)
 
 
-async def disable(desk: Desk, caller: Principal, asked: One) -> ConnectorShown:
-    return await _switch(desk, asked.name, on=False)
+async def disable_connector(services: Services, caller: Principal, request: ConnectorNameRequest) -> ConnectorStatus:
+    return await _set_enabled(services, request.name, enabled=False)
 
 
-async def _switch(desk: Desk, name: str, *, on: bool) -> ConnectorShown:
-    _held(desk, name)
-    await _write(desk, {"connectors": {name: {"enabled": on}}})
-    return shown(desk, _one(desk, name))
+async def _set_enabled(services: Services, name: str, *, enabled: bool) -> ConnectorStatus:
+    _require_in_settings(services, name)
+    await _change_settings(services, {"connectors": {name: {"enabled": enabled}}})
+    return to_connector_status(services, _require_health(services, name))
 
 
 # --- settings ---
 
 
-def _all(desk: Desk) -> Mapping[str, ConnectorSettings]:
-    return desk.settings().connectors if desk.settings is not None else {}
+def _connector_settings(services: Services) -> Mapping[str, ConnectorSettings]:
+    return services.settings().connectors if services.settings is not None else {}
 
 
-def _whole(desk: Desk, name: str, settings: ConnectorSettings) -> ConnectorSettings:
+def _parse_platform_settings(services: Services, name: str, settings: ConnectorSettings) -> ConnectorSettings:
     """Return the settings with the platform's keys parsed, if the platform is known (its plugin is loaded)."""
     try:
-        return settled(board_of(desk).kind(settings.kind), name, settings)
+        return parse_platform_settings(require_supervisor(services).get_platform(settings.kind), name, settings)
     except RetinueError:
         return settings
 
 
-def _held(desk: Desk, name: str) -> ConnectorSettings:
-    held = desk.keeper().current.settings.connectors.get(name)
+def _require_in_settings(services: Services, name: str) -> ConnectorSettings:
+    held = services.require_config_holder().current.settings.connectors.get(name)
     if held is None:
-        raise NotFound(
-            f"the settings name no connector '{name[:64]}'",
-            because="there is no [connectors.NAME] of that name; one that a plug-in brings is the plug-in's to change",
-            try_this="look at `retinue connector list`",
-            code="connector.not-found",
+        raise ConnectorNotFound(
+            name,
+            because="the settings have no such section [connectors.NAME]; the connector of a plugin is changed with it",
         )
     return held
 
 
-def _refuse(desk: Desk, caller: Principal, name: str, kind: ConnectorKind, asked: Add) -> None:
-    if wrong := connector_name(name):
-        raise Invalid(
-            f"'{name[:64]}' cannot be the name of a connector",
-            because=f"it {wrong}",
-            try_this="for example family-bot",
-            code="connector.name-invalid",
-        )
-    if name in desk.keeper().current.settings.connectors or any(
-        each.instance == name for each in board_of(desk).health()
+def _check_addable(
+    services: Services, caller: Principal, name: str, kind: Platform, request: ConnectorAddRequest
+) -> None:
+    if wrong := check_connector_name(name):
+        raise ConnectorNameInvalid(name, because=f"it {wrong}")
+    if name in services.require_config_holder().current.settings.connectors or any(
+        each.name == name for each in require_supervisor(services).health()
     ):
-        raise Conflict(
-            f"there is a connector '{name}' already",
-            because="each account of ours has a name of its own",
-            try_this=f"retinue connector add {kind.name} --name OTHER, or remove that one first",
-            code="connector.exists",
-        )
-    if asked.secrets and caller.address.kind is AddressKind.AGENT:
-        raise Invalid(
-            "an agent cannot give a secret by value",
-            because="what an agent says is kept in its history, and a secret must not be there",
-            try_this="name the variable or the file that holds it, in the settings",
-            code="connector.secret-by-agent",
-        )
+        raise ConnectorExists(name, platform=kind.name)
+    if request.secrets and caller.address.kind is AddressKind.AGENT:
+        raise ConnectorSecretByAgent
 
 
-def _table(desk: Desk, name: str, kind: ConnectorKind, asked: Add, made: list[Path]) -> dict[str, Any]:
+def _build_table(
+    services: Services, name: str, kind: Platform, request: ConnectorAddRequest, created_files: list[Path]
+) -> dict[str, Any]:
     """Return the settings table of the new connector. Secret files it writes are appended to `created_files`."""
-    answers = {key: typed(kind.settings, key, text) for key, text in asked.answers.items()}
-    given = {**kind.defaults, **answers, **asked.settings}
+    answers = {key: parse_typed_value(kind.settings, key, text) for key, text in request.answers.items()}
+    given = {**kind.defaults, **answers, **request.settings}
     table: dict[str, Any] = {"kind": kind.name, "dm": DmPolicy.PAIRING.value, **given}
-    known = set(secret_stems(kind.settings))
-    for stem, secret in asked.secrets.items():
+    known = set(iterate_secret_names(kind.settings))
+    for stem, secret in request.secrets.items():
         if stem not in known:
-            raise Invalid(
-                f"a connector of the kind '{kind.name}' has no secret '{stem[:64]}'",
-                because=f"it has {', '.join(sorted(known)) or 'none'}",
-                try_this="look at `retinue connector kinds`",
-                code="connector.secret-unknown",
-            )
-        if not secret.strip() or len(secret) > SECRET_LENGTH_MAX or not secret.isprintable():
-            raise Invalid(
-                f"this cannot be the {stem} of a connector",
-                because=f"a secret is one line of 1 to {SECRET_LENGTH_MAX:,} characters",
-                try_this="copy it again, without what is around it",
-                code="connector.secret-invalid",
-            )
-        folder = desk.home / SECRETS
+            raise ConnectorSecretUnknown(stem, platform=kind.name, known=sorted(known))
+        if not secret.strip() or len(secret) > SECRET_CHARS_MAX or not secret.isprintable():
+            raise ConnectorSecretInvalid(stem, chars_max=SECRET_CHARS_MAX)
+        folder = services.data_dir / SECRETS_DIRECTORY
         folder.mkdir(mode=0o700, exist_ok=True)
         # A unique name: an existing file may be in use, and would be deleted if this connector is rejected.
-        file = folder / f"{name}-{stem}-{desk.ids.new()[:8]}"
-        put_private(file, secret.strip().encode())
-        made.append(file)
-        table[f"{stem}_file"] = f"{SECRETS}/{file.name}"
+        file = folder / f"{name}-{stem}-{services.ids.new()[:8]}"
+        replace_private_file(file, secret.strip().encode())
+        created_files.append(file)
+        table[f"{stem}_file"] = f"{SECRETS_DIRECTORY}/{file.name}"
     return table
 
 
-def typed(group: type[Any], key: str, text: str) -> Any:
+def parse_typed_value(settings_class: type[Any], key: str, text: str) -> Any:
     """Convert typed text to the type of the setting. Text that does not fit stays text; validation rejects it."""
-    hint = hints_of(group).get(key, str)
+    hint = cached_type_hints(settings_class).get(key, str)
     if get_origin(hint) is tuple:
         return [part for each in text.split(",") if (part := each.strip())]
     if hint is bool:
@@ -316,106 +309,100 @@ def typed(group: type[Any], key: str, text: str) -> Any:
     return text
 
 
-def read_settings(kind: ConnectorKind, name: str, table: Mapping[str, Any]) -> ConnectorSettings:
+def read_connector_settings(kind: Platform, name: str, table: Mapping[str, Any]) -> ConnectorSettings:
     """Parse the table as the settings file would be parsed. Raises all errors at once."""
-    faults = Faults()
-    settings = settings_from(kind.settings, dict(table), ("connectors", name), faults)
+    faults = FaultCollector()
+    settings = parse_connector_settings(kind.settings, dict(table), ("connectors", name), faults)
     if faults.count:
-        raise BadConfig(faults.in_order())
+        raise InvalidSettings(faults.in_file_order())
     return settings
 
 
-async def _write(desk: Desk, changes: Mapping[str, Any]) -> None:
-    keeper = desk.keeper()
-    from retinue.config.file_writer import change_file  # lazy: imports tomlkit, which most servers never need
+async def _change_settings(services: Services, changes: Mapping[str, Any]) -> None:
+    holder = services.require_config_holder()
+    from retinue.config.file_writer import patch_settings_file  # lazy: imports tomlkit, which most servers never need
 
-    await asyncio.to_thread(change_file, keeper.environment, changes, expected_hash=keeper.current.hash)
-    keeper.reload()
-    await board_of(desk).fit(keeper.current.settings.connectors)
+    await asyncio.to_thread(patch_settings_file, holder.environment, changes, expected_hash=holder.current.hash)
+    holder.reload()
+    await require_supervisor(services).sync(holder.current.settings.connectors)
 
 
-def _own_files(desk: Desk, settings: ConnectorSettings) -> list[Path]:
+def _created_secret_files(services: Services, settings: ConnectorSettings) -> list[Path]:
     """Return the secret files that we created. Files elsewhere belong to the owner and stay."""
-    folder = (desk.home / SECRETS).resolve()
-    files = [(desk.home / file).resolve() for _, _, file in named_secrets(settings.own) if file]
+    folder = (services.data_dir / SECRETS_DIRECTORY).resolve()
+    files = [(services.data_dir / file).resolve() for _, _, file in iterate_secrets(settings.own) if file]
     return [file for file in files if file.parent == folder]
 
 
 # --- responses ---
 
 
-def _one(desk: Desk, name: str) -> LineHealth:
-    for each in board_of(desk).health():
-        if each.instance == name:
+def _require_health(services: Services, name: str) -> ConnectorHealth:
+    for each in require_supervisor(services).health():
+        if each.name == name:
             return each
-    raise NotFound(
-        f"there is no connector '{name[:64]}'",
-        because="no [connectors.NAME] of the settings is called so, and no plug-in brings it",
-        try_this="look at `retinue connector list`",
-        code="connector.not-found",
-    )
+    raise ConnectorNotFound(name)
 
 
-def shown(desk: Desk, health: LineHealth) -> ConnectorShown:
-    settings = _all(desk).get(health.instance)
+def to_connector_status(services: Services, health: ConnectorHealth) -> ConnectorStatus:
+    settings = _connector_settings(services).get(health.name)
 
     def at(moment: datetime | None) -> str | None:
-        return None if moment is None else show_time(moment, desk.zone)
+        return None if moment is None else show_time(moment, services.zone)
 
-    return ConnectorShown(
-        name=health.instance,
-        kind=health.kind,
-        state=health.state,
-        since=show_time(health.since, desk.zone),
-        last_heard=at(health.last_heard),
-        last_delivered=at(health.last_delivered),
-        breaks=health.breaks,
+    return ConnectorStatus(
+        name=health.name,
+        kind=health.platform,
+        state=health.status,
+        since=show_time(health.since, services.zone),
+        last_heard=at(health.last_received_at),
+        last_delivered=at(health.last_delivered_at),
+        breaks=health.failures,
         because=health.because,
         try_this=health.try_this,
-        again_at=at(health.again_at),
+        again_at=at(health.retry_at),
         dm=settings.door.dm.value if settings is not None else "",
         in_groups=settings.door.group_policy.value if settings is not None else "",
     )
 
 
-def _told(settings: ConnectorSettings) -> dict[str, Any]:
-    own = plain(settings.own)
-    rest = {"kind": settings.kind, "enabled": settings.enabled, **plain(settings.door)}
+def _to_settings_table(settings: ConnectorSettings) -> dict[str, Any]:
+    own = to_json_value(settings.own)
+    rest = {"kind": settings.kind, "enabled": settings.enabled, **to_json_value(settings.door)}
     return {**rest, **own.get("table", own)}
 
 
-def _kind_form(kind: ConnectorKind) -> KindShown:
-    questions = [QuestionShown(q.key, q.ask, q.secret, q.default, q.help) for q in kind.questions]
-    return KindShown(kind.name, kind.title, questions)
+def _to_platform_details(kind: Platform) -> PlatformDetails:
+    questions = [SetupQuestion(q.key, q.ask, q.secret, q.default, q.help) for q in kind.questions]
+    return PlatformDetails(kind.name, kind.title, questions)
 
 
-def _tested(name: str, found: Finding) -> ConnectorTested:
-    return ConnectorTested(
-        name, found.ok, found.account, found.sentence, because=found.because, try_this=found.try_this
+def _to_test_result(name: str, finding: ConnectorCheckResult) -> ConnectorTestResult:
+    return ConnectorTestResult(
+        name, finding.ok, finding.account, finding.sentence, because=finding.because, try_this=finding.try_this
     )
 
 
-def _accepted(name: str, found: Finding) -> Finding:
-    if not found.ok:
-        raise Invalid(
-            f"the connector '{name}' was not added: {found.sentence}",
-            because=found.because or "its place does not let us in",
-            try_this=found.try_this or "correct what was asked for, or add it unchecked with --no-check",
-            code="connector.not-accepted",
-        )
-    return found
+def _require_accepted(name: str, finding: ConnectorCheckResult) -> ConnectorCheckResult:
+    if not finding.ok:
+        raise ConnectorRejected(name, finding.sentence, because=finding.because, try_this=finding.try_this)
+    return finding
 
 
-def _next_steps(name: str, kind: ConnectorKind, settings: ConnectorSettings) -> list[str]:
+def _next_steps(name: str, kind: Platform, settings: ConnectorSettings) -> list[str]:
     steps = list(kind.next_steps)
-    steps.append(f"Say who answers there: `retinue binding set AGENT {name}`. Until then it is the default agent.")
+    steps.append(
+        f"Choose the agent that answers: `retinue binding set AGENT {name}`. Until then, the default agent answers."
+    )
     if settings.door.dm is DmPolicy.PAIRING:
-        steps.append("Who writes first is shown a code, and you a letter: `retinue pairing accept CODE` lets them in.")
+        steps.append(
+            "An unknown sender gets a code, and you get a message. To admit the sender: `retinue pairing accept CODE`."
+        )
     return steps
 
 
-def _operation(
-    name: str, summary: str, parameters: Any, handler: Any, result: Any, *, effect: bool = False
+def _connector_operation(
+    name: str, summary: str, parameters: Any, handler: Any, result: Any, *, has_effect: bool = False
 ) -> Operation:
     return Operation(
         name=name,
@@ -423,18 +410,58 @@ def _operation(
         parameters=parameters,
         handler=handler,
         result=result,
-        permission=PermissionLevel.BOSS if effect else PermissionLevel.PRIVILEGED,
-        effect=effect,
+        permission=PermissionLevel.BOSS if has_effect else PermissionLevel.PRIVILEGED,
+        has_effect=has_effect,
     )
 
 
 OPERATIONS = (
-    _operation("connector.list", "List connectors, and how their lines fare.", Nothing, listed, ConnectorsListed),
-    _operation("connector.kinds", "List what connectors can speak.", Nothing, kinds, KindsListed),
-    _operation("connector.show", "Show one connector and its settings.", One, show, ConnectorRead),
-    _operation("connector.test", "Ask the place of a connector whether it knows us.", One, test, ConnectorTested),
-    _operation("connector.add", "Connect one more account of ours.", Add, add, ConnectorAdded, effect=True),
-    _operation("connector.remove", "Take a connector out of the settings.", One, remove, ConnectorRemoved, effect=True),
-    _operation("connector.enable", "Have a connector listen.", One, enable, ConnectorShown, effect=True),
-    _operation("connector.disable", "Have a connector rest.", One, disable, ConnectorShown, effect=True),
+    _connector_operation(
+        "connector.list", "List connectors and their status.", EmptyRequest, list_connectors, ConnectorList
+    ),
+    _connector_operation(
+        "connector.kinds", "List the supported platforms.", EmptyRequest, list_platforms, PlatformList
+    ),
+    _connector_operation(
+        "connector.show", "Show a connector and its settings.", ConnectorNameRequest, show_connector, ConnectorDetails
+    ),
+    _connector_operation(
+        "connector.test",
+        "Test the connection of a connector.",
+        ConnectorNameRequest,
+        test_connector,
+        ConnectorTestResult,
+    ),
+    _connector_operation(
+        "connector.add",
+        "Add a connector.",
+        ConnectorAddRequest,
+        add_connector,
+        ConnectorAdded,
+        has_effect=True,
+    ),
+    _connector_operation(
+        "connector.remove",
+        "Remove a connector.",
+        ConnectorNameRequest,
+        remove_connector,
+        ConnectorRemoved,
+        has_effect=True,
+    ),
+    _connector_operation(
+        "connector.enable",
+        "Enable a connector.",
+        ConnectorNameRequest,
+        enable_connector,
+        ConnectorStatus,
+        has_effect=True,
+    ),
+    _connector_operation(
+        "connector.disable",
+        "Disable a connector.",
+        ConnectorNameRequest,
+        disable_connector,
+        ConnectorStatus,
+        has_effect=True,
+    ),
 )

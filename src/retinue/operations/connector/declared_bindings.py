@@ -8,54 +8,58 @@ from typing import Any
 import sqlalchemy as sa
 from msgspec import Struct
 
-from retinue.agents.apply_plan import FILE, Planned, Step
-from retinue.domain.binding import Binding, Match, PeerKind
-from retinue.domain.ports import Ids
+from retinue.agents.apply_plan import FILE_SOURCE, ApplyAction, PlannedChange
+from retinue.domain.binding import Binding, BindingMatch, PeerKind
+from retinue.domain.ports import IdSource
 from retinue.store.channels import bindings
-from retinue.store.core.transaction import Page
+from retinue.store.core.transaction import Transaction
 
 
 class PlannedBinding(Struct, frozen=True):
-    planned: Planned
+    planned: PlannedChange
     binding: Binding | None = None
     replaces: Binding | None = None
 
 
-def plan(
-    conn: sa.Connection, ids: Ids, declared: Mapping[str, Mapping[str, Any]], *, take_file: bool, reset: bool
+def plan_bindings(
+    conn: sa.Connection, ids: IdSource, declared: Mapping[str, Mapping[str, Any]], *, take_file: bool, reset: bool
 ) -> list[PlannedBinding]:
     """Return the steps in the order of the file, then bindings that an earlier file set and this one omits.
 
     Bindings are compared by what they match. Their names in the file are not stored.
     """
-    here = {} if reset else {each.match: each for each in bindings.everything(conn)}
-    planned = [_plan(ids, name, table, here, take_file=take_file) for name, table in declared.items()]
-    because = "it is not in the file, so it is left as it is"
-    left = [each for each in here.values() if each.made_by == FILE]
-    return [*planned, *(PlannedBinding(Planned(Step.UNDECLARED, each.id[:8], because)) for each in left)]
+    here = {} if reset else {each.match: each for each in bindings.list_all(conn)}
+    planned = [_plan_binding(ids, name, table, here, take_file=take_file) for name, table in declared.items()]
+    because = "it is not in the file, so it is not changed"
+    left = [each for each in here.values() if each.created_by == FILE_SOURCE]
+    return [*planned, *(PlannedBinding(PlannedChange(ApplyAction.UNDECLARED, each.id[:8], because)) for each in left)]
 
 
-def _plan(
-    ids: Ids, name: str, table: Mapping[str, Any], here: dict[Match, Binding], *, take_file: bool
+def _plan_binding(
+    ids: IdSource, name: str, table: Mapping[str, Any], existing: dict[BindingMatch, Binding], *, take_file: bool
 ) -> PlannedBinding:
     wanted = Binding(
-        id=ids.new(), agent=table["agent"], also=tuple(table.get("also") or ()), match=match_of(table), made_by=FILE
+        id=ids.new(),
+        agent=table["agent"],
+        extra_agents=tuple(table.get("also") or ()),
+        match=build_match(table),
+        created_by=FILE_SOURCE,
     )
-    was = here.pop(wanted.match, None)
+    was = existing.pop(wanted.match, None)
     if was is None:
-        return PlannedBinding(Planned(Step.ADD, name, "nobody is bound to this place"), wanted)
-    if _folded(was) == _folded(wanted):
-        return PlannedBinding(Planned(Step.KEEP, name, "it is as declared"))
+        return PlannedBinding(PlannedChange(ApplyAction.ADD, name, "no binding exists for this channel"), wanted)
+    if _agent_keys(was) == _agent_keys(wanted):
+        return PlannedBinding(PlannedChange(ApplyAction.KEEP, name, "it is unchanged"))
     changed: dict[str, tuple[Any, Any]] = {"agents": (" ".join(was.agents), " ".join(wanted.agents))}
-    if was.made_by != FILE and not take_file:
-        because = f"it was set by {was.made_by or 'somebody'} since; take the file to overwrite that"
-        return PlannedBinding(Planned(Step.DRIFT, name, because, changed=changed))
-    return PlannedBinding(Planned(Step.CHANGE, name, "it is declared otherwise", changed=changed), wanted, was)
+    if was.created_by != FILE_SOURCE and not take_file:
+        because = f"it was changed by {was.created_by or 'someone'} since; use `--take file` to overwrite that"
+        return PlannedBinding(PlannedChange(ApplyAction.DRIFT, name, because, changes=changed))
+    return PlannedBinding(PlannedChange(ApplyAction.CHANGE, name, "the file differs", changes=changed), wanted, was)
 
 
-def match_of(table: Mapping[str, Any]) -> Match:
+def build_match(table: Mapping[str, Any]) -> BindingMatch:
     kind = table.get("peer_kind")
-    return Match(
+    return BindingMatch(
         connector=table["connector"],
         account=table.get("account") or "",
         peer_kind=PeerKind(kind) if kind else None,
@@ -66,16 +70,16 @@ def match_of(table: Mapping[str, Any]) -> Match:
     )
 
 
-def _folded(binding: Binding) -> list[str]:
+def _agent_keys(binding: Binding) -> list[str]:
     return [name.casefold() for name in binding.agents]
 
 
-def carry_out(page: Page, plan: list[PlannedBinding], *, reset: bool) -> None:
+def apply_bindings(tx: Transaction, plan: list[PlannedBinding], *, reset: bool) -> None:
     """Perform the plan. It runs in the commit that stores the agents, so the named agents exist."""
     if reset:
-        bindings.clear(page.conn)
+        bindings.remove_all(tx.conn)
     for each in plan:
         if each.replaces is not None:
-            bindings.remove(page.conn, each.replaces.id)
+            bindings.remove(tx.conn, each.replaces.id)
         if each.binding is not None:
-            bindings.add(page.conn, each.binding, at_ms=page.at_ms)
+            bindings.add(tx.conn, each.binding, at_ms=tx.at_ms)

@@ -11,13 +11,21 @@ import sqlalchemy as sa
 from retinue.domain.access import Identity, Pairing, PairingState
 from retinue.domain.address import NAME_LENGTH_MAX
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.errors import Conflict, Invalid, NotFound
-from retinue.domain.ids import prefix
+from retinue.domain.errors import Invalid
+from retinue.domain.ids import parse_id_prefix
 from retinue.domain.principal import Principal
 from retinue.domain.storable_text import is_storable
+from retinue.domain.times import format_time as show_time
 from retinue.domain.times import from_ms, to_ms
-from retinue.domain.times import show as show_time
-from retinue.operations.base import Desk, Nothing, Operation
+from retinue.operations.base import EmptyRequest, Operation, Services
+from retinue.operations.connector.errors import (
+    IdentityInvalid,
+    IdentityIsUsername,
+    IdentityNotFound,
+    PairingClosed,
+    PairingNotFound,
+    SenderNotAdmitted,
+)
 from retinue.store.channels import identities, pairings
 
 LISTED_MAX = 100
@@ -26,32 +34,32 @@ ID_CHARS_MAX = 512
 Meta = msgspec.Meta
 
 
-class Which(msgspec.Struct, forbid_unknown_fields=True):
-    which: Annotated[str, Meta(description="the code that they were shown, or the id of the request")]
+class PairingIdRequest(msgspec.Struct, forbid_unknown_fields=True):
+    which: Annotated[str, Meta(description="the code that the sender got, or the id of the request")]
 
 
-class Accept(msgspec.Struct, forbid_unknown_fields=True):
-    which: Annotated[str, Meta(description="the code that they were shown, or the id of the request")]
-    person: Annotated[str, Meta(description="who they are in this house, if they are somebody here")] = ""
+class PairingAcceptRequest(msgspec.Struct, forbid_unknown_fields=True):
+    which: Annotated[str, Meta(description="the code that the sender got, or the id of the request")]
+    person: Annotated[str, Meta(description="name of the person to link the sender to")] = ""
 
 
-class Dismiss(msgspec.Struct, forbid_unknown_fields=True):
-    connector: Annotated[str, Meta(description="the connector by which they were let in")]
-    speaker: Annotated[str, Meta(description="their id there")]
+class PairingDismissRequest(msgspec.Struct, forbid_unknown_fields=True):
+    connector: Annotated[str, Meta(description="the connector on which the sender was admitted")]
+    speaker: Annotated[str, Meta(description="platform id of the sender")]
 
 
-class Link(msgspec.Struct, forbid_unknown_fields=True):
-    person: Annotated[str, Meta(description="a person of the house by name")]
-    service: Annotated[str, Meta(description="what the place is called, such as telegram")]
-    id: Annotated[str, Meta(description="their id there: the one that stays, not a name")]
+class IdentityLinkRequest(msgspec.Struct, forbid_unknown_fields=True):
+    person: Annotated[str, Meta(description="name of a person")]
+    service: Annotated[str, Meta(description="the platform, such as telegram")]
+    id: Annotated[str, Meta(description="the permanent platform id, not a username")]
 
 
-class Unlink(msgspec.Struct, forbid_unknown_fields=True):
-    service: Annotated[str, Meta(description="what the place is called, such as telegram")]
-    id: Annotated[str, Meta(description="their id there")]
+class IdentityUnlinkRequest(msgspec.Struct, forbid_unknown_fields=True):
+    service: Annotated[str, Meta(description="the platform, such as telegram")]
+    id: Annotated[str, Meta(description="platform id of the sender")]
 
 
-class PairingShown(msgspec.Struct, frozen=True, rename="kebab"):
+class PairingDetails(msgspec.Struct, frozen=True, rename="kebab"):
     """One pairing request. `name` is chosen by the sender and proves nothing."""
 
     id: str
@@ -66,37 +74,37 @@ class PairingShown(msgspec.Struct, frozen=True, rename="kebab"):
     decided_by: str
 
 
-class AdmittedShown(msgspec.Struct, frozen=True):
+class AdmittedSenderDetails(msgspec.Struct, frozen=True):
     connector: str
     speaker: str
     by: str
     at: str
 
 
-class PairingsListed(msgspec.Struct, frozen=True):
-    pairings: list[PairingShown]
-    admitted: list[AdmittedShown]
+class PairingList(msgspec.Struct, frozen=True):
+    pairings: list[PairingDetails]
+    admitted: list[AdmittedSenderDetails]
 
 
 class PairingDecided(msgspec.Struct, frozen=True):
-    pairing: PairingShown
+    pairing: PairingDetails
     person: str
 
 
-class Dismissed(msgspec.Struct, frozen=True):
+class PairingDismissed(msgspec.Struct, frozen=True):
     connector: str
     speaker: str
     dismissed: bool
 
 
-class IdentityShown(msgspec.Struct, frozen=True):
+class IdentityDetails(msgspec.Struct, frozen=True):
     person: str
     service: str
     id: str
 
 
-class IdentitiesListed(msgspec.Struct, frozen=True):
-    identities: list[IdentityShown]
+class IdentityList(msgspec.Struct, frozen=True):
+    identities: list[IdentityDetails]
 
 
 class IdentityUnlinked(msgspec.Struct, frozen=True):
@@ -105,199 +113,173 @@ class IdentityUnlinked(msgspec.Struct, frozen=True):
     unlinked: bool
 
 
-async def listed(desk: Desk, caller: Principal, asked: Nothing) -> PairingsListed:
-    def body(conn: sa.Connection) -> PairingsListed:
-        found = pairings.latest(conn, limit=LISTED_MAX)
-        now = desk.clock.now()
+async def list_pairings(services: Services, caller: Principal, request: EmptyRequest) -> PairingList:
+    def body(conn: sa.Connection) -> PairingList:
+        found = pairings.list_latest(conn, limit=LISTED_MAX)
+        now = services.clock.now()
         inside = [
-            AdmittedShown(each.instance, each.speaker, each.by, show_time(from_ms(each.at_ms), desk.zone))
-            for each in pairings.admitted(conn)
+            AdmittedSenderDetails(each.instance, each.speaker, each.by, show_time(from_ms(each.at_ms), services.zone))
+            for each in pairings.list_admitted(conn)
         ]
-        return PairingsListed([_form(desk, each, is_over=each.expires_at <= now) for each in found], inside)
+        return PairingList(
+            [_to_pairing_details(services, each, is_expired=each.expires_at <= now) for each in found], inside
+        )
 
-    return await desk.store.scan(body)
+    return await services.store.scan(body)
 
 
-async def accept(desk: Desk, caller: Principal, asked: Accept) -> PairingDecided:
+async def accept_pairing(services: Services, caller: Principal, request: PairingAcceptRequest) -> PairingDecided:
     """Admit a sender. With `person`, also link the sender's platform id to that person."""
-    return await _decide(desk, caller, asked.which, PairingState.ACCEPTED, person=asked.person)
+    return await _decide_pairing(services, caller, request.which, PairingState.ACCEPTED, person=request.person)
 
 
-async def refuse(desk: Desk, caller: Principal, asked: Which) -> PairingDecided:
-    return await _decide(desk, caller, asked.which, PairingState.REFUSED)
+async def refuse_pairing(services: Services, caller: Principal, request: PairingIdRequest) -> PairingDecided:
+    return await _decide_pairing(services, caller, request.which, PairingState.REFUSED)
 
 
-async def _decide(
-    desk: Desk, caller: Principal, which: str, state: PairingState, *, person: str = ""
+async def _decide_pairing(
+    services: Services, caller: Principal, code_or_id: str, state: PairingState, *, person: str = ""
 ) -> PairingDecided:
-    at_ms, by = to_ms(desk.clock.now()), str(caller.address)
+    at_ms, by = to_ms(services.clock.now()), str(caller.address)
 
     def body(conn: sa.Connection) -> PairingDecided:
-        found = _find(conn, which, now_ms=at_ms)
+        found = _find_pairing(conn, code_or_id, now_ms=at_ms)
         decided = pairings.decide(conn, found.id, state, by=by, at_ms=at_ms)
         if decided is None:
-            raise Conflict(
-                "nobody waits there any more",
-                because="it was decided already, or the code has expired",
-                try_this="have them write once more: they are shown a new code",
-                code="pairing.closed",
-            )
+            raise PairingClosed
         if person:
-            identity = Identity(service=decided.service, id=decided.speaker, person=person, made_by=by)
+            identity = Identity(service=decided.platform, id=decided.sender_id, person=person, made_by=by)
             identities.link(conn, identity, at_ms=at_ms)
-        return PairingDecided(_form(desk, decided), person)
+        return PairingDecided(_to_pairing_details(services, decided), person)
 
-    return await desk.store.write(body, point="pairing")
+    return await services.store.write(body, point="pairing")
 
 
-def _find(conn: sa.Connection, which: str, *, now_ms: int) -> Pairing:
+def _find_pairing(conn: sa.Connection, code_or_id: str, *, now_ms: int) -> Pairing:
     """Find a request by its code, ignoring case, spaces and hyphens, or by its id."""
-    code = which.strip().replace("-", "").replace(" ", "").upper()
-    if (found := pairings.by_code(conn, code, now_ms=now_ms)) is not None:
+    code = code_or_id.strip().replace("-", "").replace(" ", "").upper()
+    if (found := pairings.find_by_code(conn, code, now_ms=now_ms)) is not None:
         return found
     try:
-        digits = prefix(which)
+        digits = parse_id_prefix(code_or_id)
     except Invalid:
         digits = ""
-    fitting = [each for each in pairings.latest(conn, limit=LISTED_MAX) if digits and each.id.startswith(digits)]
+    fitting = [each for each in pairings.list_latest(conn, limit=LISTED_MAX) if digits and each.id.startswith(digits)]
     if len(fitting) != 1:
-        raise NotFound(
-            f"nobody waits with '{which[:64]}'",
-            because="the code is another one, has expired, or was decided on",
-            try_this="look at `retinue pairing list`",
-            code="pairing.not-found",
-        )
+        raise PairingNotFound(code_or_id)
     return fitting[0]
 
 
-async def dismiss(desk: Desk, caller: Principal, asked: Dismiss) -> Dismissed:
-    gone = await desk.store.write(
-        partial(pairings.dismiss, instance=asked.connector, speaker=asked.speaker), point="pairing"
+async def dismiss_sender(services: Services, caller: Principal, request: PairingDismissRequest) -> PairingDismissed:
+    gone = await services.store.write(
+        partial(pairings.revoke_admission, connector=request.connector, speaker=request.speaker), point="pairing"
     )
     if not gone:
-        raise NotFound(
-            f"nobody '{asked.speaker[:64]}' was let in at '{asked.connector[:64]}'",
-            because="who is named in the settings, or linked to a person, is not let in by pairing",
-            try_this="look at `retinue pairing list`",
-            code="pairing.not-admitted",
-        )
-    return Dismissed(asked.connector, asked.speaker, dismissed=True)
+        raise SenderNotAdmitted(request.speaker, connector=request.connector)
+    return PairingDismissed(request.connector, request.speaker, dismissed=True)
 
 
-async def who(desk: Desk, caller: Principal, asked: Nothing) -> IdentitiesListed:
-    found = await desk.store.scan(identities.everything)
-    return IdentitiesListed([_identity(each) for each in found])
+async def list_identities(services: Services, caller: Principal, request: EmptyRequest) -> IdentityList:
+    found = await services.store.scan(identities.list_all)
+    return IdentityList([_to_identity_details(each) for each in found])
 
 
-async def link(desk: Desk, caller: Principal, asked: Link) -> IdentityShown:
-    service, id_ = _valid(asked.service, asked.id)
-    identity = Identity(service=service, id=id_, person=asked.person, made_by=str(caller.address))
-    body = partial(identities.link, identity=identity, at_ms=to_ms(desk.clock.now()))
-    return _identity(await desk.store.write(body, point="identity"))
+async def link_identity(services: Services, caller: Principal, request: IdentityLinkRequest) -> IdentityDetails:
+    service, id_ = _normalize_identity(request.service, request.id)
+    identity = Identity(service=service, id=id_, person=request.person, made_by=str(caller.address))
+    body = partial(identities.link, identity=identity, at_ms=to_ms(services.clock.now()))
+    return _to_identity_details(await services.store.write(body, point="identity"))
 
 
-async def unlink(desk: Desk, caller: Principal, asked: Unlink) -> IdentityUnlinked:
-    gone = await desk.store.write(partial(identities.unlink, service=asked.service, id_=asked.id), point="identity")
+async def unlink_identity(services: Services, caller: Principal, request: IdentityUnlinkRequest) -> IdentityUnlinked:
+    gone = await services.store.write(
+        partial(identities.unlink, service=request.service, id_=request.id), point="identity"
+    )
     if not gone:
-        raise NotFound(
-            f"'{asked.id[:64]}' of {asked.service[:64]} is nobody here",
-            because="no such id is linked to a person",
-            try_this="look at `retinue identity list`",
-            code="identity.not-found",
-        )
-    return IdentityUnlinked(asked.service, asked.id, unlinked=True)
+        raise IdentityNotFound(request.id, platform=request.service)
+    return IdentityUnlinked(request.service, request.id, unlinked=True)
 
 
-def _valid(service: str, id_: str) -> tuple[str, str]:
+def _normalize_identity(service: str, id_: str) -> tuple[str, str]:
     service, id_ = service.strip().casefold(), id_.strip()
     if not 0 < len(service) <= NAME_LENGTH_MAX or not 0 < len(id_) <= ID_CHARS_MAX or not is_storable(service + id_):
-        raise Invalid(
-            "this cannot be the id of somebody",
-            because=f"a service has 1 to {NAME_LENGTH_MAX} characters and an id 1 to {ID_CHARS_MAX}",
-            try_this="for example: retinue identity link maria telegram --id 4711",
-            code="identity.invalid",
-        )
+        raise IdentityInvalid(platform_chars_max=NAME_LENGTH_MAX, id_chars_max=ID_CHARS_MAX)
     if id_.startswith("@"):
-        raise Invalid(
-            f"{id_[:64]!r} is a username",
-            because="anyone may take it once it is given up, and would then be that person here",
-            try_this="link the id that stays: `retinue pairing list` shows that of whoever has written",
-            code="identity.is-username",
-        )
+        raise IdentityIsUsername(id_)
     return service, id_
 
 
-def _identity(each: Identity) -> IdentityShown:
-    return IdentityShown(each.person, each.service, each.id)
+def _to_identity_details(identity: Identity) -> IdentityDetails:
+    return IdentityDetails(identity.person, identity.service, identity.id)
 
 
-def _form(desk: Desk, each: Pairing, *, is_over: bool = False) -> PairingShown:
-    state = PairingState.EXPIRED if is_over and each.state is PairingState.WAITING else each.state
-    return PairingShown(
-        each.id,
-        each.code if state is PairingState.WAITING else "",
-        each.instance,
-        each.service,
-        each.speaker,
-        each.name,
+def _to_pairing_details(services: Services, pairing: Pairing, *, is_expired: bool = False) -> PairingDetails:
+    state = PairingState.EXPIRED if is_expired and pairing.state is PairingState.WAITING else pairing.state
+    return PairingDetails(
+        pairing.id,
+        pairing.code if state is PairingState.WAITING else "",
+        pairing.connector,
+        pairing.platform,
+        pairing.sender_id,
+        pairing.name,
         state,
-        show_time(each.asked_at, desk.zone),
-        show_time(each.expires_at, desk.zone),
-        each.decided_by,
+        show_time(pairing.requested_at, services.zone),
+        show_time(pairing.expires_at, services.zone),
+        pairing.decided_by,
     )
 
 
-_look = partial(Operation, permission=PermissionLevel.PRIVILEGED)
-_act = partial(Operation, permission=PermissionLevel.BOSS, effect=True)
+_read_operation = partial(Operation, permission=PermissionLevel.PRIVILEGED)
+_write_operation = partial(Operation, permission=PermissionLevel.BOSS, has_effect=True)
 
 OPERATIONS = (
-    _look(
+    _read_operation(
         name="pairing.list",
-        summary="List who asked to be let in, and who was.",
-        parameters=Nothing,
-        handler=listed,
-        result=PairingsListed,
+        summary="List pairing requests and admitted senders.",
+        parameters=EmptyRequest,
+        handler=list_pairings,
+        result=PairingList,
     ),
-    _act(
+    _write_operation(
         name="pairing.accept",
-        summary="Let in whoever was shown this code.",
-        parameters=Accept,
-        handler=accept,
+        summary="Admit the sender with this code.",
+        parameters=PairingAcceptRequest,
+        handler=accept_pairing,
         result=PairingDecided,
     ),
-    _act(
+    _write_operation(
         name="pairing.refuse",
-        summary="Do not let in whoever was shown this code.",
-        parameters=Which,
-        handler=refuse,
+        summary="Refuse the sender with this code.",
+        parameters=PairingIdRequest,
+        handler=refuse_pairing,
         result=PairingDecided,
     ),
-    _act(
+    _write_operation(
         name="pairing.dismiss",
-        summary="Let somebody in no longer.",
-        parameters=Dismiss,
-        handler=dismiss,
-        result=Dismissed,
+        summary="Revoke the admission of a sender.",
+        parameters=PairingDismissRequest,
+        handler=dismiss_sender,
+        result=PairingDismissed,
     ),
-    _look(
+    _read_operation(
         name="identity.list",
-        summary="List who is who at which place.",
-        parameters=Nothing,
-        handler=who,
-        result=IdentitiesListed,
+        summary="List identities: platform ids linked to people.",
+        parameters=EmptyRequest,
+        handler=list_identities,
+        result=IdentityList,
     ),
-    _act(
+    _write_operation(
         name="identity.link",
-        summary="Say that an id of a place is a person of this house.",
-        parameters=Link,
-        handler=link,
-        result=IdentityShown,
+        summary="Link a platform id to a person.",
+        parameters=IdentityLinkRequest,
+        handler=link_identity,
+        result=IdentityDetails,
     ),
-    _act(
+    _write_operation(
         name="identity.unlink",
-        summary="Say that an id is nobody in particular any more.",
-        parameters=Unlink,
-        handler=unlink,
+        summary="Unlink a platform id from its person.",
+        parameters=IdentityUnlinkRequest,
+        handler=unlink_identity,
         result=IdentityUnlinked,
     ),
 )

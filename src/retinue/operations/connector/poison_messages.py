@@ -7,30 +7,30 @@ from typing import Annotated
 
 import msgspec
 
-from retinue.connectors.supervisor.poison_messages import closed, not_there
-from retinue.domain.access import SetAside, SetAsideState
+from retinue.connectors.errors import PoisonMessageClosed, PoisonMessageNotFound
+from retinue.domain.access import PoisonMessage, PoisonMessageState
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.errors import Ambiguous
-from retinue.domain.ids import prefix
+from retinue.domain.errors import AmbiguousId
+from retinue.domain.ids import parse_id_prefix
 from retinue.domain.principal import Principal
-from retinue.domain.times import show as show_time
-from retinue.operations.base import Desk, Operation
-from retinue.operations.connector.connectors import board_of
+from retinue.domain.times import format_time as show_time
+from retinue.operations.base import Operation, Services
+from retinue.operations.connector.connectors import require_supervisor
 from retinue.store.channels import poison_messages
 
 LISTED_MAX = 200
 
 
-class Listing(msgspec.Struct, forbid_unknown_fields=True):
-    every: Annotated[bool, msgspec.Meta(description="also those that are done with")] = False
+class PoisonMessageListRequest(msgspec.Struct, forbid_unknown_fields=True):
+    every: Annotated[bool, msgspec.Meta(description="include retried and dropped messages")] = False
     limit: Annotated[int, msgspec.Meta(ge=1, le=LISTED_MAX)] = 50
 
 
-class One(msgspec.Struct, forbid_unknown_fields=True):
-    id: Annotated[str, msgspec.Meta(description="of what was set aside")]
+class PoisonMessageIdRequest(msgspec.Struct, forbid_unknown_fields=True):
+    id: Annotated[str, msgspec.Meta(description="id of an unprocessed message")]
 
 
-class SetAsideShown(msgspec.Struct, frozen=True, rename="kebab"):
+class PoisonMessageDetails(msgspec.Struct, frozen=True, rename="kebab"):
     """One poison message. `because` is the error that it caused."""
 
     id: str
@@ -39,92 +39,100 @@ class SetAsideShown(msgspec.Struct, frozen=True, rename="kebab"):
     message_id: str
     because: str
     tries: int
-    state: SetAsideState
+    state: PoisonMessageState
     at: str
 
 
-class SetAsideListed(msgspec.Struct, frozen=True, rename="kebab"):
-    set_aside: list[SetAsideShown]
+class PoisonMessageList(msgspec.Struct, frozen=True, rename="kebab"):
+    set_aside: list[PoisonMessageDetails]
 
 
-class SetAsideRetried(msgspec.Struct, frozen=True):
+class PoisonMessageRetried(msgspec.Struct, frozen=True):
     """`envelope` is the accepted envelope, or null if the access rules refused the message."""
 
     id: str
     envelope: str | None
 
 
-class SetAsideDropped(msgspec.Struct, frozen=True):
+class PoisonMessageDropped(msgspec.Struct, frozen=True):
     id: str
     dropped: bool
 
 
-async def listed(desk: Desk, caller: Principal, asked: Listing) -> SetAsideListed:
-    found = await desk.store.scan(partial(poison_messages.listed, limit=asked.limit, every=asked.every))
-    return SetAsideListed([_form(desk, each) for each in found])
+async def list_poison_messages(
+    services: Services, caller: Principal, request: PoisonMessageListRequest
+) -> PoisonMessageList:
+    found = await services.store.scan(
+        partial(poison_messages.list_messages, limit=request.limit, include_closed=request.every)
+    )
+    return PoisonMessageList([_to_details(services, each) for each in found])
 
 
-async def retry(desk: Desk, caller: Principal, asked: One) -> SetAsideRetried:
-    found = await _waiting(desk, asked.id)
-    receipt = await board_of(desk).offer_again(found.id)
-    return SetAsideRetried(found.id, receipt.envelope if receipt is not None else None)
+async def retry_poison_message(
+    services: Services, caller: Principal, request: PoisonMessageIdRequest
+) -> PoisonMessageRetried:
+    found = await _require_waiting(services, request.id)
+    receipt = await require_supervisor(services).retry_poison_message(found.id)
+    return PoisonMessageRetried(found.id, receipt.envelope if receipt is not None else None)
 
 
-async def drop(desk: Desk, caller: Principal, asked: One) -> SetAsideDropped:
-    found = await _waiting(desk, asked.id)
-    close = partial(poison_messages.close, id_=found.id, state=SetAsideState.DROPPED)
-    return SetAsideDropped(found.id, dropped=await desk.store.write(close, point="connector"))
+async def drop_poison_message(
+    services: Services, caller: Principal, request: PoisonMessageIdRequest
+) -> PoisonMessageDropped:
+    found = await _require_waiting(services, request.id)
+    close = partial(poison_messages.close, id_=found.id, state=PoisonMessageState.DROPPED)
+    return PoisonMessageDropped(found.id, dropped=await services.store.write(close, point="connector"))
 
 
-async def _waiting(desk: Desk, id_: str) -> SetAside:
-    found = await desk.store.read(partial(poison_messages.find, prefix=prefix(id_)))
+async def _require_waiting(services: Services, id_: str) -> PoisonMessage:
+    found = await services.store.read(partial(poison_messages.find_by_prefix, prefix=parse_id_prefix(id_)))
     if not found:
-        raise not_there(id_)
+        raise PoisonMessageNotFound(id_)
     if len(found) > 1:
-        raise Ambiguous(prefix(id_), tuple(each.id for each in found), matches=len(found))
-    if found[0].state is not SetAsideState.WAITING:
-        raise closed(found[0])
+        raise AmbiguousId(parse_id_prefix(id_), tuple(each.id for each in found), matches=len(found))
+    if found[0].state is not PoisonMessageState.WAITING:
+        raise PoisonMessageClosed(found[0].state)
     return found[0]
 
 
-def _form(desk: Desk, each: SetAside) -> SetAsideShown:
-    return SetAsideShown(
-        each.id,
-        each.instance,
-        each.room,
-        each.message_id,
-        each.because,
-        each.tries,
-        each.state,
-        show_time(each.at, desk.zone),
+def _to_details(services: Services, message: PoisonMessage) -> PoisonMessageDetails:
+    return PoisonMessageDetails(
+        message.id,
+        message.connector,
+        message.channel,
+        message.message_id,
+        message.because,
+        message.attempts,
+        message.state,
+        show_time(message.at, services.zone),
     )
 
 
 OPERATIONS = (
     Operation(
         name="set-aside.list",
-        summary="List messages that the house could not take in.",
-        parameters=Listing,
-        handler=listed,
-        result=SetAsideListed,
+        summary="List unprocessed messages.",
+        parameters=PoisonMessageListRequest,
+        handler=list_poison_messages,
+        result=PoisonMessageList,
         permission=PermissionLevel.PRIVILEGED,
     ),
     Operation(
         name="set-aside.retry",
-        summary="Take in what was set aside, as if it were said now.",
-        parameters=One,
-        handler=retry,
-        result=SetAsideRetried,
+        summary="Process an unprocessed message again.",
+        parameters=PoisonMessageIdRequest,
+        handler=retry_poison_message,
+        result=PoisonMessageRetried,
         permission=PermissionLevel.BOSS,
-        effect=True,
+        has_effect=True,
     ),
     Operation(
         name="set-aside.drop",
-        summary="Let go of what was set aside.",
-        parameters=One,
-        handler=drop,
-        result=SetAsideDropped,
+        summary="Drop an unprocessed message.",
+        parameters=PoisonMessageIdRequest,
+        handler=drop_poison_message,
+        result=PoisonMessageDropped,
         permission=PermissionLevel.BOSS,
-        effect=True,
+        has_effect=True,
     ),
 )

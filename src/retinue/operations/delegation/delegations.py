@@ -12,58 +12,60 @@ import sqlalchemy as sa
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.approval import ApprovalState
 from retinue.domain.delegation import Delegation, DelegationKind, DelegationState
-from retinue.domain.envelope import Outcome, Status
+from retinue.domain.envelope import EnvelopeStatus, Outcome
 from retinue.domain.errors import Invalid
-from retinue.domain.ids import prefix, short
+from retinue.domain.ids import parse_id_prefix, short_id
 from retinue.domain.principal import Principal
 from retinue.domain.run import Run, RunStatus
 from retinue.domain.session import Session
-from retinue.domain.times import show, to_ms
-from retinue.intake.accept import Wake, settle_and_tell
-from retinue.intake.subagent_results import one_line, outcome_of
-from retinue.operations.base import Desk, Operation
-from retinue.operations.pagination import check_limit, no_cursor
-from retinue.store.core.row_visibility import sees_session
-from retinue.store.core.transaction import Page
+from retinue.domain.times import format_time, to_ms
+from retinue.intake.accept import Wake, settle_and_notify
+from retinue.intake.subagent_results import describe_outcome, one_line
+from retinue.operations.base import Operation, Services
+from retinue.operations.pagination import check_limit, invalid_cursor
+from retinue.store.core.row_visibility import can_see_session
+from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelopes
 from retinue.store.runs import approvals, delegation_list, delegations, model_calls, runs
-from retinue.store.runs.subagents import Place
+from retinue.store.runs.subagents import DelegationPosition
 from retinue.store.sessions import sessions
 
 LIST_MIN, LIST_MAX = 1, 100
-STOPPED_AT_ONCE_MAX = 1_000
-WHY_LENGTH_MAX = 200
-SHARED = frozenset({DelegationKind.MESSAGE, DelegationKind.SEND})  # run in a session where other envelopes may wait too
+STOPPED_MAX = 1_000
+REASON_CHARS_MAX = 200
+SHARED_SESSION_KINDS = frozenset(
+    {DelegationKind.MESSAGE, DelegationKind.SEND}
+)  # run in a session where other envelopes may wait too
 
 
-class Standing(StrEnum):
+class DelegationProgress(StrEnum):
     """Status of a delegation: the first four are open, the last four ended."""
 
     WAITING = "waiting"  # not started
     WORKING = "working"
-    PARKED = "parked"  # suspended: its run waits for another agent
-    ASKING = "asking"  # its run waits for an approval
+    SUSPENDED = "parked"  # suspended: its run waits for another agent
+    AWAITING_APPROVAL = "asking"  # its run waits for an approval
     OK = "ok"
     ERROR = "error"
     TIMEOUT = "timeout"
     STOPPED = "stopped"
 
 
-class Listing(msgspec.Struct, forbid_unknown_fields=True):
+class DelegationListRequest(msgspec.Struct, forbid_unknown_fields=True):
     """`cursor` is the `next` of the previous page."""
 
-    session: Annotated[str, msgspec.Meta(description="only what was handed on from this one")] = ""
-    open: Annotated[bool, msgspec.Meta(description="only what has no answer yet")] = False
+    session: Annotated[str, msgspec.Meta(description="only delegations made from this session")] = ""
+    open: Annotated[bool, msgspec.Meta(description="only delegations without a result yet")] = False
     limit: int = 50
     cursor: str = ""
 
 
-class Stop(msgspec.Struct, forbid_unknown_fields=True):
+class DelegationStopRequest(msgspec.Struct, forbid_unknown_fields=True):
     id: str
-    why: str = "asked to"
+    why: str = "asked to stop"
 
 
-class DelegationListed(msgspec.Struct, frozen=True, rename="kebab"):
+class DelegationRow(msgspec.Struct, frozen=True, rename="kebab"):
     """One delegation: `agent` delegated to `target` with the `call` of the run `asked-by`.
 
     `to` is the session in which `run` works on it, if you may see it. `waits`: the call stays open for the
@@ -83,7 +85,7 @@ class DelegationListed(msgspec.Struct, frozen=True, rename="kebab"):
     run: str | None
     label: str
     task: str
-    stands: Standing
+    stands: DelegationProgress
     because: str
     waits: bool
     result: str | None
@@ -94,10 +96,10 @@ class DelegationListed(msgspec.Struct, frozen=True, rename="kebab"):
     cost_microusd: int
 
 
-class DelegationsListed(msgspec.Struct, frozen=True, rename="kebab"):
+class DelegationList(msgspec.Struct, frozen=True, rename="kebab"):
     """One page. `open-count` counts all open delegations that you may see, up to `counted-max`."""
 
-    delegations: list[DelegationListed]
+    delegations: list[DelegationRow]
     next: str | None
     open_count: int
     counted_max: int
@@ -110,151 +112,157 @@ class DelegationStopped(msgspec.Struct, frozen=True, rename="kebab"):
     cancelled_runs: list[str]
 
 
-async def listed(desk: Desk, caller: Principal, asked: Listing) -> DelegationsListed:
-    check_limit(asked.limit, least=LIST_MIN, most=LIST_MAX)
-    after = _place(asked.cursor)
+async def list_delegations(services: Services, caller: Principal, request: DelegationListRequest) -> DelegationList:
+    check_limit(request.limit, least=LIST_MIN, most=LIST_MAX)
+    after = _parse_cursor(request.cursor)
 
-    def body(conn: sa.Connection) -> DelegationsListed:
-        session = sessions.resolve(conn, asked.session, seen_by=caller).id if asked.session else ""
-        found = delegation_list.listed(
-            conn, after=after, limit=asked.limit + 1, session=session, only_open=asked.open, seen_by=caller
+    def body(conn: sa.Connection) -> DelegationList:
+        session = sessions.get_by_short_id(conn, request.session, seen_by=caller).id if request.session else ""
+        found = delegation_list.list_delegations(
+            conn, after=after, limit=request.limit + 1, session=session, only_open=request.open, seen_by=caller
         )
-        shown = found[: asked.limit]
-        return DelegationsListed(
-            delegations=[_listed(desk, conn, caller, each) for each in shown],
-            next=_cursor(shown[-1]) if len(found) > asked.limit else None,
+        shown = found[: request.limit]
+        return DelegationList(
+            delegations=[_to_row(services, conn, caller, each) for each in shown],
+            next=_format_cursor(shown[-1]) if len(found) > request.limit else None,
             open_count=delegation_list.count_open(conn, seen_by=caller),
             counted_max=delegation_list.COUNTED_MAX,
         )
 
-    return await desk.store.scan(body)
+    return await services.store.scan(body)
 
 
-async def stop(desk: Desk, caller: Principal, asked: Stop) -> DelegationStopped:
+async def stop_delegation(services: Services, caller: Principal, request: DelegationStopRequest) -> DelegationStopped:
     """Stop a delegation and those made below it. Only the delegating run of the first one is notified."""
-    top = await desk.store.read(partial(delegation_list.resolve, text=asked.id, seen_by=caller))
-    by, why = str(caller.address), asked.why[:WHY_LENGTH_MAX]
+    top = await services.store.read(partial(delegation_list.get_by_short_id, text=request.id, seen_by=caller))
+    by, why = str(caller.address), request.why[:REASON_CHARS_MAX]
     stopped: list[str] = []
     ended: list[str] = []
     todo = [top]
     for known in todo:  # grows by the delegations below each
-        each = await desk.store.read(partial(delegations.get, id_=known.id))
+        each = await services.store.read(partial(delegations.get, id_=known.id))
         if each is None:
             continue
-        where = each.to or each.session
-        below = await desk.store.read(partial(delegations.open_of, session=where, limit=STOPPED_AT_ONCE_MAX))
-        todo += [one for one in below if one.run == each.run_id][: STOPPED_AT_ONCE_MAX - len(todo)]
-        if each.state.open:
-            if each.worked_by is None and each.kind in SHARED:
-                await _take_back(desk, each, by=by, why=why)
+        where = each.target_session or each.session
+        below = await services.store.read(partial(delegations.list_open, session=where, limit=STOPPED_MAX))
+        todo += [one for one in below if one.run == each.worker_run_id][: STOPPED_MAX - len(todo)]
+        if each.state.is_open:
+            if each.worker_run is None and each.kind in SHARED_SESSION_KINDS:
+                await _cancel_unread(services, each, by=by, why=why)
             else:
-                done = await desk.engine.cancel(where, by=by, why=why, clear_due=each.kind not in SHARED)
-                ended += map(short, done.runs)
-        now = await desk.store.read(partial(delegations.get, id_=each.id))
-        if now is not None and not now.state.open and known.state.open:
+                done = await services.engine.cancel(
+                    where, by=by, reason=why, clear_due=each.kind not in SHARED_SESSION_KINDS
+                )
+                ended += map(short_id, done.runs)
+        now = await services.store.read(partial(delegations.get, id_=each.id))
+        if now is not None and not now.state.is_open and known.state.is_open:
             stopped.append(each.id)
     return DelegationStopped(stopped, ended)
 
 
-async def _take_back(desk: Desk, delegation: Delegation, *, by: str, why: str) -> None:
+async def _cancel_unread(services: Services, delegation: Delegation, *, by: str, why: str) -> None:
     """Cancel a delegation that no run has read yet: end its envelope, and leave others in that session alone."""
 
     def body(conn: sa.Connection) -> tuple[Wake, ...]:
-        page = Page(conn, to_ms(desk.clock.now()))
-        letter = envelopes.get(conn, delegation.id)
-        session = sessions.get(conn, delegation.to or "")
-        if letter is None or letter.status is not Status.PENDING or session is None:
+        tx = Transaction(conn, to_ms(services.clock.now()))
+        envelope = envelopes.get(conn, delegation.id)
+        session = sessions.get(conn, delegation.target_session or "")
+        if envelope is None or envelope.status is not EnvelopeStatus.PENDING or session is None:
             return ()  # started or ended meanwhile
         because, text = f"cancelled by {by}: {why}", f"Stopped before it was read: {why}."
-        wakes = settle_and_tell(page, letter, Outcome.CANCELLED, because=because, text=text, session=session)
-        page.close()
+        wakes = settle_and_notify(tx, envelope, Outcome.CANCELLED, because=because, text=text, session=session)
+        tx.close()
         return wakes
 
-    def told(wakes: tuple[Wake, ...] | None) -> None:
+    def on_commit(wakes: tuple[Wake, ...] | None) -> None:
         for wake in wakes or ():
-            desk.engine.wake(wake)
+            services.engine.wake(wake)
 
-    await desk.store.write(body, point="cancel", then=told)
+    await services.store.write(body, point="cancel", then=on_commit)
 
 
-def _listed(desk: Desk, conn: sa.Connection, caller: Principal, found: Delegation) -> DelegationListed:
-    asker, there = sessions.get(conn, found.session), _seen(conn, caller, found)
-    run = runs.get(conn, found.worked_by) if found.worked_by else None
-    return DelegationListed(
-        id=found.id,
-        kind=found.kind,
-        agent=found.agent,
-        session=found.session,
+def _to_row(services: Services, conn: sa.Connection, caller: Principal, delegation: Delegation) -> DelegationRow:
+    asker, there = sessions.get(conn, delegation.session), _visible_session(conn, caller, delegation)
+    run = runs.get(conn, delegation.worker_run) if delegation.worker_run else None
+    return DelegationRow(
+        id=delegation.id,
+        kind=delegation.kind,
+        agent=delegation.agent,
+        session=delegation.session,
         session_name=(asker.name or None) if asker is not None else None,
-        asked_by=found.run,
-        call=found.call,
-        target=found.target,
+        asked_by=delegation.run,
+        call=delegation.call,
+        target=delegation.target,
         to=there.id if there is not None else None,
         to_name=(there.name or None) if there is not None else None,
-        run=found.worked_by if there is not None else None,
-        label=found.label,
-        task=one_line(found.task),
-        stands=_stands(conn, found, run),
-        because=found.because,
-        waits=found.state.open and found.wait_until is not None,
-        result=found.result,
-        created_at=show(found.created_at, desk.zone),
-        started_at=show(found.started_at, desk.zone) if found.started_at else None,
-        ended_at=show(found.ended_at, desk.zone) if found.ended_at else None,
-        duration_ms=to_ms(found.ended_at) - to_ms(found.started_at or found.created_at) if found.ended_at else None,
-        cost_microusd=sum(call.settled_microusd for call in model_calls.of_run(conn, run.id)) if run is not None else 0,
+        run=delegation.worker_run if there is not None else None,
+        label=delegation.label,
+        task=one_line(delegation.task),
+        stands=_find_progress(conn, delegation, run),
+        because=delegation.because,
+        waits=delegation.state.is_open and delegation.wait_until is not None,
+        result=delegation.result,
+        created_at=format_time(delegation.created_at, services.zone),
+        started_at=format_time(delegation.started_at, services.zone) if delegation.started_at else None,
+        ended_at=format_time(delegation.ended_at, services.zone) if delegation.ended_at else None,
+        duration_ms=to_ms(delegation.ended_at) - to_ms(delegation.started_at or delegation.created_at)
+        if delegation.ended_at
+        else None,
+        cost_microusd=sum(call.settled_microusd for call in model_calls.list_of_run(conn, run.id))
+        if run is not None
+        else 0,
     )
 
 
-def _seen(conn: sa.Connection, caller: Principal, found: Delegation) -> Session | None:
+def _visible_session(conn: sa.Connection, caller: Principal, delegation: Delegation) -> Session | None:
     """Return the session that works on it, or None if the caller may not see it."""
-    there = sessions.get(conn, found.to) if found.to else None
-    if there is None or there.deleted_at is not None or not sees_session(conn, caller, there.id):
+    there = sessions.get(conn, delegation.target_session) if delegation.target_session else None
+    if there is None or there.deleted_at is not None or not can_see_session(conn, caller, there.id):
         return None
     return there
 
 
-def _stands(conn: sa.Connection, found: Delegation, run: Run | None) -> Standing:
-    if found.state is not DelegationState.OPEN:
-        return Standing(outcome_of(conn, found, found.state))
-    if found.started_at is None:
-        return Standing.WAITING
-    if run is None or run.status is not RunStatus.PARKED:
-        return Standing.WORKING
-    asks = any(each.state is ApprovalState.OPEN for each in approvals.of_run(conn, run.id))
-    return Standing.ASKING if asks else Standing.PARKED
+def _find_progress(conn: sa.Connection, delegation: Delegation, run: Run | None) -> DelegationProgress:
+    if delegation.state is not DelegationState.OPEN:
+        return DelegationProgress(describe_outcome(conn, delegation, delegation.state))
+    if delegation.started_at is None:
+        return DelegationProgress.WAITING
+    if run is None or run.status is not RunStatus.SUSPENDED:
+        return DelegationProgress.WORKING
+    asks = any(each.state is ApprovalState.OPEN for each in approvals.list_of_run(conn, run.id))
+    return DelegationProgress.AWAITING_APPROVAL if asks else DelegationProgress.SUSPENDED
 
 
-def _cursor(found: Delegation) -> str:
-    return f"{to_ms(found.created_at)}.{found.id}"
+def _format_cursor(delegation: Delegation) -> str:
+    return f"{to_ms(delegation.created_at)}.{delegation.id}"
 
 
-def _place(cursor: str) -> Place:
+def _parse_cursor(cursor: str) -> DelegationPosition:
     if not cursor:
-        return Place()
+        return DelegationPosition()
     created, _, id_ = cursor.partition(".")
     try:
-        return Place(int(created[:18]), prefix(id_))
+        return DelegationPosition(int(created[:18]), parse_id_prefix(id_))
     except (ValueError, Invalid):
-        raise no_cursor(cursor) from None
+        raise invalid_cursor(cursor) from None
 
 
 OPERATIONS = (
     Operation(
         name="delegation.list",
-        summary="List work that agents have handed to one another.",
-        parameters=Listing,
-        handler=listed,
+        summary="List delegations between agents.",
+        parameters=DelegationListRequest,
+        handler=list_delegations,
         permission=PermissionLevel.RESTRICTED,
-        result=DelegationsListed,
+        result=DelegationList,
     ),
     Operation(
         name="delegation.stop",
-        summary="Stop work that was handed on, and all that came of it.",
-        parameters=Stop,
-        handler=stop,
+        summary="Stop a delegation, and those made below it.",
+        parameters=DelegationStopRequest,
+        handler=stop_delegation,
         permission=PermissionLevel.RESTRICTED,
-        effect=True,
+        has_effect=True,
         result=DelegationStopped,
     ),
 )

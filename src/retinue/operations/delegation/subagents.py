@@ -10,59 +10,60 @@ import sqlalchemy as sa
 
 from retinue.domain import address
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.delegation import Cleanup, Delegation
-from retinue.domain.errors import Invalid, NotFound
-from retinue.domain.ids import prefix, short
+from retinue.domain.delegation import Delegation, SubagentCleanup
+from retinue.domain.errors import Invalid
+from retinue.domain.ids import parse_id_prefix, short_id
 from retinue.domain.principal import Principal
-from retinue.domain.times import show, to_ms
-from retinue.intake.subagent_results import one_line, outcome_of
-from retinue.operations.base import Desk, Operation
-from retinue.operations.envelope.envelopes import Send, Sent, send
-from retinue.operations.pagination import check_limit, no_cursor
-from retinue.operations.session.sessions import History, SessionHistory, history
+from retinue.domain.times import format_time, to_ms
+from retinue.intake.subagent_results import describe_outcome, one_line
+from retinue.operations.base import Operation, Services
+from retinue.operations.delegation.errors import SubagentSelectionInvalid, SubagentSessionDeleted
+from retinue.operations.envelope.envelopes import EnvelopeReceipt, EnvelopeSendRequest, send_envelope
+from retinue.operations.pagination import check_limit, invalid_cursor
+from retinue.operations.session.sessions import SessionHistory, SessionHistoryRequest, read_history
 from retinue.store.envelopes import envelopes
 from retinue.store.runs import delegations, spend_report, subagents
-from retinue.store.runs.subagents import Place
+from retinue.store.runs.subagents import DelegationPosition
 from retinue.store.sessions import sessions
 
 LIST_MIN, LIST_MAX = 1, 100
-STOPPED_AT_ONCE_MAX = 1_000
+STOPPED_MAX = 1_000
 
 
-class Listing(msgspec.Struct, forbid_unknown_fields=True):
+class SubagentListRequest(msgspec.Struct, forbid_unknown_fields=True):
     """`cursor` is the `next` of the previous page."""
 
-    session: Annotated[str, msgspec.Meta(description="only those that were sent out from this one")] = ""
-    all: Annotated[bool, msgspec.Meta(description="also those whose session was put away or deleted")] = False
+    session: Annotated[str, msgspec.Meta(description="only those started from this session")] = ""
+    all: Annotated[bool, msgspec.Meta(description="include those whose session was archived or deleted")] = False
     limit: int = 20
     cursor: str = ""
 
 
-class OfSubagent(msgspec.Struct, forbid_unknown_fields=True):
+class SubagentIdRequest(msgspec.Struct, forbid_unknown_fields=True):
     id: str
 
 
-class Stop(msgspec.Struct, forbid_unknown_fields=True):
+class SubagentStopRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Stop one subagent by `id`, or all that were started from `session`."""
 
     id: str = ""
-    session: Annotated[str, msgspec.Meta(description="all that were sent out from this one")] = ""
-    why: str = "asked to"
+    session: Annotated[str, msgspec.Meta(description="all subagents that were started from this session")] = ""
+    why: str = "asked to stop"
 
 
-class Log(msgspec.Struct, forbid_unknown_fields=True):
+class SubagentLogRequest(msgspec.Struct, forbid_unknown_fields=True):
     id: str
     limit: int = 50
     before: int | None = None
 
 
-class Say(msgspec.Struct, forbid_unknown_fields=True):
+class SubagentSendRequest(msgspec.Struct, forbid_unknown_fields=True):
     id: str
     text: str
     key: str = ""
 
 
-class SubagentListed(msgspec.Struct, frozen=True, rename="kebab"):
+class SubagentRow(msgspec.Struct, frozen=True, rename="kebab"):
     """One subagent. `outcome` is open, ok, error, timeout or stopped.
 
     `session` is its own session; `requester` is the agent and session that started it.
@@ -77,14 +78,14 @@ class SubagentListed(msgspec.Struct, frozen=True, rename="kebab"):
     requester: str
     run: str
     task: str
-    cleanup: Cleanup
+    cleanup: SubagentCleanup
     created_at: str
     started_at: str | None
     ended_at: str | None
     archived_at: str | None
 
 
-class SubagentShown(SubagentListed, frozen=True, rename="kebab"):
+class SubagentDetails(SubagentRow, frozen=True, rename="kebab"):
     """One subagent with its full task, its result and its usage."""
 
     because: str
@@ -95,8 +96,8 @@ class SubagentShown(SubagentListed, frozen=True, rename="kebab"):
     cost_microusd: int
 
 
-class SubagentsListed(msgspec.Struct, frozen=True):
-    subagents: list[SubagentListed]
+class SubagentList(msgspec.Struct, frozen=True):
+    subagents: list[SubagentRow]
     next: str | None
 
 
@@ -107,28 +108,28 @@ class SubagentsStopped(msgspec.Struct, frozen=True, rename="kebab"):
     cleared_pending_count: int
 
 
-async def listed(desk: Desk, caller: Principal, asked: Listing) -> SubagentsListed:
-    check_limit(asked.limit, least=LIST_MIN, most=LIST_MAX)
-    after = _place(asked.cursor)
+async def list_subagents(services: Services, caller: Principal, request: SubagentListRequest) -> SubagentList:
+    check_limit(request.limit, least=LIST_MIN, most=LIST_MAX)
+    after = _parse_cursor(request.cursor)
 
-    def body(conn: sa.Connection) -> SubagentsListed:
-        session = sessions.resolve(conn, asked.session, seen_by=caller).id if asked.session else ""
-        found = subagents.listed(
-            conn, after=after, limit=asked.limit + 1, session=session, everyone=asked.all, seen_by=caller
+    def body(conn: sa.Connection) -> SubagentList:
+        session = sessions.get_by_short_id(conn, request.session, seen_by=caller).id if request.session else ""
+        found = subagents.list_subagents(
+            conn, after=after, limit=request.limit + 1, session=session, include_archived=request.all, seen_by=caller
         )
-        more = _cursor(found[asked.limit - 1]) if len(found) > asked.limit else None
-        return SubagentsListed([_listed(desk, conn, each) for each in found[: asked.limit]], more)
+        more = _format_cursor(found[request.limit - 1]) if len(found) > request.limit else None
+        return SubagentList([_to_row(services, conn, each) for each in found[: request.limit]], more)
 
-    return await desk.store.scan(body)
+    return await services.store.scan(body)
 
 
-async def shown(desk: Desk, caller: Principal, asked: OfSubagent) -> SubagentShown:
-    def body(conn: sa.Connection) -> SubagentShown:
-        found = subagents.resolve(conn, asked.id, seen_by=caller)
+async def show_subagent(services: Services, caller: Principal, request: SubagentIdRequest) -> SubagentDetails:
+    def body(conn: sa.Connection) -> SubagentDetails:
+        found = subagents.get_by_short_id(conn, request.id, seen_by=caller)
         result = envelopes.get(conn, found.result) if found.result else None
-        used = spend_report.of_session(conn, found.to or "")
-        listed = msgspec.structs.replace(_listed(desk, conn, found), task=found.task)
-        return SubagentShown(
+        used = spend_report.get_session_usage(conn, found.target_session or "")
+        listed = msgspec.structs.replace(_to_row(services, conn, found), task=found.task)
+        return SubagentDetails(
             **msgspec.structs.asdict(listed),
             because=found.because,
             result=found.result,
@@ -138,142 +139,140 @@ async def shown(desk: Desk, caller: Principal, asked: OfSubagent) -> SubagentSho
             cost_microusd=used.cost_microusd,
         )
 
-    return await desk.store.scan(body)
+    return await services.store.scan(body)
 
 
-async def stop(desk: Desk, caller: Principal, asked: Stop) -> SubagentsStopped:
+async def stop_subagents(services: Services, caller: Principal, request: SubagentStopRequest) -> SubagentsStopped:
     """Stop subagents and those they started. The starting session is notified once per subagent."""
-    if bool(asked.id) == bool(asked.session):
-        raise Invalid(
-            "it is not clear which subagents are to be stopped",
-            because="either one is named by its id, or all of a session",
-            try_this="retinue subagent stop ID, or retinue subagent stop --session SESSION",
-            code="subagent.unclear",
-        )
+    if bool(request.id) == bool(request.session):
+        raise SubagentSelectionInvalid
 
     def body(conn: sa.Connection) -> list[Delegation]:
-        if asked.id:
-            return [subagents.resolve(conn, asked.id, seen_by=caller)]
-        session = sessions.resolve(conn, asked.session, seen_by=caller)
-        return subagents.open_of(conn, session.id, limit=STOPPED_AT_ONCE_MAX)
+        if request.id:
+            return [subagents.get_by_short_id(conn, request.id, seen_by=caller)]
+        session = sessions.get_by_short_id(conn, request.session, seen_by=caller)
+        return subagents.list_open(conn, session.id, limit=STOPPED_MAX)
 
     stopped: list[str] = []
     runs: list[str] = []
     cleared = 0
-    for each in await desk.store.read(body):
-        if not each.state.open or each.to is None:
+    for each in await services.store.read(body):
+        if not each.state.is_open or each.target_session is None:
             continue
-        done = await desk.engine.cancel(each.to, by=str(caller.address), why=asked.why[:200], clear_due=True)
-        runs += map(short, done.runs)
-        cleared += done.cleared
-        now = await desk.store.read(partial(delegations.get, id_=each.id))
-        if now is not None and not now.state.open:
+        done = await services.engine.cancel(
+            each.target_session, by=str(caller.address), reason=request.why[:200], clear_due=True
+        )
+        runs += map(short_id, done.runs)
+        cleared += done.cleared_envelopes
+        now = await services.store.read(partial(delegations.get, id_=each.id))
+        if now is not None and not now.state.is_open:
             stopped.append(each.id)
     return SubagentsStopped(len(stopped), stopped, runs, cleared)
 
 
-async def log(desk: Desk, caller: Principal, asked: Log) -> SessionHistory:
-    session = await _session(desk, caller, asked.id)
-    return await history(desk, caller, History(session=session, limit=asked.limit, before=asked.before))
-
-
-async def say(desk: Desk, caller: Principal, asked: Say) -> Sent:
-    """Send a message to a subagent. Its answer goes to the caller, not to the agent that started it."""
-    found = await desk.store.read(partial(subagents.resolve, text=asked.id, seen_by=caller))
-    session = await _session(desk, caller, asked.id)
-    return await send(
-        desk, caller, Send(to=str(address.agent(found.target)), session=session, text=asked.text, key=asked.key)
+async def show_subagent_log(services: Services, caller: Principal, request: SubagentLogRequest) -> SessionHistory:
+    session = await _require_session(services, caller, request.id)
+    return await read_history(
+        services, caller, SessionHistoryRequest(session=session, limit=request.limit, before=request.before)
     )
 
 
-async def _session(desk: Desk, caller: Principal, id_: str) -> str:
+async def send_to_subagent(services: Services, caller: Principal, request: SubagentSendRequest) -> EnvelopeReceipt:
+    """Send a message to a subagent. Its answer goes to the caller, not to the agent that started it."""
+    found = await services.store.read(partial(subagents.get_by_short_id, text=request.id, seen_by=caller))
+    session = await _require_session(services, caller, request.id)
+    return await send_envelope(
+        services,
+        caller,
+        EnvelopeSendRequest(
+            to=str(address.agent_address(found.target)), session=session, text=request.text, key=request.key
+        ),
+    )
+
+
+async def _require_session(services: Services, caller: Principal, id_: str) -> str:
     """Return the id of the subagent's session. Raise if it was deleted."""
-    found = await desk.store.read(partial(subagents.resolve, text=id_, seen_by=caller))
-    session = await desk.store.read(lambda conn: sessions.get(conn, found.to or ""))
+    found = await services.store.read(partial(subagents.get_by_short_id, text=id_, seen_by=caller))
+    session = await services.store.read(lambda conn: sessions.get(conn, found.target_session or ""))
     if session is None or session.deleted_at is not None:
-        raise NotFound(
-            f"the session of subagent {short(found.id)} is gone",
-            because="it was deleted when all was said" if found.cleanup is Cleanup.DELETE else "it was deleted",
-            try_this="look at `retinue subagent show` for what came of it",
-            code="subagent.session-gone",
-        )
+        raise SubagentSessionDeleted(short_id(found.id), by_cleanup=found.cleanup is SubagentCleanup.DELETE)
     return session.id
 
 
-def _listed(desk: Desk, conn: sa.Connection, found: Delegation) -> SubagentListed:
-    return SubagentListed(
-        id=found.id,
-        label=found.label,
-        agent=found.target,
-        outcome=outcome_of(conn, found, found.state),
-        session=found.to,
-        session_key=found.child_key,
-        requester=str(address.agent(found.agent, found.session)),
-        run=found.run_id,
-        task=one_line(found.task),
-        cleanup=found.cleanup,
-        created_at=show(found.created_at, desk.zone),
-        started_at=show(found.started_at, desk.zone) if found.started_at else None,
-        ended_at=show(found.ended_at, desk.zone) if found.ended_at else None,
-        archived_at=show(found.archived_at, desk.zone) if found.archived_at else None,
+def _to_row(services: Services, conn: sa.Connection, delegation: Delegation) -> SubagentRow:
+    return SubagentRow(
+        id=delegation.id,
+        label=delegation.label,
+        agent=delegation.target,
+        outcome=describe_outcome(conn, delegation, delegation.state),
+        session=delegation.target_session,
+        session_key=delegation.worker_session_key,
+        requester=str(address.agent_address(delegation.agent, delegation.session)),
+        run=delegation.worker_run_id,
+        task=one_line(delegation.task),
+        cleanup=delegation.cleanup,
+        created_at=format_time(delegation.created_at, services.zone),
+        started_at=format_time(delegation.started_at, services.zone) if delegation.started_at else None,
+        ended_at=format_time(delegation.ended_at, services.zone) if delegation.ended_at else None,
+        archived_at=format_time(delegation.archived_at, services.zone) if delegation.archived_at else None,
     )
 
 
-def _cursor(found: Delegation) -> str:
-    return f"{to_ms(found.created_at)}.{found.id}"
+def _format_cursor(delegation: Delegation) -> str:
+    return f"{to_ms(delegation.created_at)}.{delegation.id}"
 
 
-def _place(cursor: str) -> Place:
+def _parse_cursor(cursor: str) -> DelegationPosition:
     if not cursor:
-        return Place()
+        return DelegationPosition()
     created, _, id_ = cursor.partition(".")
     try:
-        return Place(int(created[:18]), prefix(id_))
+        return DelegationPosition(int(created[:18]), parse_id_prefix(id_))
     except (ValueError, Invalid):
-        raise no_cursor(cursor) from None
+        raise invalid_cursor(cursor) from None
 
 
 OPERATIONS = (
     Operation(
         name="subagent.list",
-        summary="List subagents that were sent out.",
-        parameters=Listing,
-        handler=listed,
+        summary="List subagents.",
+        parameters=SubagentListRequest,
+        handler=list_subagents,
         permission=PermissionLevel.RESTRICTED,
-        result=SubagentsListed,
+        result=SubagentList,
     ),
     Operation(
         name="subagent.show",
-        summary="Show a subagent, and what came of it.",
-        parameters=OfSubagent,
-        handler=shown,
+        summary="Show a subagent and its result.",
+        parameters=SubagentIdRequest,
+        handler=show_subagent,
         permission=PermissionLevel.RESTRICTED,
-        result=SubagentShown,
+        result=SubagentDetails,
     ),
     Operation(
         name="subagent.stop",
-        summary="Stop a subagent, or all of a session.",
-        parameters=Stop,
-        handler=stop,
+        summary="Stop a subagent, or all subagents of a session.",
+        parameters=SubagentStopRequest,
+        handler=stop_subagents,
         permission=PermissionLevel.RESTRICTED,
-        effect=True,
+        has_effect=True,
         result=SubagentsStopped,
     ),
     Operation(
         name="subagent.log",
-        summary="Show what a subagent has read, said and done.",
-        parameters=Log,
-        handler=log,
+        summary="Show the history of a subagent.",
+        parameters=SubagentLogRequest,
+        handler=show_subagent_log,
         permission=PermissionLevel.RESTRICTED,
         result=SessionHistory,
     ),
     Operation(
         name="subagent.send",
-        summary="Write to a subagent.",
-        parameters=Say,
-        handler=say,
+        summary="Send a message to a subagent.",
+        parameters=SubagentSendRequest,
+        handler=send_to_subagent,
         permission=PermissionLevel.RESTRICTED,
-        effect=True,
-        result=Sent,
+        has_effect=True,
+        result=EnvelopeReceipt,
     ),
 )

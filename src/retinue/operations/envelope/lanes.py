@@ -11,52 +11,52 @@ import sqlalchemy as sa
 
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.approval import ApprovalState
-from retinue.domain.envelope import Envelope, Kind
+from retinue.domain.envelope import Envelope, EnvelopeKind
 from retinue.domain.principal import Principal
 from retinue.domain.run import Run, RunStatus, StepKind
-from retinue.domain.session import LaneKind, OriginKind, lane_kind
-from retinue.domain.times import from_ms, show
-from retinue.engine.lanes import Standing
-from retinue.operations.base import Desk, Operation
+from retinue.domain.session import LaneKind, OriginKind, lane_kind_of
+from retinue.domain.times import format_time, from_ms
+from retinue.engine.lanes import SlotStatus
+from retinue.operations.base import Operation, Services
 from retinue.operations.pagination import check_limit
 from retinue.store.runs import approvals
 from retinue.store.runs import lanes as store_lanes
-from retinue.store.runs.lanes import Lane, Room
-from retinue.store.runs.timeline import quoted
+from retinue.store.runs.lanes import LaneStatus, OutboundQueue
+from retinue.store.runs.timeline import excerpt
 
 LANES_MIN, LANES_MAX = 1, 100
-MAIL_SHOWN_MAX = 10  # per lane
-ROOMS_SHOWN_MAX = 50
+ENVELOPES_PER_LANE_MAX = 10  # per lane
+CHANNELS_MAX = 50
 
 
-class Waits(StrEnum):
+class WaitReason(StrEnum):
     """Why an envelope is not being processed yet."""
 
     NEXT = "next"  # it is claimed next
     NOT_DUE = "not-due"
     BUSY = "busy"  # a run is active in its lane
-    JOINED = "joined"  # the run was steered with it, and it gets its own run later
+    STEERED = "joined"  # the run was steered with it, and it gets its own run later
     SLOTS = "slots"  # all slots of its lane kind are in use
-    AGENT = "agent"  # its agent has reached its concurrency limit
+    AGENT_LIMIT = "agent"  # its agent has reached its concurrency limit
 
 
-class Lanes(msgspec.Struct, forbid_unknown_fields=True):
+class LaneListRequest(msgspec.Struct, forbid_unknown_fields=True):
     limit: int = 50
 
 
-class EnvelopeWaiting(msgspec.Struct, frozen=True, rename="kebab"):
+class WaitingEnvelope(msgspec.Struct, frozen=True, rename="kebab"):
     """`position` counts due envelopes only: 1 is next."""
 
     id: str
     sender: str = msgspec.field(name="from")
-    kind: Kind
+    kind: EnvelopeKind
     words: str
     position: int | None
     due_at: str
-    waits: Waits
+    waits: WaitReason
 
 
-class RunNow(msgspec.Struct, frozen=True, rename="kebab"):
+class ActiveRun(msgspec.Struct, frozen=True, rename="kebab"):
     """The lane's open run. `doing` is its current step: a model call or a call of `tool`.
 
     A suspended run has the reason in `because`, its `approval`, and the end of its wait in `until`.
@@ -76,25 +76,25 @@ class RunNow(msgspec.Struct, frozen=True, rename="kebab"):
     until: str | None
 
 
-class LaneShown(msgspec.Struct, frozen=True, rename="kebab"):
+class LaneDetails(msgspec.Struct, frozen=True, rename="kebab"):
     session: str
     session_name: str | None
     agent: str
     kind: OriginKind
     lane: LaneKind
-    run: RunNow | None
-    waiting: list[EnvelopeWaiting]
+    run: ActiveRun | None
+    waiting: list[WaitingEnvelope]
     waiting_count: int
 
 
-class SlotsShown(msgspec.Struct, frozen=True, rename="kebab"):
+class SlotUsage(msgspec.Struct, frozen=True, rename="kebab"):
     lane: LaneKind
     used: int
     total: int
     in_line: int
 
 
-class RoomShown(msgspec.Struct, frozen=True, rename="kebab"):
+class ChannelQueue(msgspec.Struct, frozen=True, rename="kebab"):
     """A channel with envelopes in the outbox. `attempts` counts deliveries tried for the next one."""
 
     channel: str
@@ -104,125 +104,133 @@ class RoomShown(msgspec.Struct, frozen=True, rename="kebab"):
     error: str | None
 
 
-class LanesShown(msgspec.Struct, frozen=True, rename="kebab"):
+class LaneList(msgspec.Struct, frozen=True, rename="kebab"):
     """Envelope and dead letter counts stop at `counted-max`. Only the owner sees `rooms`, the channels."""
 
     now: str
-    lanes: list[LaneShown]
+    lanes: list[LaneDetails]
     left_out: int
-    slots: list[SlotsShown]
-    rooms: list[RoomShown]
+    slots: list[SlotUsage]
+    rooms: list[ChannelQueue]
     rooms_left_out: int
     dead_count: int
     counted_max: int
 
 
-async def show_lanes(desk: Desk, caller: Principal, asked: Lanes) -> LanesShown:
-    check_limit(asked.limit, least=LANES_MIN, most=LANES_MAX, try_this="ask for fewer")
-    now = desk.clock.now()
-    standing = desk.engine.standing()
+async def list_lanes(services: Services, caller: Principal, request: LaneListRequest) -> LaneList:
+    check_limit(request.limit, least=LANES_MIN, most=LANES_MAX, try_this="use a smaller limit")
+    now = services.clock.now()
+    slots = services.engine.slot_status()
 
-    def body(conn: sa.Connection) -> LanesShown:
-        found, left_out = store_lanes.lanes(conn, limit=asked.limit, mail_limit=MAIL_SHOWN_MAX, seen_by=caller)
-        rooms, rooms_left_out = store_lanes.rooms(conn, limit=ROOMS_SHOWN_MAX) if caller.sees_all else ([], 0)
-        in_line = list(standing.in_line.values())
-        return LanesShown(
-            now=show(now, desk.zone),
-            lanes=[_lane(desk, conn, lane, standing, now) for lane in found],
+    def body(conn: sa.Connection) -> LaneList:
+        found, left_out = store_lanes.list_lanes(
+            conn, limit=request.limit, envelopes_limit=ENVELOPES_PER_LANE_MAX, seen_by=caller
+        )
+        channels, rooms_left_out = (
+            store_lanes.list_channels(conn, limit=CHANNELS_MAX) if caller.sees_everything else ([], 0)
+        )
+        in_line = list(slots.waiting_lanes.values())
+        return LaneList(
+            now=format_time(now, services.zone),
+            lanes=[_to_lane_details(services, conn, lane, slots, now) for lane in found],
             left_out=left_out,
             slots=[
-                SlotsShown(lane=kind, used=used, total=total, in_line=in_line.count(kind))
-                for kind, (used, total) in standing.slots.items()
+                SlotUsage(lane=kind, used=used, total=total, in_line=in_line.count(kind))
+                for kind, (used, total) in slots.slots.items()
             ],
-            rooms=[_room(desk, room) for room in rooms],
+            rooms=[_to_channel_queue(services, channel) for channel in channels],
             rooms_left_out=rooms_left_out,
-            dead_count=store_lanes.count_dead(conn, seen_by=caller),
+            dead_count=store_lanes.count_dead_letters(conn, seen_by=caller),
             counted_max=store_lanes.COUNTED_MAX,
         )
 
-    return await desk.store.scan(body)
+    return await services.store.scan(body)
 
 
-def _lane(desk: Desk, conn: sa.Connection, lane: Lane, standing: Standing, now: datetime) -> LaneShown:
+def _to_lane_details(
+    services: Services, conn: sa.Connection, lane: LaneStatus, slots: SlotStatus, now: datetime
+) -> LaneDetails:
     session = lane.session
-    return LaneShown(
+    return LaneDetails(
         session=session.id,
         session_name=session.name or None,
         agent=session.agent,
         kind=session.origin.kind,
-        lane=lane.run.lane if lane.run is not None else lane_kind(session.origin.kind),
-        run=_run(desk, conn, lane, lane.run) if lane.run is not None else None,
-        waiting=list(_waiting(desk, lane, standing, now)),
+        lane=lane.run.lane if lane.run is not None else lane_kind_of(session.origin.kind),
+        run=_to_active_run(services, conn, lane, lane.run) if lane.run is not None else None,
+        waiting=list(_to_waiting_envelopes(services, lane, slots, now)),
         waiting_count=lane.count,
     )
 
 
-def _run(desk: Desk, conn: sa.Connection, lane: Lane, run: Run) -> RunNow:
-    asked = approvals.of_run(conn, run.id) if run.status is RunStatus.PARKED else []
-    rests_for = next((each for each in asked if each.state is ApprovalState.OPEN), None)
+def _to_active_run(services: Services, conn: sa.Connection, lane: LaneStatus, run: Run) -> ActiveRun:
+    asked = approvals.list_of_run(conn, run.id) if run.status is RunStatus.SUSPENDED else []
+    approval = next((each for each in asked if each.state is ApprovalState.OPEN), None)
     step = lane.step
-    return RunNow(
+    return ActiveRun(
         id=run.id,
         status=run.status,
         sender=str(run.sender),
-        since=show(run.started_at, desk.zone),
+        since=format_time(run.started_at, services.zone),
         attempt=run.attempt,
         turn=step.turn if step is not None else None,
         doing=step.kind if step is not None else None,
         tool=step.call.tool if step is not None and step.call is not None else "",
-        doing_since=show(from_ms(step.opened_ms), desk.zone) if step is not None else None,
-        because=rests_for.because if rests_for is not None else "",
-        approval=rests_for.id if rests_for is not None else None,
-        until=show(run.wake_at, desk.zone) if run.wake_at is not None else None,
+        doing_since=format_time(from_ms(step.opened_ms), services.zone) if step is not None else None,
+        because=approval.because if approval is not None else "",
+        approval=approval.id if approval is not None else None,
+        until=format_time(run.wake_at, services.zone) if run.wake_at is not None else None,
     )
 
 
-def _waiting(desk: Desk, lane: Lane, standing: Standing, now: datetime) -> Iterator[EnvelopeWaiting]:
+def _to_waiting_envelopes(
+    services: Services, lane: LaneStatus, slots: SlotStatus, now: datetime
+) -> Iterator[WaitingEnvelope]:
     position = 0
-    for envelope in lane.mail:
+    for envelope in lane.envelopes:
         is_due = envelope.due_at <= now
         position += is_due
-        yield EnvelopeWaiting(
+        yield WaitingEnvelope(
             id=envelope.id,
             sender=str(envelope.sender),
             kind=envelope.kind,
-            words=quoted(envelope.text),
+            words=excerpt(envelope.text),
             position=position if is_due else None,
-            due_at=show(envelope.due_at, desk.zone),
-            waits=why_waits(envelope, lane, standing, now=now),
+            due_at=format_time(envelope.due_at, services.zone),
+            waits=find_wait_reason(envelope, lane, slots, now=now),
         )
 
 
-def why_waits(envelope: Envelope, lane: Lane, standing: Standing, *, now: datetime) -> Waits:
+def find_wait_reason(envelope: Envelope, lane: LaneStatus, slots: SlotStatus, *, now: datetime) -> WaitReason:
     """Return why an envelope waits. Pure. A suspended run blocks nothing: a new envelope resumes it."""
     if envelope.due_at > now:
-        return Waits.NOT_DUE
+        return WaitReason.NOT_DUE
     if lane.run is not None and lane.run.status is RunStatus.RUNNING:
-        return Waits.JOINED if envelope.steered_into == lane.run.id else Waits.BUSY
-    kind = standing.in_line.get(lane.session.id)
+        return WaitReason.STEERED if envelope.steered_into == lane.run.id else WaitReason.BUSY
+    kind = slots.waiting_lanes.get(lane.session.id)
     if kind is None:
-        return Waits.NEXT
-    used, total = standing.slots[kind]
-    return Waits.SLOTS if used >= total else Waits.AGENT
+        return WaitReason.NEXT
+    used, total = slots.slots[kind]
+    return WaitReason.SLOTS if used >= total else WaitReason.AGENT_LIMIT
 
 
-def _room(desk: Desk, room: Room) -> RoomShown:
-    return RoomShown(
-        channel=room.channel,
-        waiting_count=room.count,
-        next_at=show(room.next.due_at, desk.zone),
-        attempts=room.next.attempts,
-        error=room.error,
+def _to_channel_queue(services: Services, channel: OutboundQueue) -> ChannelQueue:
+    return ChannelQueue(
+        channel=channel.channel,
+        waiting_count=channel.count,
+        next_at=format_time(channel.next.due_at, services.zone),
+        attempts=channel.next.attempts,
+        error=channel.error,
     )
 
 
 OPERATIONS = (
     Operation(
         name="house.lanes",
-        summary="Show what is at work, what waits, and why.",
-        parameters=Lanes,
-        handler=show_lanes,
+        summary="Show active runs, waiting envelopes, and why they wait.",
+        parameters=LaneListRequest,
+        handler=list_lanes,
         permission=PermissionLevel.RESTRICTED,
-        result=LanesShown,
+        result=LaneList,
     ),
 )

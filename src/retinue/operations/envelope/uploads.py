@@ -12,61 +12,51 @@ from collections.abc import Callable
 from msgspec import Struct, field
 
 from retinue.domain.attachment import Attachment
-from retinue.domain.errors import NotFound, TooLarge
 from retinue.domain.structs import replace
+from retinue.operations.envelope.errors import UploadNotFound, UploadQuotaReached
 
 UPLOAD_BYTES_MAX = 20 * 1024 * 1024  # per file
-REST_S = 3000.0  # less than `store/envelopes/attachment_files` protects new files from its sweep
-EACH_MAX = 64  # files of one principal that no envelope refers to yet
-BYTES_EACH_MAX = 256 * 1024 * 1024  # total size of these
+UPLOAD_TTL_S = 3000.0  # less than `store/envelopes/attachment_files` protects new files from its sweep
+UNUSED_FILES_MAX = 64  # files of one principal that no envelope refers to yet
+UNUSED_BYTES_MAX = 256 * 1024 * 1024  # total size of these
 
 
-class _Upload(Struct, frozen=True):
+class _PendingUpload(Struct, frozen=True):
     attachment: Attachment
     at_s: float
-    named: bool = False
+    is_used: bool = False
 
 
 class Uploads(Struct):
     """Recent uploads of each principal, in memory."""
 
-    now: Callable[[], float] = time.monotonic
-    _of: dict[str, dict[str, _Upload]] = field(default_factory=dict[str, dict[str, _Upload]])
+    monotonic_s: Callable[[], float] = time.monotonic
+    _by_principal: dict[str, dict[str, _PendingUpload]] = field(default_factory=dict[str, dict[str, _PendingUpload]])
 
-    def check_room(self, who: str, size_bytes: int) -> None:
+    def check_quota(self, principal: str, size_bytes: int) -> None:
         """Raise if the principal may not upload so many more bytes."""
-        waiting = [each for each in self._rest_of(who).values() if not each.named]
+        waiting = [each for each in self._unexpired(principal).values() if not each.is_used]
         if (
-            len(waiting) >= EACH_MAX
-            or sum(each.attachment.size_bytes for each in waiting) + size_bytes > BYTES_EACH_MAX
+            len(waiting) >= UNUSED_FILES_MAX
+            or sum(each.attachment.size_bytes for each in waiting) + size_bytes > UNUSED_BYTES_MAX
         ):
-            raise TooLarge(
-                "you have sent too much ahead",
-                because=f"{EACH_MAX} files and {BYTES_EACH_MAX:,} bytes may wait for an envelope that names them",
-                try_this="send the envelope, or wait an hour",
-                code="upload.too-much",
-            )
+            raise UploadQuotaReached(files_max=UNUSED_FILES_MAX, bytes_max=UNUSED_BYTES_MAX)
 
-    def add(self, who: str, attachment: Attachment) -> None:
-        self._rest_of(who)[attachment.hash] = _Upload(attachment, self.now())
+    def add(self, principal: str, attachment: Attachment) -> None:
+        self._unexpired(principal)[attachment.hash] = _PendingUpload(attachment, self.monotonic_s())
 
-    def name(self, who: str, hash_: str) -> Attachment:
+    def use(self, principal: str, hash_: str) -> Attachment:
         """Return the uploaded file of this hash and mark it as used. It can be used again until it expires."""
-        found = self._rest_of(who).get(hash_)
+        found = self._unexpired(principal).get(hash_)
         if found is None:
-            raise NotFound(
-                f"you have sent no file {hash_[:8]} ahead",
-                because="it was another's, or long ago, or the house was closed since",
-                try_this="send the file again: POST /api/blob",
-                code="upload.not-found",
-            )
-        self._of[who][hash_] = replace(found, named=True)
+            raise UploadNotFound(hash_)
+        self._by_principal[principal][hash_] = replace(found, is_used=True)
         return found.attachment
 
-    def _rest_of(self, who: str) -> dict[str, _Upload]:
-        late = self.now() - REST_S
-        kept = {hash_: each for hash_, each in self._of.get(who, {}).items() if each.at_s > late}
-        while len(kept) > 2 * EACH_MAX:  # used ones are kept for repeated requests, up to a limit
+    def _unexpired(self, principal: str) -> dict[str, _PendingUpload]:
+        late = self.monotonic_s() - UPLOAD_TTL_S
+        kept = {hash_: each for hash_, each in self._by_principal.get(principal, {}).items() if each.at_s > late}
+        while len(kept) > 2 * UNUSED_FILES_MAX:  # used ones are kept for repeated requests, up to a limit
             kept.pop(next(iter(kept)))
-        self._of[who] = kept
+        self._by_principal[principal] = kept
         return kept

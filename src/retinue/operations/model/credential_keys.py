@@ -10,145 +10,117 @@ from typing import Annotated
 import msgspec
 
 from retinue.config.models import PROVIDER_ALIASES, ProviderSettings
-from retinue.domain.address import AddressKind, valid_name
+from retinue.domain.address import AddressKind, validate_name
 from retinue.domain.credential import Credential, CredentialKind
-from retinue.domain.errors import Invalid, NotFound
 from retinue.domain.principal import Principal
-from retinue.models.credential_order import is_found, secret_of
-from retinue.models.providers import BUILT_IN
-from retinue.operations.base import Desk
-from retinue.operations.model.credential_responses import environment_of
-from retinue.store.core.durable_files import put_private
+from retinue.domain.shared_errors import CredentialKeyInvalid, ProviderNotFound
+from retinue.models.credential_order import get_secret, is_discovered
+from retinue.models.providers import BUILT_IN_PROVIDERS
+from retinue.operations.base import Services
+from retinue.operations.model.credential_responses import server_environment
+from retinue.operations.model.errors import (
+    CredentialKeyFileInvalid,
+    CredentialKeyFromAgent,
+    CredentialKeySourceInvalid,
+    CredentialNameReserved,
+    CredentialRegionInvalid,
+    CredentialVariableInvalid,
+)
+from retinue.store.core.durable_files import replace_private_file
 
-KEYS = "keys"  # directory in the data directory for keys given by value
-KEY_LENGTH_MAX = 8_192
-PATH_LENGTH_MAX = 4_096
-REGION_LENGTH_MAX = 64
+KEYS_DIRECTORY = "keys"  # directory in the data directory for keys given by value
+KEY_CHARS_MAX = 8_192
+PATH_CHARS_MAX = 4_096
+REGION_CHARS_MAX = 64
 
-_KEY = re.compile(rf"[!-~]{{1,{KEY_LENGTH_MAX}}}")
+_KEY_PATTERN = re.compile(rf"[!-~]{{1,{KEY_CHARS_MAX}}}")
 # Capitals only: a key given here by mistake is rejected, and the error does not repeat it.
-_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,254}")
+_VARIABLE_PATTERN = re.compile(r"[A-Z_][A-Z0-9_]{0,254}")
 
-Whose = Annotated[str, msgspec.Meta(description="the agent it belongs to; left out, it is the house's")]
+CredentialOwner = Annotated[str, msgspec.Meta(description="agent that it belongs to; default: the server")]
 
 
-class Add(msgspec.Struct, forbid_unknown_fields=True):
+class CredentialAddRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The key is in one place: an environment variable of the server, a file, or `key`, stored in a new file."""
 
-    provider: Annotated[str, msgspec.Meta(description="whose models it is for")]
-    name: Annotated[str, msgspec.Meta(description="what you call it")]
-    agent: Whose = ""
-    kind: Annotated[CredentialKind, msgspec.Meta(description="tokens are asked before keys")] = CredentialKind.API_KEY
-    region: Annotated[str, msgspec.Meta(description="where it is good, if it is not good everywhere")] = ""
-    key_env: Annotated[str, msgspec.Meta(description="the variable of the environment that holds the key")] = ""
-    key_file: Annotated[str, msgspec.Meta(description="a file that holds the key, readable by its owner alone")] = ""
-    key: Annotated[str, msgspec.Meta(description="the key itself; it is put into a file, and shown nowhere")] = ""
+    provider: Annotated[str, msgspec.Meta(description="provider of the models")]
+    name: Annotated[str, msgspec.Meta(description="name of the credential")]
+    agent: CredentialOwner = ""
+    kind: Annotated[CredentialKind, msgspec.Meta(description="kind of the credential; tokens are used before keys")] = (
+        CredentialKind.API_KEY
+    )
+    region: Annotated[str, msgspec.Meta(description="region in which it is valid; default: everywhere")] = ""
+    key_env: Annotated[str, msgspec.Meta(description="environment variable that has the key")] = ""
+    key_file: Annotated[str, msgspec.Meta(description="file that has the key, readable only by its owner")] = ""
+    key: Annotated[str, msgspec.Meta(description="the key itself; it is stored in a file and never shown")] = ""
 
 
-def settings_of(desk: Desk) -> Mapping[str, ProviderSettings]:
+def provider_settings(services: Services) -> Mapping[str, ProviderSettings]:
     """Return the configured providers, by lowercase name."""
-    if desk.config is None:
+    if services.config_holder is None:
         return {}
-    return {name.casefold(): each for name, each in desk.config.current.settings.providers.items()}
+    return {name.casefold(): each for name, each in services.config_holder.current.settings.providers.items()}
 
 
-def provider_name(desk: Desk, name: str) -> str:
+def canonical_provider_name(services: Services, name: str) -> str:
     """Return the canonical provider name. A provider configured under this very name wins over an alias."""
     folded = name.casefold()
-    return folded if folded in settings_of(desk) else PROVIDER_ALIASES.get(folded, folded)
+    return folded if folded in provider_settings(services) else PROVIDER_ALIASES.get(folded, folded)
 
 
-def new_id(desk: Desk, asked: Add) -> str:
-    own, provider = settings_of(desk), provider_name(desk, asked.provider)
-    if provider not in BUILT_IN and provider not in own:
-        raise NotFound(
-            f"there is no provider '{asked.provider[:64]}' here",
-            because=f"the house knows {', '.join(sorted({*BUILT_IN, *own}))}",
-            try_this=f"declare it in retinue.toml: [providers.{asked.provider[:64]}], with its `url`",
-            code="model.provider-unknown",
-        )
-    id_ = f"{provider}:{valid_name(asked.name, what='a credential').casefold()}"
-    if is_found(id_):
-        raise Invalid(
-            f"'{asked.name}' cannot be the name of a credential",
-            because="so are those called that are found in the environment and in the settings",
-            try_this="choose another name",
-            code="credential.name-reserved",
-        )
+def build_credential_id(services: Services, request: CredentialAddRequest) -> str:
+    own, provider = provider_settings(services), canonical_provider_name(services, request.provider)
+    if provider not in BUILT_IN_PROVIDERS and provider not in own:
+        raise ProviderNotFound(request.provider, known=sorted({*BUILT_IN_PROVIDERS, *own}))
+    id_ = f"{provider}:{validate_name(request.name, what='a credential').casefold()}"
+    if is_discovered(id_):
+        raise CredentialNameReserved(request.name)
     return id_
 
 
-def valid_region(region: str) -> str | None:
-    if len(region) > REGION_LENGTH_MAX or not region.isprintable():
-        raise Invalid(
-            f"{region[:REGION_LENGTH_MAX]!r} is no region",
-            because=f"a region has at most {REGION_LENGTH_MAX} characters that can be seen",
-            try_this="for example: eu-west-1",
-            code="credential.region-invalid",
-        )
+def parse_region(region: str) -> str | None:
+    if len(region) > REGION_CHARS_MAX or not region.isprintable():
+        raise CredentialRegionInvalid(region, chars_max=REGION_CHARS_MAX)
     return region or None
 
 
-def source_of(desk: Desk, caller: Principal, asked: Add, *, agent: str, id_: str) -> tuple[str, Path | None]:
+def resolve_key_source(
+    services: Services, caller: Principal, request: CredentialAddRequest, *, agent: str, id_: str
+) -> tuple[str, Path | None]:
     """Return the location of the key, and the file created for it, if any."""
-    if sum(map(bool, (asked.key_env, asked.key_file, asked.key))) != 1:
-        raise Invalid(
-            "a credential has its key in one place",
-            because="one of `key_env`, `key_file` and `key` is to be given",
-            try_this=f"retinue credential add {id_.replace(':', ' ')} --key-file FILE",
-            code="credential.key-place",
-        )
-    if asked.key_env:
-        if not _VARIABLE.fullmatch(asked.key_env):
-            raise Invalid(
-                "`key_env` is not the name of a variable",
-                because="such a name has capital letters, digits and underscores, and begins with no digit",
-                try_this="give the name of the variable here, or the key itself as `key`",
-                code="credential.key-place",
-            )
-        return f"env:{asked.key_env}", None
-    if asked.key_file:
-        path_fits = len(asked.key_file) <= PATH_LENGTH_MAX and asked.key_file.isprintable()
-        if not path_fits or not Path(asked.key_file).is_absolute():
-            raise Invalid(
-                "`key_file` is no absolute path",
-                because="the house has no folder from which a relative one could begin",
-                try_this="give the whole path, from / on",
-                code="credential.key-place",
-            )
-        return f"file:{asked.key_file}", None
-    path = _put_away(desk, caller, asked.key, agent=agent, id_=id_)
+    if sum(map(bool, (request.key_env, request.key_file, request.key))) != 1:
+        raise CredentialKeySourceInvalid(id_)
+    if request.key_env:
+        if not _VARIABLE_PATTERN.fullmatch(request.key_env):
+            raise CredentialVariableInvalid()
+        return f"env:{request.key_env}", None
+    if request.key_file:
+        path_fits = len(request.key_file) <= PATH_CHARS_MAX and request.key_file.isprintable()
+        if not path_fits or not Path(request.key_file).is_absolute():
+            raise CredentialKeyFileInvalid(chars_max=PATH_CHARS_MAX)
+        return f"file:{request.key_file}", None
+    path = _store_key(services, caller, request.key, agent=agent, id_=id_)
     return f"file:{path}", path
 
 
-def _put_away(desk: Desk, caller: Principal, key: str, *, agent: str, id_: str) -> Path:
+def _store_key(services: Services, caller: Principal, key: str, *, agent: str, id_: str) -> Path:
     if caller.address.kind is AddressKind.AGENT:
-        raise Invalid(
-            "an agent cannot give a key by value",
-            because="what an agent says is kept in its history, and a key must not be there",
-            try_this="write the key to a file, and name it as `key_file`",
-            code="credential.key-by-agent",
-        )
-    if not _KEY.fullmatch(key):
-        raise Invalid(
-            "this cannot be a key",
-            because=f"a key has 1 to {KEY_LENGTH_MAX:,} letters, digits and signs of ASCII, and no blanks",
-            try_this="copy it again, without what is around it",
-            code="credential.key-invalid",
-        )
-    folder = keys_folder(desk, agent)
-    for each in (desk.home / KEYS, folder):
+        raise CredentialKeyFromAgent()
+    if not _KEY_PATTERN.fullmatch(key):
+        raise CredentialKeyInvalid(id_, chars_max=KEY_CHARS_MAX)
+    folder = keys_directory(services, agent)
+    for each in (services.data_dir / KEYS_DIRECTORY, folder):
         each.mkdir(mode=0o700, parents=True, exist_ok=True)
     # A unique name: concurrent requests for the same credential do not overwrite each other's file.
-    path = folder / f"{id_}.{desk.ids.new()}"
-    put_private(path, key.encode())
+    path = folder / f"{id_}.{services.ids.new()}"
+    replace_private_file(path, key.encode())
     return path
 
 
-def keys_folder(desk: Desk, agent: str) -> Path:
-    return desk.home / KEYS / (f"agent:{agent}" if agent else "house")
+def keys_directory(services: Services, agent: str) -> Path:
+    return services.data_dir / KEYS_DIRECTORY / (f"agent:{agent}" if agent else "house")
 
 
-def refuse_unreadable(desk: Desk, credential: Credential) -> None:
+def check_readable(services: Services, credential: Credential) -> None:
     """Raise if the key cannot be read: later it would be skipped without an error."""
-    secret_of(credential).read(environment_of(desk))
+    get_secret(credential).read(server_environment(services))

@@ -10,29 +10,29 @@ import msgspec
 
 from retinue.domain.credential import Credential, CredentialKind
 from retinue.domain.errors import RetinueError
-from retinue.domain.model import Failure
-from retinue.domain.times import show
-from retinue.models.credential_order import secret_of
-from retinue.operations.base import Desk
-from retinue.policy.limits.cooldowns import States
+from retinue.domain.model import ModelFailureKind
+from retinue.domain.times import format_time
+from retinue.models.credential_order import get_secret
+from retinue.operations.base import Services
+from retinue.policy.limits.cooldowns import CredentialCooldowns
 
 ALL_MODELS = "*"
 
 
-class FailureShown(msgspec.Struct, frozen=True, rename="kebab"):
-    reason: Failure
+class CredentialFailure(msgspec.Struct, frozen=True, rename="kebab"):
+    reason: ModelFailureKind
     errors: int
     failed_at: str
     cooling_until: str | None
 
 
-class State(StrEnum):
+class CredentialState(StrEnum):
     READY = "ready"
-    COOLING = "cooling-down"
+    COOLING_DOWN = "cooling-down"
     UNREADABLE = "unreadable"
 
 
-class CredentialShown(msgspec.Struct, frozen=True, rename="kebab"):
+class CredentialDetails(msgspec.Struct, frozen=True, rename="kebab"):
     """One credential: the location of its key, never the key. `agent` is null if it belongs to the instance.
 
     `failures` are keyed by model; failures that concern all models are under `*`.
@@ -43,18 +43,18 @@ class CredentialShown(msgspec.Struct, frozen=True, rename="kebab"):
     agent: str | None
     kind: CredentialKind
     where: str
-    state: State
+    state: CredentialState
     because: str
     region: str | None
     position: int | None
     used_at: str | None
-    failures: dict[str, FailureShown]
+    failures: dict[str, CredentialFailure]
 
 
-class CredentialsListed(msgspec.Struct, frozen=True):
+class CredentialList(msgspec.Struct, frozen=True):
     """Credentials in the order in which they are tried, per provider and owner."""
 
-    credentials: list[CredentialShown]
+    credentials: list[CredentialDetails]
 
 
 class CredentialRemoved(msgspec.Struct, frozen=True, rename="kebab"):
@@ -63,22 +63,24 @@ class CredentialRemoved(msgspec.Struct, frozen=True, rename="kebab"):
     removed: bool
 
 
-def environment_of(desk: Desk) -> Mapping[str, str]:
-    return desk.config.environment if desk.config is not None else {}
+def server_environment(services: Services) -> Mapping[str, str]:
+    return services.config_holder.environment if services.config_holder is not None else {}
 
 
-def shown(desk: Desk, credential: Credential, states: States, now: datetime) -> CredentialShown:
+def to_credential_details(
+    services: Services, credential: Credential, states: CredentialCooldowns, now: datetime
+) -> CredentialDetails:
     failures = {
-        each.model or ALL_MODELS: FailureShown(
+        each.model or ALL_MODELS: CredentialFailure(
             reason=each.failure,
             errors=each.errors,
-            failed_at=show(each.failed_at, desk.zone),
-            cooling_until=show(each.until, desk.zone) if each.until > now else None,
+            failed_at=format_time(each.failed_at, services.zone),
+            cooling_until=format_time(each.until, services.zone) if each.until > now else None,
         )
-        for each in states.of(credential)
+        for each in states.list_for(credential)
     }
-    state, because = _state(desk, credential, failures)
-    return CredentialShown(
+    state, because = _find_state(services, credential, failures)
+    return CredentialDetails(
         credential.id,
         provider=credential.provider,
         agent=credential.agent or None,
@@ -88,19 +90,21 @@ def shown(desk: Desk, credential: Credential, states: States, now: datetime) -> 
         because=because,
         region=credential.region,
         position=credential.position,
-        used_at=show(credential.used_at, desk.zone) if credential.used_at else None,
+        used_at=format_time(credential.used_at, services.zone) if credential.used_at else None,
         failures=failures,
     )
 
 
-def _state(desk: Desk, credential: Credential, failures: Mapping[str, FailureShown]) -> tuple[State, str]:
+def _find_state(
+    services: Services, credential: Credential, failures: Mapping[str, CredentialFailure]
+) -> tuple[CredentialState, str]:
     try:
-        secret_of(credential).read(environment_of(desk))
+        get_secret(credential).read(server_environment(services))
     except RetinueError as error:
-        return State.UNREADABLE, f"{error.sentence}: {error.because}"
+        return CredentialState.UNREADABLE, f"{error.sentence}: {error.because}"
     cooling = [
         f"{each.reason} until {each.cooling_until}" + (f" for {model}" if model != ALL_MODELS else "")
         for model, each in failures.items()
         if each.cooling_until
     ]
-    return (State.COOLING, "; ".join(cooling)) if cooling else (State.READY, "")
+    return (CredentialState.COOLING_DOWN, "; ".join(cooling)) if cooling else (CredentialState.READY, "")

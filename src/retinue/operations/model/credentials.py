@@ -14,254 +14,260 @@ import sqlalchemy as sa
 from msgspec.structs import replace
 
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.credential import Credential, Mark
-from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError
-from retinue.domain.model import Failure
+from retinue.domain.credential import Credential, CredentialFailureRecord
+from retinue.domain.errors import RetinueError
+from retinue.domain.model import ModelFailureKind
 from retinue.domain.principal import Principal
-from retinue.domain.session import Mind
+from retinue.domain.session import SessionOptions
+from retinue.domain.shared_errors import AgentNotFound
 from retinue.domain.times import to_ms
-from retinue.models.credential_order import gather, is_found, order
-from retinue.models.providers import BUILT_IN
-from retinue.operations.base import Desk, Operation
+from retinue.models.credential_order import collect_credentials, is_discovered, order_credentials
+from retinue.models.providers import BUILT_IN_PROVIDERS
+from retinue.operations.base import Operation, Services
 from retinue.operations.model.credential_keys import (
-    Add,
-    Whose,
-    keys_folder,
-    new_id,
-    provider_name,
-    refuse_unreadable,
-    settings_of,
-    source_of,
-    valid_region,
+    CredentialAddRequest,
+    CredentialOwner,
+    build_credential_id,
+    canonical_provider_name,
+    check_readable,
+    keys_directory,
+    parse_region,
+    provider_settings,
+    resolve_key_source,
 )
 from retinue.operations.model.credential_responses import (
+    CredentialDetails,
+    CredentialList,
     CredentialRemoved,
-    CredentialShown,
-    CredentialsListed,
-    environment_of,
-    shown,
+    server_environment,
+    to_credential_details,
+)
+from retinue.operations.model.errors import (
+    CredentialExists,
+    CredentialNotFound,
+    CredentialNotRemovable,
+    CredentialOrderInvalid,
+    TooManyCredentials,
 )
 from retinue.policy.limits import cooldowns
-from retinue.policy.limits.cooldowns import States, cooled
+from retinue.policy.limits.cooldowns import CredentialCooldowns, apply_failure
 from retinue.store.agents import agents, credentials
 
 CREDENTIALS_MAX = 1_000
 
 T = TypeVar("T")
 
-Id = Annotated[str, msgspec.Meta(description="PROVIDER:NAME, as `credential list` shows it")]
-OfModel = Annotated[str, msgspec.Meta(description="only with this model; left out, with all of them")]
+CredentialIdText = Annotated[str, msgspec.Meta(description="PROVIDER:NAME, as in `credential list`")]
+CredentialModel = Annotated[str, msgspec.Meta(description="only for this model; default: all models")]
 
 
-class Reason(StrEnum):
+class CredentialFailureReason(StrEnum):
     """Failures that put a credential into a cooldown."""
 
-    AUTH = Failure.AUTH.value
-    PERMISSION = Failure.PERMISSION.value
-    QUOTA = Failure.QUOTA.value
-    RATE_LIMIT = Failure.RATE_LIMIT.value
-    OVERLOADED = Failure.OVERLOADED.value
-    TIMEOUT = Failure.TIMEOUT.value
+    AUTH = ModelFailureKind.AUTH.value
+    PERMISSION = ModelFailureKind.PERMISSION.value
+    QUOTA = ModelFailureKind.QUOTA.value
+    RATE_LIMIT = ModelFailureKind.RATE_LIMIT.value
+    OVERLOADED = ModelFailureKind.OVERLOADED.value
+    TIMEOUT = ModelFailureKind.TIMEOUT.value
 
 
-class Which(msgspec.Struct, forbid_unknown_fields=True):
-    provider: Annotated[str, msgspec.Meta(description="only of this provider")] = ""
-    agent: Annotated[str, msgspec.Meta(description="only what this agent may use")] = ""
+class CredentialListRequest(msgspec.Struct, forbid_unknown_fields=True):
+    provider: Annotated[str, msgspec.Meta(description="only credentials of this provider")] = ""
+    agent: Annotated[str, msgspec.Meta(description="only credentials that this agent may use")] = ""
 
 
-class ById(msgspec.Struct, forbid_unknown_fields=True):
-    id: Id
-    agent: Whose = ""
+class CredentialIdRequest(msgspec.Struct, forbid_unknown_fields=True):
+    id: CredentialIdText
+    agent: CredentialOwner = ""
 
 
-class SetOrder(msgspec.Struct, forbid_unknown_fields=True):
-    provider: Annotated[str, msgspec.Meta(description="whose credentials")]
-    ids: Annotated[list[str], msgspec.Meta(description="which comes first, and so on; none: by their last use")] = []
-    agent: Whose = ""
+class CredentialOrderRequest(msgspec.Struct, forbid_unknown_fields=True):
+    provider: Annotated[str, msgspec.Meta(description="provider of the credentials")]
+    ids: Annotated[list[str], msgspec.Meta(description="ids in the order of use; none: least recently used first")] = []
+    agent: CredentialOwner = ""
 
 
-class Used(msgspec.Struct, forbid_unknown_fields=True):
-    id: Id
-    agent: Whose = ""
-    model: OfModel = ""
+class CredentialUseRequest(msgspec.Struct, forbid_unknown_fields=True):
+    id: CredentialIdText
+    agent: CredentialOwner = ""
+    model: CredentialModel = ""
 
 
-class Failed(msgspec.Struct, forbid_unknown_fields=True):
-    id: Id
-    reason: Annotated[Reason, msgspec.Meta(description="what was wrong")]
-    agent: Whose = ""
-    model: OfModel = ""
+class CredentialFailureRequest(msgspec.Struct, forbid_unknown_fields=True):
+    id: CredentialIdText
+    reason: Annotated[CredentialFailureReason, msgspec.Meta(description="kind of failure")]
+    agent: CredentialOwner = ""
+    model: CredentialModel = ""
 
 
-async def _write(desk: Desk, body: Callable[[sa.Connection], T]) -> T:
-    done = await desk.store.write(body, point="credential")
-    if desk.credentials_changed is not None:
-        await desk.credentials_changed()
+async def _write_and_notify(services: Services, body: Callable[[sa.Connection], T]) -> T:
+    done = await services.store.write(body, point="credential")
+    if services.on_credentials_changed is not None:
+        await services.on_credentials_changed()
     return done
 
 
-async def listed(desk: Desk, caller: Principal, asked: Which) -> CredentialsListed:
-    now = desk.clock.now()
-    provider = provider_name(desk, asked.provider)
+async def list_credentials(services: Services, caller: Principal, request: CredentialListRequest) -> CredentialList:
+    now = services.clock.now()
+    provider = canonical_provider_name(services, request.provider)
 
-    def body(conn: sa.Connection) -> tuple[str, list[Credential], States]:
-        return _whose(conn, asked.agent, gone_too=True), _all(desk, conn), _states(conn, now)
+    def body(conn: sa.Connection) -> tuple[str, list[Credential], CredentialCooldowns]:
+        return (
+            _resolve_owner(conn, request.agent, include_deleted=True),
+            _all_credentials(services, conn),
+            _read_states(conn, now),
+        )
 
-    agent, found, states = await desk.store.scan(body)
+    agent, found, states = await services.store.scan(body)
     mine = [
         each
         for each in found
-        if (not asked.provider or each.provider == provider) and (not agent or each.agent in ("", agent))
+        if (not request.provider or each.provider == provider) and (not agent or each.agent in ("", agent))
     ]
     groups = dict.fromkeys((each.provider, each.agent) for each in mine)
-    told = [
-        shown(desk, each, states, now)
+    details = [
+        to_credential_details(services, each, states, now)
         for group in groups
-        for each in order(
-            [each for each in mine if (each.provider, each.agent) == group], states, model="", mind=Mind(), now=now
+        for each in order_credentials(
+            [each for each in mine if (each.provider, each.agent) == group],
+            states,
+            model="",
+            session_options=SessionOptions(),
+            now=now,
         )
     ]
-    return CredentialsListed(told)
+    return CredentialList(details)
 
 
-async def add(desk: Desk, caller: Principal, asked: Add) -> CredentialShown:
+async def add_credential(services: Services, caller: Principal, request: CredentialAddRequest) -> CredentialDetails:
     """Add a credential. Its key file is written first, and deleted again if the credential is not stored."""
-    now = desk.clock.now()
-    agent = await desk.store.read(partial(_whose, name=asked.agent))
-    named, region = new_id(desk, asked), valid_region(asked.region)
-    source, made = source_of(desk, caller, asked, agent=agent, id_=named)
+    now = services.clock.now()
+    agent = await services.store.read(partial(_resolve_owner, name=request.agent))
+    named, region = build_credential_id(services, request), parse_region(request.region)
+    source, made = resolve_key_source(services, caller, request, agent=agent, id_=named)
     credential = Credential(
         id=named,
         provider=named.partition(":")[0],
         source=source,
-        kind=asked.kind,
+        kind=request.kind,
         agent=agent,
         region=region,
     )
 
     def body(conn: sa.Connection) -> None:
-        if len(credentials.everyone(conn)) >= CREDENTIALS_MAX:
-            raise Conflict(
-                f"this house has {CREDENTIALS_MAX:,} credentials",
-                because="that is the most it keeps",
-                try_this="remove those that are no longer used",
-                code="credential.too-many",
-            )
+        if len(credentials.list_all(conn)) >= CREDENTIALS_MAX:
+            raise TooManyCredentials(count_max=CREDENTIALS_MAX)
         if not credentials.add(conn, credential, at_ms=to_ms(now)):
-            raise Conflict(
-                f"there is a credential {credential.id} already",
-                because="each has a name of its own, for each agent and for the house",
-                try_this=f"choose another name, or `retinue credential remove {credential.id}` first",
-                code="credential.taken",
-            )
+            raise CredentialExists(credential.id)
 
     try:
-        refuse_unreadable(desk, credential)
-        await _write(desk, body)
+        check_readable(services, credential)
+        await _write_and_notify(services, body)
     except RetinueError:
         if made is not None:
             made.unlink(missing_ok=True)
         raise
-    return shown(desk, credential, States(), now)
+    return to_credential_details(services, credential, CredentialCooldowns(), now)
 
 
-async def remove(desk: Desk, caller: Principal, asked: ById) -> CredentialRemoved:
+async def remove_credential(services: Services, caller: Principal, request: CredentialIdRequest) -> CredentialRemoved:
     """Remove a credential. Its key file is deleted first: a credential without a key is noticed, a stray key is not."""
-    credential = await desk.store.read(partial(_find, desk=desk, id_=asked.id, whose=asked.agent))
-    if is_found(credential.id):
-        raise Conflict(
-            f"{credential.id} cannot be removed",
-            because=f"nobody added it: its key was found in {credential.source}",
-            try_this="take the key away there, and start the house anew or reload its settings",
-            code="credential.is-found",
-        )
+    credential = await services.store.read(
+        partial(_require_credential, services=services, id_=request.id, owner_name=request.agent)
+    )
+    if is_discovered(credential.id):
+        raise CredentialNotRemovable(credential.id, source=credential.source)
     where, _, path = credential.source.partition(":")
-    if where == "file" and keys_folder(desk, credential.agent) == Path(path).parent:
+    if where == "file" and keys_directory(services, credential.agent) == Path(path).parent:
         Path(path).unlink(missing_ok=True)
-    await _write(desk, partial(credentials.remove, agent=credential.agent, id_=credential.id))
+    await _write_and_notify(services, partial(credentials.remove, agent=credential.agent, id_=credential.id))
     return CredentialRemoved(credential.id, agent=credential.agent or None, removed=True)
 
 
-async def set_order(desk: Desk, caller: Principal, asked: SetOrder) -> CredentialsListed:
-    now_ms = to_ms(desk.clock.now())
-    provider = provider_name(desk, asked.provider)
+async def set_credential_order(
+    services: Services, caller: Principal, request: CredentialOrderRequest
+) -> CredentialList:
+    now_ms = to_ms(services.clock.now())
+    provider = canonical_provider_name(services, request.provider)
 
     def body(conn: sa.Connection) -> None:
-        agent = _whose(conn, asked.agent)
-        wanted = [_find(conn, desk=desk, id_=id_, whose=agent) for id_ in asked.ids]
+        agent = _resolve_owner(conn, request.agent)
+        wanted = [_require_credential(conn, services=services, id_=id_, owner_name=agent) for id_ in request.ids]
         strange = [each.id for each in wanted if each.provider != provider]
         if strange or len({each.id for each in wanted}) < len(wanted):
-            raise Invalid(
-                "this is no order of credentials",
-                because=f"{', '.join(strange)} is not of {provider}" if strange else "one of them is there twice",
-                try_this=f"name each credential of {provider} once, or none",
-                code="credential.order-invalid",
-            )
+            raise CredentialOrderInvalid(provider, of_other_providers=strange)
         credentials.set_order(conn, agent, provider, wanted, at_ms=now_ms)
 
-    await _write(desk, body)
-    return await listed(desk, caller, Which(provider=provider, agent=asked.agent))
+    await _write_and_notify(services, body)
+    return await list_credentials(services, caller, CredentialListRequest(provider=provider, agent=request.agent))
 
 
-async def mark_used(desk: Desk, caller: Principal, asked: Used) -> CredentialShown:
+async def mark_credential_used(
+    services: Services, caller: Principal, request: CredentialUseRequest
+) -> CredentialDetails:
     """Mark a credential as used successfully, which clears its failures."""
-    now = desk.clock.now()
+    now = services.clock.now()
 
-    def body(conn: sa.Connection) -> tuple[Credential, States]:
-        credential = _find(conn, desk=desk, id_=asked.id, whose=asked.agent)
-        credentials.mark_used(conn, credential, at_ms=to_ms(now), model=asked.model or None)
-        return replace(credential, used_at=now), _states(conn, now)
+    def body(conn: sa.Connection) -> tuple[Credential, CredentialCooldowns]:
+        credential = _require_credential(conn, services=services, id_=request.id, owner_name=request.agent)
+        credentials.mark_used(conn, credential, at_ms=to_ms(now), model=request.model or None)
+        return replace(credential, used_at=now), _read_states(conn, now)
 
-    credential, states = await _write(desk, body)
-    return shown(desk, credential, states, now)
-
-
-async def mark_failed(desk: Desk, caller: Principal, asked: Failed) -> CredentialShown:
-    now = desk.clock.now()
-
-    def body(conn: sa.Connection) -> tuple[Credential, States]:
-        credential = _find(conn, desk=desk, id_=asked.id, whose=asked.agent)
-        mark = cooldowns.mark(credential, asked.model, Failure(asked.reason.value), at=now)
-        assert isinstance(mark, Mark)  # every `CredentialFailureReason` causes a cooldown
-        credentials.mark_failed(conn, mark, cooled)
-        return credential, _states(conn, now)
-
-    credential, states = await _write(desk, body)
-    return shown(desk, credential, states, now)
+    credential, states = await _write_and_notify(services, body)
+    return to_credential_details(services, credential, states, now)
 
 
-async def clear(desk: Desk, caller: Principal, asked: Used) -> CredentialShown:
+async def mark_credential_failed(
+    services: Services, caller: Principal, request: CredentialFailureRequest
+) -> CredentialDetails:
+    now = services.clock.now()
+
+    def body(conn: sa.Connection) -> tuple[Credential, CredentialCooldowns]:
+        credential = _require_credential(conn, services=services, id_=request.id, owner_name=request.agent)
+        mark = cooldowns.build_failure_record(credential, request.model, ModelFailureKind(request.reason.value), at=now)
+        assert isinstance(mark, CredentialFailureRecord)  # every `CredentialFailureReason` causes a cooldown
+        credentials.mark_failed(conn, mark, apply_failure)
+        return credential, _read_states(conn, now)
+
+    credential, states = await _write_and_notify(services, body)
+    return to_credential_details(services, credential, states, now)
+
+
+async def clear_credential_failures(
+    services: Services, caller: Principal, request: CredentialUseRequest
+) -> CredentialDetails:
     """Clear the failures of a credential, so that it is used again at once."""
-    now = desk.clock.now()
+    now = services.clock.now()
 
-    def body(conn: sa.Connection) -> tuple[Credential, States]:
-        credential = _find(conn, desk=desk, id_=asked.id, whose=asked.agent)
-        credentials.clear(conn, credential.agent, credential.id, model=asked.model or None)
-        return credential, _states(conn, now)
+    def body(conn: sa.Connection) -> tuple[Credential, CredentialCooldowns]:
+        credential = _require_credential(conn, services=services, id_=request.id, owner_name=request.agent)
+        credentials.clear_cooldowns(conn, credential.agent, credential.id, model=request.model or None)
+        return credential, _read_states(conn, now)
 
-    credential, states = await _write(desk, body)
-    return shown(desk, credential, states, now)
+    credential, states = await _write_and_notify(services, body)
+    return to_credential_details(services, credential, states, now)
 
 
 # --- lookups ---
 
 
-def _states(conn: sa.Connection, now: datetime) -> States:
-    return States(credentials.states(conn, now_ms=to_ms(now)))
+def _read_states(conn: sa.Connection, now: datetime) -> CredentialCooldowns:
+    return CredentialCooldowns(credentials.list_cooldowns(conn, now_ms=to_ms(now)))
 
 
-def _all(desk: Desk, conn: sa.Connection) -> list[Credential]:
+def _all_credentials(services: Services, conn: sa.Connection) -> list[Credential]:
     return list(
-        gather(
-            credentials.everyone(conn),
-            variables={name: provider.variables for name, provider in BUILT_IN.items()},
-            keys={name: each.key for name, each in settings_of(desk).items() if each.key is not None},
-            environment=environment_of(desk),
+        collect_credentials(
+            credentials.list_all(conn),
+            variables={name: provider.key_variables for name, provider in BUILT_IN_PROVIDERS.items()},
+            keys={name: each.key for name, each in provider_settings(services).items() if each.key is not None},
+            environment=server_environment(services),
         )
     )
 
 
-def _whose(conn: sa.Connection, name: str, *, gone_too: bool = False) -> str:
+def _resolve_owner(conn: sa.Connection, name: str, *, include_deleted: bool = False) -> str:
     """Return the agent's name as registered, or "" for the instance.
 
     `include_deleted` also finds deleted agents that still have credentials.
@@ -270,94 +276,83 @@ def _whose(conn: sa.Connection, name: str, *, gone_too: bool = False) -> str:
         return ""
     if (agent := agents.find(conn, name)) is not None:
         return agent.name
-    owners = {each.agent.casefold(): each.agent for each in credentials.everyone(conn)} if gone_too else {}
+    owners = {each.agent.casefold(): each.agent for each in credentials.list_all(conn)} if include_deleted else {}
     if (owner := owners.get(name.casefold())) is not None:
         return owner
-    raise NotFound(
-        f"there is no agent '{name[:80]}' in this house",
-        because="nobody of that name is registered",
-        try_this="look at `retinue agent list`",
-        code="agent.not-found",
-    )
+    raise AgentNotFound(name)
 
 
-def _find(conn: sa.Connection, *, desk: Desk, id_: str, whose: str) -> Credential:
-    agent = _whose(conn, whose, gone_too=True)
+def _require_credential(conn: sa.Connection, *, services: Services, id_: str, owner_name: str) -> Credential:
+    agent = _resolve_owner(conn, owner_name, include_deleted=True)
     provider, _, name = id_.partition(":")
-    named = f"{provider_name(desk, provider)}:{name.casefold()}"
-    for credential in _all(desk, conn):
-        if credential.key == (agent, named):
+    named = f"{canonical_provider_name(services, provider)}:{name.casefold()}"
+    for credential in _all_credentials(services, conn):
+        if credential.row_key == (agent, named):
             return credential
-    owner = f"agent {agent}" if agent else "the house"
-    raise NotFound(
-        f"{owner} has no credential '{id_[:130]}'",
-        because="none of that id was added or found; what belongs to an agent is named with its --agent",
-        try_this="look at `retinue credential list`",
-        code="credential.not-found",
-    )
+    raise CredentialNotFound(id_, agent=agent)
 
 
 OPERATIONS = (
     Operation(
         name="credential.list",
-        summary="Which credentials there are for models, and how they fared. Keys are not shown.",
-        parameters=Which,
-        handler=listed,
-        result=CredentialsListed,
+        summary="List model credentials and their failures. Keys are not shown.",
+        parameters=CredentialListRequest,
+        handler=list_credentials,
+        result=CredentialList,
         permission=PermissionLevel.BOSS,
     ),
     Operation(
         name="credential.add",
-        summary="Add a credential, for the house or for one agent.",
-        parameters=Add,
-        handler=add,
-        result=CredentialShown,
+        summary="Add a credential, for the server or for one agent.",
+        parameters=CredentialAddRequest,
+        handler=add_credential,
+        result=CredentialDetails,
         permission=PermissionLevel.BOSS,
-        effect=True,
+        has_effect=True,
     ),
     Operation(
         name="credential.remove",
-        summary="Remove a credential, and the key that was put away for it.",
-        parameters=ById,
-        handler=remove,
+        summary="Remove a credential and its stored key.",
+        parameters=CredentialIdRequest,
+        handler=remove_credential,
         result=CredentialRemoved,
         permission=PermissionLevel.BOSS,
-        effect=True,
+        has_effect=True,
     ),
     Operation(
         name="credential.order",
-        summary="Say in which order a provider's credentials are asked.",
-        parameters=SetOrder,
-        handler=set_order,
-        result=CredentialsListed,
+        summary="Set the order in which a provider's credentials are used.",
+        parameters=CredentialOrderRequest,
+        handler=set_credential_order,
+        result=CredentialList,
         permission=PermissionLevel.BOSS,
-        effect=True,
+        has_effect=True,
     ),
     Operation(
         name="credential.mark-used",
-        summary="Say that a credential served: its failures are forgiven.",
-        parameters=Used,
-        handler=mark_used,
-        result=CredentialShown,
+        summary="Record that a credential worked, and clear its failures.",
+        parameters=CredentialUseRequest,
+        handler=mark_credential_used,
+        result=CredentialDetails,
         permission=PermissionLevel.BOSS,
-        effect=True,
+        has_effect=True,
     ),
     Operation(
         name="credential.mark-failed",
-        summary="Say that a credential failed: it is left alone for a while.",
-        parameters=Failed,
-        handler=mark_failed,
-        result=CredentialShown,
+        summary="Record that a credential failed, so that it is not used for a while.",
+        parameters=CredentialFailureRequest,
+        handler=mark_credential_failed,
+        result=CredentialDetails,
         permission=PermissionLevel.BOSS,
-        effect=True,
+        has_effect=True,
     ),
     Operation(
         name="credential.clear",
-        summary="Forget a credential's failures: it is asked again at once.",
-        parameters=Used,
-        handler=clear,
-        result=CredentialShown,
+        summary="Clear a credential's failures, so that it is used again at once.",
+        parameters=CredentialUseRequest,
+        handler=clear_credential_failures,
+        result=CredentialDetails,
         permission=PermissionLevel.BOSS,
-        effect=True,
+        has_effect=True,
     ),
 )

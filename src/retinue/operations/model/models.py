@@ -12,31 +12,32 @@ from msgspec import UNSET, UnsetType
 
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import Agent, PermissionLevel
-from retinue.domain.errors import Conflict, NotFound, RetinueError
+from retinue.domain.errors import RetinueError
 from retinue.domain.ids import SessionId
 from retinue.domain.model import ModelFacts, Price
-from retinue.domain.money import usd
+from retinue.domain.money import format_usd
 from retinue.domain.principal import Principal
-from retinue.domain.session import Mind
-from retinue.models.model_selection import Catalog
+from retinue.domain.session import SessionOptions
+from retinue.models.model_selection import ModelSelector
 from retinue.models.providers import MODELS_KNOWN_ON
-from retinue.operations.agent.agents import find_agent
-from retinue.operations.base import Desk, Nothing, Operation
+from retinue.operations.agent.agents import require_visible_agent
+from retinue.operations.base import EmptyRequest, Operation, Services
+from retinue.operations.model.errors import ModelAgentMismatch, ModelCatalogUnavailable
 from retinue.store.agents import agents
 from retinue.store.sessions import sessions
 
-NOT_KNOWN = "not known"
+NOT_KNOWN = "unknown"
 FREE = "free"
 
 
-class Show(msgspec.Struct, forbid_unknown_fields=True):
+class ModelShowRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Without an agent, show all agents. With a session, apply the model chosen in it."""
 
     agent: str = ""
     session: str = ""
 
 
-class ModelListed(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
+class ModelRow(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
     """One model. `number` selects it in a chat command.
 
     `missing` says what to set before it can be used; `retired` says what to use instead.
@@ -57,15 +58,15 @@ class ModelListed(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
     retired: str | UnsetType = UNSET
 
 
-class ModelsListed(msgspec.Struct, frozen=True, rename="kebab"):
+class ModelList(msgspec.Struct, frozen=True, rename="kebab"):
     """`allow` is empty if all models may be used. `known_on` is the date of the built-in model data."""
 
-    models: list[ModelListed]
+    models: list[ModelRow]
     allow: list[str]
     known_on: str
 
 
-class ModelInChain(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
+class ModelChainEntry(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
     model: str
     because: str
     window_tokens: int
@@ -74,7 +75,7 @@ class ModelInChain(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
     retired: str | UnsetType = UNSET
 
 
-class AgentsModels(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
+class AgentModelChain(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
     """The models that an agent would use, in order. `now` explains their current status.
 
     If no model can be used, `refused` has the reason.
@@ -84,39 +85,39 @@ class AgentsModels(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
     session: str | UnsetType = UNSET
     runner: str
     effort: str | None
-    chain: list[ModelInChain]
+    chain: list[ModelChainEntry]
     now: list[str] | UnsetType = UNSET
     refused: str | UnsetType = UNSET
 
 
-class ModelsShown(msgspec.Struct, frozen=True, rename="kebab"):
+class ModelChainList(msgspec.Struct, frozen=True, rename="kebab"):
     """Models per agent. `known_on` is the date of the built-in model data."""
 
     default: str
     default_because: str
-    agents: list[AgentsModels]
+    agents: list[AgentModelChain]
     known_on: str
 
 
-async def list_models(desk: Desk, caller: Principal, asked: Nothing) -> ModelsListed:
-    catalog = _catalog(desk)
-    offers = await asyncio.to_thread(catalog.numbered)  # in a thread: the first call loads the prices
-    return ModelsListed(
+async def list_models(services: Services, caller: Principal, request: EmptyRequest) -> ModelList:
+    catalog = _require_catalog(services)
+    offers = await asyncio.to_thread(catalog.list_offers)  # in a thread: the first call loads the prices
+    return ModelList(
         models=[
-            ModelListed(
+            ModelRow(
                 number=offer.number,
                 model=str(offer.facts.ref),
                 alias=offer.alias or UNSET,
-                sold_by=catalog.name_of(offer.facts.ref.provider) or UNSET,
+                sold_by=catalog.get_display_name(offer.facts.ref.provider) or UNSET,
                 window_tokens=offer.facts.window_tokens,
                 output_tokens_max=offer.facts.output_tokens_max,
                 vision=offer.facts.vision,
                 tools=offer.facts.tools,
                 efforts=None if offer.facts.efforts is None else list(offer.facts.efforts),
-                price=price_words(offer.facts.price),
+                price=format_price(offer.facts.price),
                 default=offer.is_default,
-                missing=_missing(catalog, offer.facts),
-                retired=catalog.retired(offer.facts.ref) or UNSET,
+                missing=_missing_key_hint(catalog, offer.facts),
+                retired=catalog.describe_retirement(offer.facts.ref) or UNSET,
             )
             for offer in offers
         ],
@@ -125,110 +126,104 @@ async def list_models(desk: Desk, caller: Principal, asked: Nothing) -> ModelsLi
     )
 
 
-async def show_models(desk: Desk, caller: Principal, asked: Show) -> ModelsShown:
-    catalog = _catalog(desk)
+async def show_model_chains(services: Services, caller: Principal, request: ModelShowRequest) -> ModelChainList:
+    catalog = _require_catalog(services)
 
-    def body(conn: sa.Connection) -> list[tuple[Agent, Mind, SessionId | None]]:
-        if not asked.session:
-            return [(agent, Mind(), None) for agent in _asked_about(conn, caller, asked.agent)]
-        session = sessions.resolve(conn, asked.session, seen_by=caller)
-        agent = find_agent(conn, caller, session.agent)
-        if asked.agent.casefold() not in ("", agent.name.casefold()):
-            raise Conflict(
-                f"this is a session of {agent.name}, not of {asked.agent[:64]}",
-                because="a session is one agent's",
-                try_this="leave the agent out",
-                code="model.other-agent",
-            )
-        return [(agent, session.mind, session.id)]
+    def body(conn: sa.Connection) -> list[tuple[Agent, SessionOptions, SessionId | None]]:
+        if not request.session:
+            return [(agent, SessionOptions(), None) for agent in _find_agents(conn, caller, request.agent)]
+        session = sessions.get_by_short_id(conn, request.session, seen_by=caller)
+        agent = require_visible_agent(conn, caller, session.agent)
+        if request.agent.casefold() not in ("", agent.name.casefold()):
+            raise ModelAgentMismatch(agent.name, named=request.agent)
+        return [(agent, session.options, session.id)]
 
-    found = await desk.store.scan(body)
-    return ModelsShown(
+    found = await services.store.scan(body)
+    return ModelChainList(
         default=str(catalog.default),
         default_because=catalog.default_because,
-        agents=[await _of_agent(desk, catalog, agent, mind, session) for agent, mind, session in found],
+        agents=[await _build_chain(services, catalog, agent, options, session) for agent, options, session in found],
         known_on=MODELS_KNOWN_ON.isoformat(),
     )
 
 
-async def _of_agent(desk: Desk, catalog: Catalog, agent: Agent, mind: Mind, session: SessionId | None) -> AgentsModels:
+async def _build_chain(
+    services: Services, catalog: ModelSelector, agent: Agent, model_choice: SessionOptions, session: SessionId | None
+) -> AgentModelChain:
     form = partial(
-        AgentsModels,
+        AgentModelChain,
         agent=agent.name,
         session=session or UNSET,
         runner=agent.runner,
-        effort=mind.effort or agent.effort,
+        effort=model_choice.effort or agent.effort,
     )
     if agent.runner != "loop":
-        return form(chain=[], refused=f"its runner, {agent.runner}, brings its own")
+        return form(chain=[], refused=f"its runner, {agent.runner}, chooses the model")
     try:
-        links = catalog.links(agent=agent, mind=mind)
+        links = catalog.build_chain_links(agent=agent, session_options=model_choice)
     except RetinueError as error:
         return form(chain=[], refused=f"{error.sentence}: {error.because}; try: {error.try_this}")
-    facts = await asyncio.to_thread(lambda: [catalog.facts(link.ref) for link in links])
+    facts = await asyncio.to_thread(lambda: [catalog.get_facts(link.ref) for link in links])
     chain = [
-        ModelInChain(
+        ModelChainEntry(
             model=str(link.ref),
             because=link.because,
             window_tokens=known.window_tokens,
-            price=price_words(known.price),
-            missing=_missing(catalog, known),
-            retired=catalog.retired(link.ref) or UNSET,
+            price=format_price(known.price),
+            missing=_missing_key_hint(catalog, known),
+            retired=catalog.describe_retirement(link.ref) or UNSET,
         )
         for link, known in zip(links, facts, strict=True)
     ]
-    if desk.why_now is None:
+    if services.explain_model_chain is None:
         return form(chain=chain)
-    return form(chain=chain, now=list(await desk.why_now(agent, mind, [link.ref for link in links])))
+    return form(
+        chain=chain, now=list(await services.explain_model_chain(agent, model_choice, [link.ref for link in links]))
+    )
 
 
-def price_words(price: Price | None) -> str:
+def format_price(price: Price | None) -> str:
     """Return the price per million input and output tokens as text."""
     if price is None:
         return NOT_KNOWN
-    words = f"{usd(price.input)} in, {usd(price.output)} out"
+    text = f"{format_usd(price.input)} in, {format_usd(price.output)} out"
     if price.call:
-        words += f", {usd(price.call)} a call"
-    return words if price != Price() else FREE
+        text += f", {format_usd(price.call)} a call"
+    return text if price != Price() else FREE
 
 
-def _missing(catalog: Catalog, facts: ModelFacts) -> str | UnsetType:
+def _missing_key_hint(catalog: ModelSelector, facts: ModelFacts) -> str | UnsetType:
     provider = facts.ref.provider
-    return UNSET if catalog.has_key(provider) else catalog.missing_key(provider)
+    return UNSET if catalog.has_key(provider) else catalog.explain_missing_key(provider)
 
 
-def _catalog(desk: Desk) -> Catalog:
-    if desk.catalog is None:
-        raise NotFound(
-            "this house has no catalog of models",
-            because="its models were put there by hand",
-            try_this="open it with `retinue run`",
-            code="model.no-catalog",
-        )
-    return desk.catalog()
+def _require_catalog(services: Services) -> ModelSelector:
+    if services.catalog is None:
+        raise ModelCatalogUnavailable()
+    return services.catalog()
 
 
-def _asked_about(conn: sa.Connection, caller: Principal, name: str) -> Sequence[Agent]:
+def _find_agents(conn: sa.Connection, caller: Principal, name: str) -> Sequence[Agent]:
     """Return one agent, or all. An agent sees only itself."""
     own = caller.address.name if caller.address.kind is AddressKind.AGENT else ""
-    return [find_agent(conn, caller, name or own)] if name or own else agents.everyone(conn)
+    return [require_visible_agent(conn, caller, name or own)] if name or own else agents.list_all(conn)
 
 
 OPERATIONS = (
     Operation(
         name="model.list",
-        summary="List the models there are to choose from.",
-        parameters=Nothing,
+        summary="List the available models.",
+        parameters=EmptyRequest,
         handler=list_models,
-        result=ModelsListed,
+        result=ModelList,
         permission=PermissionLevel.STANDARD,
     ),
     Operation(
         name="model.show",
-        summary="Show which models would be asked now, and why.",
-        parameters=Show,
-        handler=show_models,
-        result=ModelsShown,
+        summary="Show which models would be used now, and why.",
+        parameters=ModelShowRequest,
+        handler=show_model_chains,
+        result=ModelChainList,
         permission=PermissionLevel.STANDARD,
     ),
 )

@@ -9,41 +9,42 @@ from enum import StrEnum
 import msgspec
 import sqlalchemy as sa
 
-from retinue.config.models import Budgets
+from retinue.config.models import BudgetSettings
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import Agent, PermissionLevel
-from retinue.domain.budget_caps import free_again, key_of
-from retinue.domain.errors import Invalid
-from retinue.domain.money import MICROUSD, Days, day_number
+from retinue.domain.budget_caps import budget_setting, reset_date
+from retinue.domain.money import MICROUSD_PER_USD, BudgetPeriod, day_number
 from retinue.domain.principal import Principal
-from retinue.domain.times import YEAR_MIN, parse_when
-from retinue.operations.base import Desk, Nothing, Operation
+from retinue.domain.shared_errors import TimeRangeInvalid
+from retinue.domain.times import YEAR_MIN, parse_time
+from retinue.operations.base import EmptyRequest, Operation, Services
+from retinue.operations.model.errors import DateInvalid, TooManyUsageDays
 from retinue.operations.pagination import check_limit
-from retinue.policy.limits.budgets import days
+from retinue.policy.limits.budgets import compute_budget_days
 from retinue.store.agents import agents
 from retinue.store.people import people
 from retinue.store.runs import spend_report
-from retinue.store.runs.spend_report import Amounts, By, Spent, Used, Wanted
+from retinue.store.runs.spend_report import SpendAmounts, SpendByPeriod, SpendGrouping, SpendQuery, UsageSum
 
-DAYS_SHOWN = 30
-ROWS_LEAST, ROWS_MAX = 1, 1_000
-ROWS_SHOWN = 100
-APART_SHOWN, APART_MAX = 8, 50
+DAYS_DEFAULT = 30
+ROWS_MIN, ROWS_MAX = 1, 1_000
+ROWS_DEFAULT = 100
+SERIES_DEFAULT, SERIES_MAX = 8, 50
 DAYS_MAX = 400
 
 
-class Usage(msgspec.Struct, forbid_unknown_fields=True, rename={"from_": "from"}):
+class UsageRequest(msgspec.Struct, forbid_unknown_fields=True, rename={"from_": "from"}):
     """`from` and `to` are dates, both included; the default is the last 30 days. Estimated tokens are not counted."""
 
-    by: By = By.DAY
+    by: SpendGrouping = SpendGrouping.DAY
     from_: str = ""
     to: str = ""
     agent: str = ""
     person: str = ""
-    limit: int = ROWS_SHOWN
+    limit: int = ROWS_DEFAULT
 
 
-class UsedShown(msgspec.Struct, frozen=True, rename="kebab"):
+class UsageRow(msgspec.Struct, frozen=True, rename="kebab"):
     """`cost-microusd` includes `unknown-microusd`: the maximum cost of calls whose end is unknown."""
 
     key: str
@@ -60,16 +61,16 @@ class UsedShown(msgspec.Struct, frozen=True, rename="kebab"):
     held_microusd: int
 
 
-class UsageShown(msgspec.Struct, frozen=True, rename={"from_": "from", "left_out": "left-out"}):
-    by: By
+class UsageReport(msgspec.Struct, frozen=True, rename={"from_": "from", "left_out": "left-out"}):
+    by: SpendGrouping
     from_: str
     to: str
-    rows: list[UsedShown]
+    rows: list[UsageRow]
     left_out: int
-    total: UsedShown
+    total: UsageRow
 
 
-class Apart(StrEnum):
+class UsageGrouping(StrEnum):
     """How the usage of a day is grouped."""
 
     AGENT = "agent"
@@ -78,16 +79,16 @@ class Apart(StrEnum):
     PERSON = "person"
 
 
-class InDays(msgspec.Struct, forbid_unknown_fields=True, rename={"from_": "from"}):
+class UsageDaysRequest(msgspec.Struct, forbid_unknown_fields=True, rename={"from_": "from"}):
     """Dates as in `usage.show`. `limit` is the number of series; all others are summed in one."""
 
-    by: Apart = Apart.AGENT
+    by: UsageGrouping = UsageGrouping.AGENT
     from_: str = ""
     to: str = ""
-    limit: int = APART_SHOWN
+    limit: int = SERIES_DEFAULT
 
 
-class UsedInDays(msgspec.Struct, frozen=True, rename="kebab"):
+class UsageSeries(msgspec.Struct, frozen=True, rename="kebab"):
     """One value per day. `rest` marks the sum of all other series; its key is empty."""
 
     key: str
@@ -98,16 +99,16 @@ class UsedInDays(msgspec.Struct, frozen=True, rename="kebab"):
     cost_microusd: list[int]
 
 
-class DaysShown(msgspec.Struct, frozen=True):
+class DailyUsageReport(msgspec.Struct, frozen=True):
     """Daily series, the most expensive first."""
 
-    by: Apart
+    by: UsageGrouping
     days: list[str]
-    series: list[UsedInDays]
-    total: UsedShown
+    series: list[UsageSeries]
+    total: UsageRow
 
 
-class BudgetShown(msgspec.Struct, frozen=True, rename="kebab"):
+class BudgetStatus(msgspec.Struct, frozen=True, rename="kebab"):
     """One budget. Limits per run or run tree have no sums and no reset date."""
 
     what: str
@@ -121,193 +122,182 @@ class BudgetShown(msgspec.Struct, frozen=True, rename="kebab"):
     resets_on: str | None = None
 
 
-class BudgetsShown(msgspec.Struct, frozen=True, rename="kebab"):
+class BudgetList(msgspec.Struct, frozen=True, rename="kebab"):
     today: str
     warn_share: float
-    budgets: list[BudgetShown]
+    budgets: list[BudgetStatus]
 
 
-async def show(desk: Desk, caller: Principal, asked: Usage) -> UsageShown:
+async def show_usage(services: Services, caller: Principal, request: UsageRequest) -> UsageReport:
     """Show usage. The owner sees all, a person what was spent for them, an agent what it spent itself."""
-    fewer = "ask for fewer days, or for one agent or person"
-    check_limit(asked.limit, least=ROWS_LEAST, most=ROWS_MAX, try_this=fewer)
-    first, last = _span(desk, asked.from_, asked.to)
+    fewer = "request fewer days, or one agent or person"
+    check_limit(request.limit, least=ROWS_MIN, most=ROWS_MAX, try_this=fewer)
+    first, last = _parse_range(services, request.from_, request.to)
 
-    def body(conn: sa.Connection) -> spend_report.Usages:
-        wanted = Wanted(
-            by=asked.by,
+    def body(conn: sa.Connection) -> spend_report.SpendReport:
+        wanted = SpendQuery(
+            by=request.by,
             first_day=day_number(first),
             last_day=day_number(last),
-            agent=_spelled(agents.find(conn, asked.agent), asked.agent),
-            person=_spelled(people.find(conn, asked.person), asked.person),
-            limit=asked.limit,
+            agent=_registered_name(agents.find(conn, request.agent), request.agent),
+            person=_registered_name(people.find(conn, request.person), request.person),
+            limit=request.limit,
         )
-        return spend_report.usage(conn, wanted=wanted, seen_by=caller)
+        return spend_report.get_usage(conn, query=wanted, seen_by=caller)
 
-    found = await desk.store.scan(body)
-    return UsageShown(
-        by=asked.by,
+    found = await services.store.scan(body)
+    return UsageReport(
+        by=request.by,
         from_=first.isoformat(),
         to=last.isoformat(),
-        rows=[_form(row) for row in found.rows],
+        rows=[_to_usage_row(row) for row in found.rows],
         left_out=found.left_out,
-        total=_form(found.total),
+        total=_to_usage_row(found.total),
     )
 
 
-async def in_days(desk: Desk, caller: Principal, asked: InDays) -> DaysShown:
+async def show_daily_usage(services: Services, caller: Principal, request: UsageDaysRequest) -> DailyUsageReport:
     """Show usage per day and group, for a chart over time."""
-    if not 1 <= asked.limit <= APART_MAX:
-        raise Invalid(
-            f"{asked.limit} cannot be told apart",
-            because=f"limit is 1 to {APART_MAX}",
-            try_this="ask for fewer: the others are summed up",
-            code="list.limit",
-        )
-    first, last = _span(desk, asked.from_, asked.to)
+    check_limit(request.limit, least=1, most=SERIES_MAX, try_this="request fewer series: the others are summed in one")
+    first, last = _parse_range(services, request.from_, request.to)
     length = (last - first).days + 1
     if length > DAYS_MAX:
-        raise Invalid(
-            f"these are {length} days",
-            because=f"each day is told of, and {DAYS_MAX} are the most",
-            try_this="ask for fewer days, or for `usage.show`",
-            code="usage.too-many-days",
+        raise TooManyUsageDays(length, days_max=DAYS_MAX)
+
+    def body(conn: sa.Connection) -> tuple[dict[str, list[tuple[int, UsageSum]]], spend_report.SpendReport]:
+        wanted = SpendQuery(
+            by=SpendGrouping(request.by), first_day=day_number(first), last_day=day_number(last), limit=1
         )
+        found = spend_report.get_daily_usage(conn, query=wanted, seen_by=caller)
+        return found, spend_report.get_usage(conn, query=wanted, seen_by=caller)
 
-    def body(conn: sa.Connection) -> tuple[dict[str, list[tuple[int, Used]]], spend_report.Usages]:
-        wanted = Wanted(by=By(asked.by), first_day=day_number(first), last_day=day_number(last), limit=1)
-        found = spend_report.in_days(conn, wanted=wanted, seen_by=caller)
-        return found, spend_report.usage(conn, wanted=wanted, seen_by=caller)
-
-    found, whole = await desk.store.scan(body)
-    ranked = sorted(found, key=lambda key: (-_sum(found[key], "cost_microusd"), -_sum(found[key], "calls"), key))
-    apart, others = ranked[: asked.limit], [each for key in ranked[asked.limit :] for each in found[key]]
-    series = [_series(key, found[key], day_number(first), length) for key in apart]
+    found, totals = await services.store.scan(body)
+    ranked = sorted(
+        found, key=lambda key: (-_sum_field(found[key], "cost_microusd"), -_sum_field(found[key], "calls"), key)
+    )
+    apart, others = ranked[: request.limit], [each for key in ranked[request.limit :] for each in found[key]]
+    series = [_build_series(key, found[key], day_number(first), length) for key in apart]
     if others:
-        series.append(_series("", others, day_number(first), length, rest=True))
-    return DaysShown(
-        by=asked.by,
+        series.append(_build_series("", others, day_number(first), length, is_rest=True))
+    return DailyUsageReport(
+        by=request.by,
         days=[(first + timedelta(days=day)).isoformat() for day in range(length)],
         series=series,
-        total=_form(whole.total),
+        total=_to_usage_row(totals.total),
     )
 
 
-def _sum(days: list[tuple[int, Used]], name: str) -> int:
+def _sum_field(days: list[tuple[int, UsageSum]], name: str) -> int:
     return sum(getattr(used, name) for _, used in days)
 
 
-def _series(key: str, found: list[tuple[int, Used]], first: int, length: int, *, rest: bool = False) -> UsedInDays:
+def _build_series(
+    key: str, usage_by_day: list[tuple[int, UsageSum]], first: int, length: int, *, is_rest: bool = False
+) -> UsageSeries:
     numbers = {name: [0] * length for name in ("calls", "input_tokens", "output_tokens", "cost_microusd")}
-    for day, used in found:
+    for day, used in usage_by_day:
         for name, each in numbers.items():
             each[day - first] += getattr(used, name)
-    return UsedInDays(key=key, rest=rest, **numbers)
+    return UsageSeries(key=key, rest=is_rest, **numbers)
 
 
-def _span(desk: Desk, from_: str, to: str) -> tuple[date, date]:
-    last = _date(desk, to) if to else desk.clock.now().astimezone(desk.zone).date()
-    first = _date(desk, from_) if from_ else last - timedelta(days=DAYS_SHOWN - 1)
+def _parse_range(services: Services, from_: str, to: str) -> tuple[date, date]:
+    last = _parse_date(services, to) if to else services.clock.now().astimezone(services.zone).date()
+    first = _parse_date(services, from_) if from_ else last - timedelta(days=DAYS_DEFAULT - 1)
     if first > last:
-        raise Invalid(
-            "nothing can be in this span of time",
-            because=f"it begins on {first}, after it ends on {last}",
-            try_this="swap the two",
-            code="time.inverted",
-        )
+        raise TimeRangeInvalid(str(first), str(last))
     return first, last
 
 
-def _date(desk: Desk, text: str) -> date:
+def _parse_date(services: Services, text: str) -> date:
     """Parse a date, or a span relative to now."""
     if text.strip()[:1] in ("+", "-"):
-        return parse_when(text, now=desk.clock.now(), zone=desk.zone).astimezone(desk.zone).date()
+        return parse_time(text, now=services.clock.now(), zone=services.zone).astimezone(services.zone).date()
     try:
         found = date.fromisoformat(text.strip())
     except ValueError:
         found = date.min
     if found.year < YEAR_MIN:
-        raise Invalid(
-            f"{text[:64]!r} is not a date",
-            because=f"a date is YYYY-MM-DD, from {YEAR_MIN} on, or a span from now",
-            try_this="for example: 2026-11-15, or -7D",
-            code="date.invalid",
-        )
+        raise DateInvalid(text, year_min=YEAR_MIN)
     return found
 
 
-def _spelled(found: object, typed: str) -> str:
+def _registered_name(found: object, given: str) -> str:
     """Return the registered spelling, or the given one: deleted agents and people may still have usage."""
-    return getattr(found, "name", typed) if typed else ""
+    return getattr(found, "name", given) if given else ""
 
 
-def _form(used: Used) -> UsedShown:
-    return UsedShown(**{name: getattr(used, name) for name in UsedShown.__struct_fields__})
+def _to_usage_row(used: UsageSum) -> UsageRow:
+    return UsageRow(**{name: getattr(used, name) for name in UsageRow.__struct_fields__})
 
 
-async def budgets(desk: Desk, caller: Principal, asked: Nothing) -> BudgetsShown:
+async def list_budgets(services: Services, caller: Principal, request: EmptyRequest) -> BudgetList:
     """Show the budgets that the caller may see. Those of the instance are visible to the owner only."""
-    settings = desk.config.current.settings.budgets if desk.config else Budgets()
-    now = days(desk.clock.now(), desk.zone)
+    settings = services.config_holder.current.settings.budgets if services.config_holder else BudgetSettings()
+    now = compute_budget_days(services.clock.now(), services.zone)
 
-    def body(conn: sa.Connection) -> list[BudgetShown]:
-        spent = spend_report.spent(conn, now)
-        everyone, staff = [person.name for person in people.everyone(conn)], agents.everyone(conn)
-        if caller.sees_all:
+    def body(conn: sa.Connection) -> list[BudgetStatus]:
+        spent = spend_report.get_spend(conn, now)
+        everyone, registered = [person.name for person in people.list_all(conn)], agents.list_all(conn)
+        if caller.sees_everything:
             return [
-                *_of_house(settings, spent, now),
-                *_of_people(settings, everyone, spent, now),
-                *_of(staff, spent, now),
+                *_instance_budgets(settings, spent, now),
+                *_person_budgets(settings, everyone, spent, now),
+                *_agent_budgets(registered, spent, now),
             ]
         if caller.address.kind is AddressKind.PERSON:
-            return [*_of_people(settings, [caller.address.name], spent, now)]
-        return [*_of([agent for agent in staff if agent.name == caller.address.name], spent, now)]
+            return [*_person_budgets(settings, [caller.address.name], spent, now)]
+        return [*_agent_budgets([agent for agent in registered if agent.name == caller.address.name], spent, now)]
 
-    return BudgetsShown(
-        today=desk.clock.now().astimezone(desk.zone).date().isoformat(),
+    return BudgetList(
+        today=services.clock.now().astimezone(services.zone).date().isoformat(),
         warn_share=settings.warn_share,
-        budgets=await desk.store.scan(body),
+        budgets=await services.store.scan(body),
     )
 
 
-def _of_house(settings: Budgets, spent: Spent, now: Days) -> Iterator[BudgetShown]:
+def _instance_budgets(settings: BudgetSettings, spent: SpendByPeriod, now: BudgetPeriod) -> Iterator[BudgetStatus]:
     for period, cap in (("day", settings.house_day_usd), ("month", settings.house_month_usd)):
         if cap is not None:
-            yield _cap(f"house's {period}", "", _microusd(cap), spent.of("house", "", period), now)
+            yield _build_budget(f"house's {period}", "", _to_microusd(cap), spent.get("house", "", period), now)
     for what, cap in (("run", settings.run_usd), ("tree", settings.tree_usd)):
         if cap is not None:
-            yield BudgetShown(what, whose="", raised_by=f"`budgets.{what}_usd`", cap_microusd=_microusd(cap))
+            yield BudgetStatus(what, whose="", raised_by=f"`budgets.{what}_usd`", cap_microusd=_to_microusd(cap))
 
 
-def _of_people(settings: Budgets, names: list[str], spent: Spent, now: Days) -> Iterator[BudgetShown]:
+def _person_budgets(
+    settings: BudgetSettings, names: list[str], spent: SpendByPeriod, now: BudgetPeriod
+) -> Iterator[BudgetStatus]:
     for name in names:
         for period, cap in (("day", settings.person_day_usd), ("month", settings.person_month_usd)):
             if cap is not None:
-                yield _cap(f"person's {period}", name, _microusd(cap), spent.of("person", name, period), now)
+                yield _build_budget(
+                    f"person's {period}", name, _to_microusd(cap), spent.get("person", name, period), now
+                )
 
 
-def _of(staff: list[Agent], spent: Spent, now: Days) -> Iterator[BudgetShown]:
-    for agent in staff:
+def _agent_budgets(registered_agents: list[Agent], spent: SpendByPeriod, now: BudgetPeriod) -> Iterator[BudgetStatus]:
+    for agent in registered_agents:
         for period, cap in (("day", agent.day_microusd_max), ("month", agent.month_microusd_max)):
             if cap is not None:
-                yield _cap(f"agent's {period}", agent.name, cap, spent.of("agent", agent.name, period), now)
+                yield _build_budget(f"agent's {period}", agent.name, cap, spent.get("agent", agent.name, period), now)
         for what, field in (("run", "cost_microusd_max"), ("tree", "tree_microusd_max")):
             cap: int | None = getattr(agent, field)
             if cap is not None:
                 raised_by = f"`{field}` of agent '{agent.name}'"
-                yield BudgetShown(what, whose=agent.name, raised_by=raised_by, cap_microusd=cap)
+                yield BudgetStatus(what, whose=agent.name, raised_by=raised_by, cap_microusd=cap)
 
 
-def _microusd(dollars: float) -> int:
-    return round(dollars * MICROUSD)
+def _to_microusd(dollars: float) -> int:
+    return round(dollars * MICROUSD_PER_USD)
 
 
-def _cap(what: str, whose: str, cap: int, amounts: Amounts, now: Days) -> BudgetShown:
-    resets = free_again(what, now)
-    return BudgetShown(
+def _build_budget(what: str, owner: str, cap: int, amounts: SpendAmounts, now: BudgetPeriod) -> BudgetStatus:
+    resets = reset_date(what, now)
+    return BudgetStatus(
         what,
-        whose=whose,
-        raised_by=key_of(what, whose),
+        whose=owner,
+        raised_by=budget_setting(what, owner),
         cap_microusd=cap,
         spent_microusd=amounts.settled_microusd,
         held_microusd=amounts.held_microusd,
@@ -320,26 +310,26 @@ def _cap(what: str, whose: str, cap: int, amounts: Amounts, now: Days) -> Budget
 OPERATIONS = (
     Operation(
         name="usage.show",
-        summary="Show what was used and what it cost.",
-        parameters=Usage,
-        handler=show,
-        result=UsageShown,
+        summary="Show usage and cost.",
+        parameters=UsageRequest,
+        handler=show_usage,
+        result=UsageReport,
         permission=PermissionLevel.RESTRICTED,
     ),
     Operation(
         name="usage.days",
-        summary="Show what was used day by day, told apart by agent, model, provider or person.",
-        parameters=InDays,
-        handler=in_days,
-        result=DaysShown,
+        summary="Show usage per day, grouped by agent, model, provider or person.",
+        parameters=UsageDaysRequest,
+        handler=show_daily_usage,
+        result=DailyUsageReport,
         permission=PermissionLevel.RESTRICTED,
     ),
     Operation(
         name="usage.budgets",
-        summary="Show what may be spent, and how much of it is.",
-        parameters=Nothing,
-        handler=budgets,
-        result=BudgetsShown,
+        summary="Show the budgets and what is spent of them.",
+        parameters=EmptyRequest,
+        handler=list_budgets,
+        result=BudgetList,
         permission=PermissionLevel.RESTRICTED,
     ),
 )

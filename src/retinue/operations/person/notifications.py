@@ -10,42 +10,51 @@ import sqlalchemy as sa
 from retinue.domain import address
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.errors import Conflict, Invalid, NotFound
-from retinue.domain.ids import NotificationId, prefix, short
-from retinue.domain.notification import TEXT_LENGTH_MAX, TITLE_LENGTH_MAX, Notification
+from retinue.domain.ids import NotificationId, parse_id_prefix, short_id
+from retinue.domain.notification import NOTIFICATION_TEXT_LENGTH_MAX, NOTIFICATION_TITLE_LENGTH_MAX, Notification
 from retinue.domain.principal import Principal
+from retinue.domain.shared_errors import PersonNotFound
 from retinue.domain.storable_text import is_storable
-from retinue.domain.times import show, to_ms
+from retinue.domain.times import format_time, to_ms
 from retinue.domain.trust import Trust
-from retinue.operations.base import Desk, Operation
-from retinue.store.core.transaction import Page
+from retinue.operations.base import Operation, Services
+from retinue.operations.person.errors import (
+    NotificationIdAmbiguous,
+    NotificationNotFound,
+    NotificationRecipientInvalid,
+    NotificationSelectionInvalid,
+    NotificationsNotForAgents,
+    NotificationTextInvalid,
+    NotificationTitleInvalid,
+)
+from retinue.store.core.transaction import Transaction
 from retinue.store.people import notifications, people
 
-LISTED_MAX = 100
+LIST_LIMIT_MAX = 100
 
 Meta = msgspec.Meta
 
 
-class Create(msgspec.Struct, forbid_unknown_fields=True):
-    title: Annotated[str, Meta(description="what it is about, in a line")]
+class NotificationCreateRequest(msgspec.Struct, forbid_unknown_fields=True):
+    title: Annotated[str, Meta(description="title, one line")]
     text: str = ""
-    to: Annotated[str, Meta(description="person:NAME; left out, yourself")] = ""
+    to: Annotated[str, Meta(description="person:NAME; default: yourself")] = ""
 
 
-class Listing(msgspec.Struct, forbid_unknown_fields=True):
-    unread: Annotated[bool, Meta(description="only those that nobody has read")] = False
+class NotificationListRequest(msgspec.Struct, forbid_unknown_fields=True):
+    unread: Annotated[bool, Meta(description="only unread ones")] = False
     limit: int = 20
-    before: Annotated[str, Meta(description="the id that the page before gave as next")] = ""
+    before: Annotated[str, Meta(description="`next` of the previous page")] = ""
 
 
-class Which(msgspec.Struct, forbid_unknown_fields=True):
+class NotificationSelectionRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Exactly one of `id` and `all`."""
 
     id: str = ""
-    all: Annotated[bool, Meta(description="all of yours")] = False
+    all: Annotated[bool, Meta(description="all your notifications")] = False
 
 
-class NotificationShown(msgspec.Struct, frozen=True, rename="kebab"):
+class NotificationDetails(msgspec.Struct, frozen=True, rename="kebab"):
     """One notification. `untrusted`: its text comes from outside, or from untrusted text."""
 
     id: str
@@ -58,10 +67,10 @@ class NotificationShown(msgspec.Struct, frozen=True, rename="kebab"):
     session: str | None
 
 
-class NotificationsListed(msgspec.Struct, frozen=True):
+class NotificationList(msgspec.Struct, frozen=True):
     """One page. `next` is the `before` of the next page. `unread` counts all unread notifications."""
 
-    notifications: list[NotificationShown]
+    notifications: list[NotificationDetails]
     unread: int
     next: str | None
 
@@ -76,184 +85,154 @@ class NotificationsChanged(msgspec.Struct, frozen=True):
     unread: int
 
 
-async def create(desk: Desk, caller: Principal, asked: Create) -> NotificationCreated:
-    check_words(asked.title, asked.text)
-    to = address.parse(asked.to) if asked.to else caller.address
+async def create_notification(
+    services: Services, caller: Principal, request: NotificationCreateRequest
+) -> NotificationCreated:
+    check_title_and_text(request.title, request.text)
+    to = address.parse_address(request.to) if request.to else caller.address
     if to.kind is not AddressKind.PERSON:
-        raise Invalid(
-            f"{to} is notified of nothing",
-            because="only people are; agents get mail",
-            try_this="to=person:NAME",
-            code="notification.not-a-person",
-        )
-    id_ = NotificationId(desk.ids.new())
+        raise NotificationRecipientInvalid(str(to))
+    id_ = NotificationId(services.ids.new())
 
     def body(conn: sa.Connection) -> Notification:
-        page = Page(conn, to_ms(desk.clock.now()))
+        tx = Transaction(conn, to_ms(services.clock.now()))
         found = people.find(conn, to.name)
         if found is None:
-            raise NotFound(
-                f"there is no person '{to.name}' in this house",
-                because="nobody of that name was added",
-                try_this="look at `retinue people`",
-                code="person.not-found",
-            )
+            raise PersonNotFound(to.name)
         made = Notification(
             id=id_,
             person=found.name,
             sender=str(caller.address),
-            title=asked.title.strip(),
-            text=asked.text,
+            title=request.title.strip(),
+            text=request.text,
             trust=caller.trust,
-            at=desk.clock.now(),
+            at=services.clock.now(),
         )
-        notifications.add(page, made)
-        page.close()
+        notifications.add(tx, made)
+        tx.close()
         return made
 
-    made = await desk.store.write(body, point="notification")
-    return NotificationCreated(id=made.id, to=str(address.person(made.person)))
+    made = await services.store.write(body, point="notification")
+    return NotificationCreated(id=made.id, to=str(address.person_address(made.person)))
 
 
-def check_words(title: str, text: str) -> None:
-    if not title.strip() or len(title) > TITLE_LENGTH_MAX or not title.strip().isprintable():
-        raise Invalid(
-            "this title cannot be used",
-            because=f"a title is one line of 1 to {TITLE_LENGTH_MAX} characters",
-            try_this="put the rest into the text",
-            code="notification.title-invalid",
-        )
-    if len(text) > TEXT_LENGTH_MAX or not is_storable(text):
-        raise Invalid(
-            "this text cannot be used",
-            because=f"it may have {TEXT_LENGTH_MAX:,} characters, and no NUL or lone surrogate among them",
-            try_this="send an envelope for more",
-            code="notification.text-invalid",
-        )
+def check_title_and_text(title: str, text: str) -> None:
+    if not title.strip() or len(title) > NOTIFICATION_TITLE_LENGTH_MAX or not title.strip().isprintable():
+        raise NotificationTitleInvalid(chars_max=NOTIFICATION_TITLE_LENGTH_MAX)
+    if len(text) > NOTIFICATION_TEXT_LENGTH_MAX or not is_storable(text):
+        raise NotificationTextInvalid(chars_max=NOTIFICATION_TEXT_LENGTH_MAX)
 
 
-async def listed(desk: Desk, caller: Principal, asked: Listing) -> NotificationsListed:
-    person = _person(caller)
-    limit = max(1, min(asked.limit, LISTED_MAX))
+async def list_notifications(
+    services: Services, caller: Principal, request: NotificationListRequest
+) -> NotificationList:
+    person = _require_person(caller)
+    limit = max(1, min(request.limit, LIST_LIMIT_MAX))
 
     def body(conn: sa.Connection) -> tuple[list[Notification], int]:
-        before = _one(conn, person, asked.before) if asked.before else None
-        found = notifications.listed(conn, person, limit=limit + 1, unread=asked.unread, before=before)
+        before = _require_notification(conn, person, request.before) if request.before else None
+        found = notifications.list_notifications(conn, person, limit=limit + 1, unread=request.unread, before=before)
         return found, notifications.count_unread(conn, person)
 
-    found, unread = await desk.store.scan(body)
-    shown = [_form(desk, each) for each in found[:limit]]
-    return NotificationsListed(shown, unread=unread, next=shown[-1].id if len(found) > limit else None)
+    found, unread = await services.store.scan(body)
+    shown = [_to_details(services, each) for each in found[:limit]]
+    return NotificationList(shown, unread=unread, next=shown[-1].id if len(found) > limit else None)
 
 
-def _form(desk: Desk, found: Notification) -> NotificationShown:
-    return NotificationShown(
-        id=found.id,
-        sender=found.sender,
-        title=found.title,
-        text=found.text,
-        at=show(found.at, desk.zone),
-        read=found.read_at is not None,
-        untrusted=found.trust is Trust.UNTRUSTED,
-        session=found.session,
+def _to_details(services: Services, notification: Notification) -> NotificationDetails:
+    return NotificationDetails(
+        id=notification.id,
+        sender=notification.sender,
+        title=notification.title,
+        text=notification.text,
+        at=format_time(notification.at, services.zone),
+        read=notification.read_at is not None,
+        untrusted=notification.trust is Trust.UNTRUSTED,
+        session=notification.session,
     )
 
 
-async def read(desk: Desk, caller: Principal, asked: Which) -> NotificationsChanged:
-    return await _change(desk, caller, asked, change="read")
+async def mark_notifications_read(
+    services: Services, caller: Principal, request: NotificationSelectionRequest
+) -> NotificationsChanged:
+    return await _change_notifications(services, caller, request, change="read")
 
 
-async def clear(desk: Desk, caller: Principal, asked: Which) -> NotificationsChanged:
-    return await _change(desk, caller, asked, change="cleared")
+async def clear_notifications(
+    services: Services, caller: Principal, request: NotificationSelectionRequest
+) -> NotificationsChanged:
+    return await _change_notifications(services, caller, request, change="cleared")
 
 
-async def _change(desk: Desk, caller: Principal, asked: Which, *, change: str) -> NotificationsChanged:
-    person = _person(caller)
-    if bool(asked.id) == asked.all:
-        raise Invalid(
-            "say either which one, or all",
-            because="exactly one of `id` and `all` is needed",
-            try_this="for example: all=true",
-            code="notification.which",
-        )
-    act = notifications.read if change == "read" else notifications.clear
+async def _change_notifications(
+    services: Services, caller: Principal, request: NotificationSelectionRequest, *, change: str
+) -> NotificationsChanged:
+    person = _require_person(caller)
+    if bool(request.id) == request.all:
+        raise NotificationSelectionInvalid()
+    act = notifications.mark_read if change == "read" else notifications.delete
 
     def body(conn: sa.Connection) -> NotificationsChanged:
-        page = Page(conn, to_ms(desk.clock.now()))
-        id_ = _one(conn, person, asked.id).id if asked.id else None
-        changed = act(page, person, id_)
+        tx = Transaction(conn, to_ms(services.clock.now()))
+        id_ = _require_notification(conn, person, request.id).id if request.id else None
+        changed = act(tx, person, id_)
         if changed:
-            notifications.tell(page, person, change=change, notification=id_)
-        page.close()
+            notifications.emit_change(tx, person, change=change, notification=id_)
+        tx.close()
         return NotificationsChanged(changed=changed, unread=notifications.count_unread(conn, person))
 
-    return await desk.store.write(body, point="notification")
+    return await services.store.write(body, point="notification")
 
 
-def _one(conn: sa.Connection, person: str, text: str) -> Notification:
-    found = notifications.find(conn, person, prefix(text))
+def _require_notification(conn: sa.Connection, person: str, text: str) -> Notification:
+    found = notifications.find_by_prefix(conn, person, parse_id_prefix(text))
     if not found:
-        raise NotFound(
-            f"you have no notification {short(text)}",
-            because="it was cleared, or was never yours",
-            try_this="copy its id from the list",
-            code="notification.not-found",
-        )
+        raise NotificationNotFound(short_id(text))
     if len(found) > 1:
-        raise Conflict(
-            f"{short(text)} fits several notifications",
-            because="their ids begin alike",
-            try_this="give more digits of the id",
-            code="notification.ambiguous",
-        )
+        raise NotificationIdAmbiguous(short_id(text))
     return found[0]
 
 
-def _person(caller: Principal) -> str:
+def _require_person(caller: Principal) -> str:
     if caller.address.kind is not AddressKind.PERSON:
-        raise Invalid(
-            "only people have notifications",
-            because=f"you are {caller.address}",
-            try_this="list envelopes instead",
-            code="notification.not-a-person",
-        )
+        raise NotificationsNotForAgents(str(caller.address))
     return caller.address.name
 
 
 OPERATIONS = (
     Operation(
         name="notification.create",
-        summary="Put something where a person notices it.",
-        parameters=Create,
-        handler=create,
+        summary="Notify a person.",
+        parameters=NotificationCreateRequest,
+        handler=create_notification,
         permission=PermissionLevel.STANDARD,
-        effect=True,
+        has_effect=True,
         result=NotificationCreated,
     ),
     Operation(
         name="notification.list",
         summary="List your notifications, newest first.",
-        parameters=Listing,
-        handler=listed,
+        parameters=NotificationListRequest,
+        handler=list_notifications,
         permission=PermissionLevel.RESTRICTED,
-        result=NotificationsListed,
+        result=NotificationList,
     ),
     Operation(
         name="notification.read",
         summary="Mark notifications as read.",
-        parameters=Which,
-        handler=read,
+        parameters=NotificationSelectionRequest,
+        handler=mark_notifications_read,
         permission=PermissionLevel.RESTRICTED,
-        effect=True,
+        has_effect=True,
         result=NotificationsChanged,
     ),
     Operation(
         name="notification.clear",
-        summary="Take notifications away.",
-        parameters=Which,
-        handler=clear,
+        summary="Delete notifications.",
+        parameters=NotificationSelectionRequest,
+        handler=clear_notifications,
         permission=PermissionLevel.RESTRICTED,
-        effect=True,
+        has_effect=True,
         result=NotificationsChanged,
     ),
 )

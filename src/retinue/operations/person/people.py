@@ -10,53 +10,60 @@ import msgspec
 import sqlalchemy as sa
 
 from retinue.domain import address
-from retinue.domain.address import valid_name
+from retinue.domain.address import validate_name
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound
 from retinue.domain.person import Person, Role
-from retinue.domain.principal import LEVEL_OF, Principal
-from retinue.domain.times import show, to_ms
-from retinue.domain.token import TokenKind, hash_of
-from retinue.operations.base import Desk, Nothing, Operation
-from retinue.operations.person.tokens import new_token
-from retinue.policy.access.permissions import reaches
+from retinue.domain.principal import LEVEL_BY_ROLE, Principal
+from retinue.domain.shared_errors import PersonNotFound
+from retinue.domain.times import format_time, to_ms
+from retinue.domain.token import TokenKind, hash_token
+from retinue.operations.base import EmptyRequest, Operation, Services
+from retinue.operations.person.errors import (
+    InvitationInvalid,
+    OwnerUnchangeable,
+    PersonForgetUnconfirmed,
+    PersonNameTaken,
+    SecondOwnerNotAllowed,
+)
+from retinue.operations.person.tokens import build_token
+from retinue.policy.access.permissions import is_at_least
 from retinue.store.people import people, tokens
 
-INVITATION_DAYS = 7
+INVITATION_TTL_DAYS = 7
 
 
-class Invite(msgspec.Struct, forbid_unknown_fields=True):
+class PersonInviteRequest(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     role: Role = Role.MEMBER
 
 
-class Named(msgspec.Struct, forbid_unknown_fields=True):
+class PersonNameRequest(msgspec.Struct, forbid_unknown_fields=True):
     name: str
 
 
-class SetRole(msgspec.Struct, forbid_unknown_fields=True):
+class PersonRoleRequest(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     role: Role
 
 
-class Forget(msgspec.Struct, forbid_unknown_fields=True):
+class PersonForgetRequest(msgspec.Struct, forbid_unknown_fields=True):
     """`confirm` repeats the name, because erasing cannot be undone."""
 
     name: str
     confirm: str = ""
 
 
-class PersonShown(msgspec.Struct, frozen=True):
+class PersonDetails(msgspec.Struct, frozen=True):
     name: str
     role: Role
     level: PermissionLevel
 
 
-class PeopleListed(msgspec.Struct, frozen=True):
-    people: list[PersonShown]
+class PersonList(msgspec.Struct, frozen=True):
+    people: list[PersonDetails]
 
 
-class CallerShown(msgspec.Struct, frozen=True, rename="kebab"):
+class CallerDetails(msgspec.Struct, frozen=True, rename="kebab"):
     address: str
     level: PermissionLevel
     sees_all: bool
@@ -81,184 +88,156 @@ class PersonForgotten(msgspec.Struct, frozen=True):
     records: int
 
 
-async def listed(desk: Desk, caller: Principal, asked: Nothing) -> PeopleListed:
+async def list_people(services: Services, caller: Principal, request: EmptyRequest) -> PersonList:
     """List all people. Guests see only themselves."""
-    found = await desk.store.scan(people.everyone)
-    if not reaches(caller.level, PermissionLevel.STANDARD):
-        found = [person for person in found if address.person(person.name) == caller.address]
-    return PeopleListed([form(person) for person in found])
+    found = await services.store.scan(people.list_all)
+    if not is_at_least(caller.level, PermissionLevel.STANDARD):
+        found = [person for person in found if address.person_address(person.name) == caller.address]
+    return PersonList([to_person_details(person) for person in found])
 
 
-async def whoami(desk: Desk, caller: Principal, asked: Nothing) -> CallerShown:
-    return CallerShown(str(caller.address), level=caller.level, sees_all=caller.sees_all)
+async def show_caller(services: Services, caller: Principal, request: EmptyRequest) -> CallerDetails:
+    return CallerDetails(str(caller.address), level=caller.level, sees_all=caller.sees_everything)
 
 
-async def invite(desk: Desk, caller: Principal, asked: Invite) -> PersonInvited:
-    name = valid_name(asked.name, what="a person")
-    if asked.role is Role.OWNER:
-        raise Invalid(
-            "a house has one owner",
-            because="the owner sees and may do everything",
-            try_this="invite a member",
-            code="person.second-owner",
-        )
-    now = desk.clock.now()
-    expires_at = now + timedelta(days=INVITATION_DAYS)
-    token, secret, token_hash = new_token(
-        desk, address.person(name), TokenKind.INVITE, label=asked.role, now=now, expires_at=expires_at
+async def invite_person(services: Services, caller: Principal, request: PersonInviteRequest) -> PersonInvited:
+    name = validate_name(request.name, what="a person")
+    if request.role is Role.OWNER:
+        raise SecondOwnerNotAllowed(name)
+    now = services.clock.now()
+    expires_at = now + timedelta(days=INVITATION_TTL_DAYS)
+    token, secret, token_hash = build_token(
+        services, address.person_address(name), TokenKind.INVITE, label=request.role, now=now, expires_at=expires_at
     )
 
     def body(conn: sa.Connection) -> None:
-        _refuse_taken(conn, name)
+        _check_name_free(conn, name)
         # A new invitation replaces an earlier one of the same name.
-        tokens.revoke_all(conn, str(address.person(name)), at_ms=to_ms(now))
+        tokens.revoke_all(conn, str(address.person_address(name)), at_ms=to_ms(now))
         tokens.add(conn, token, token_hash)
 
-    await desk.store.write(body, point="person")
-    return PersonInvited(name=name, role=asked.role, invitation=secret, expires_at=show(expires_at, desk.zone))
+    await services.store.write(body, point="person")
+    return PersonInvited(
+        name=name, role=request.role, invitation=secret, expires_at=format_time(expires_at, services.zone)
+    )
 
 
-async def accept_invitation(desk: Desk, secret: str) -> dict[str, Any]:
+async def accept_invitation(services: Services, secret: str) -> dict[str, Any]:
     """Redeem an invitation, once: add the person it names and return a token for them."""
-    now = desk.clock.now()
-    look = partial(tokens.by_hash, token_hash=hash_of(secret), now_ms=to_ms(now))
-    invitation = await desk.store.read(look)
+    now = services.clock.now()
+    look = partial(tokens.find_by_hash, token_hash=hash_token(secret), now_ms=to_ms(now))
+    invitation = await services.store.read(look)
     if invitation is None or invitation.kind is not TokenKind.INVITE:
-        raise _not_good()
+        raise InvitationInvalid()
     name, role = invitation.principal.name, Role(invitation.label)
-    token, made, token_hash = new_token(desk, invitation.principal, TokenKind.TOKEN, label="first", now=now)
+    token, made, token_hash = build_token(services, invitation.principal, TokenKind.TOKEN, label="first", now=now)
 
     def body(conn: sa.Connection) -> None:
         if not tokens.revoke(conn, invitation.id, at_ms=to_ms(now)):
-            raise _not_good()  # redeemed by a concurrent request
-        _refuse_taken(conn, name)
+            raise InvitationInvalid()  # redeemed by a concurrent request
+        _check_name_free(conn, name)
         people.add(conn, Person(name=name, role=role), at_ms=to_ms(now))
         tokens.add(conn, token, token_hash)
 
-    await desk.store.write(body, point="person")
-    return {"name": name, "role": role, "level": LEVEL_OF[role], "token": made}
+    await services.store.write(body, point="person")
+    return {"name": name, "role": role, "level": LEVEL_BY_ROLE[role], "token": made}
 
 
-def _not_good() -> NotAllowed:
-    return NotAllowed(
-        "this invitation is not good",
-        because="it was used, taken back, or has expired",
-        try_this="ask for a new one",
-        code="invitation.not-good",
-    )
-
-
-def _refuse_taken(conn: sa.Connection, name: str) -> None:
+def _check_name_free(conn: sa.Connection, name: str) -> None:
     if people.is_taken(conn, name):
-        raise Conflict(
-            f"the name '{name}' is taken",
-            because="there is, or was, a person of that name, and mail under it",
-            try_this="choose another name",
-            code="person.taken",
-        )
+        raise PersonNameTaken(name)
 
 
-async def set_role(desk: Desk, caller: Principal, asked: SetRole) -> PersonShown:
+async def set_person_role(services: Services, caller: Principal, request: PersonRoleRequest) -> PersonDetails:
     def body(conn: sa.Connection) -> Person:
-        person = _find(conn, asked.name)
-        _refuse_owner(person, asked.role)
-        people.set_role(conn, person.name, asked.role)
-        return Person(name=person.name, role=asked.role)
+        person = _require_person(conn, request.name)
+        _check_not_owner(person, request.role)
+        people.set_role(conn, person.name, request.role)
+        return Person(name=person.name, role=request.role)
 
-    return form(await desk.store.write(body, point="person"))
+    return to_person_details(await services.store.write(body, point="person"))
 
 
-async def forget(desk: Desk, caller: Principal, asked: Forget) -> PersonForgotten:
+async def forget_person(services: Services, caller: Principal, request: PersonForgetRequest) -> PersonForgotten:
     """Erase a person: revoke all access, remove their messages from the store and block their name."""
-    now_ms = to_ms(desk.clock.now())
-    person = await desk.store.read(lambda conn: _find(conn, asked.name))
-    _refuse_owner(person, None)
-    if asked.confirm != person.name:
-        raise Invalid(
-            f"say again whom to forget: confirm must be '{person.name}'",
-            because="what is forgotten cannot be brought back",
-            try_this=f"repeat the name in `confirm`: {person.name}",
-            code="person.not-confirmed",
-        )
+    now_ms = to_ms(services.clock.now())
+    person = await services.store.read(lambda conn: _require_person(conn, request.name))
+    _check_not_owner(person, None)
+    if request.confirm != person.name:
+        raise PersonForgetUnconfirmed(person.name)
     from retinue.store.maintenance import (
         erase_person,  # lazy: large and rarely needed
     )
 
-    for session in await desk.store.scan(partial(erase_person.own_sessions, person=person.name)):
-        await desk.engine.cancel(session, by=str(caller.address), why=f"{person.name} is forgotten", clear_due=True)
-    told = await desk.store.write(partial(erase_person.forget, person=person.name, now_ms=now_ms), point="forget")
-    return PersonForgotten(person.name, sessions=told.sessions, envelopes=told.envelopes, records=told.records)
+    for session in await services.store.scan(partial(erase_person.list_own_sessions, person=person.name)):
+        await services.engine.cancel(
+            session, by=str(caller.address), reason=f"{person.name} is forgotten", clear_due=True
+        )
+    erased = await services.store.write(
+        partial(erase_person.erase_person, person=person.name, now_ms=now_ms), point="forget"
+    )
+    return PersonForgotten(person.name, sessions=erased.sessions, envelopes=erased.envelopes, records=erased.records)
 
 
-def _find(conn: sa.Connection, name: str) -> Person:
+def _require_person(conn: sa.Connection, name: str) -> Person:
     person = people.find(conn, name)
     if person is None:
-        raise NotFound(
-            f"there is no person '{name[:80]}' in this house",
-            because="nobody of that name was added",
-            try_this="look at `retinue person list`",
-            code="person.not-found",
-        )
+        raise PersonNotFound(name)
     return person
 
 
-def _refuse_owner(person: Person, role: Role | None) -> None:
+def _check_not_owner(person: Person, role: Role | None) -> None:
     if person.role is Role.OWNER or role is Role.OWNER:
-        raise Invalid(
-            "this is not possible for the owner",
-            because="a house has one owner, whose rights cannot be lost by accident",
-            try_this="choose someone else",
-            code="person.is-owner",
-        )
+        raise OwnerUnchangeable()
 
 
-def form(person: Person) -> PersonShown:
-    return PersonShown(person.name, role=person.role, level=LEVEL_OF[person.role])
+def to_person_details(person: Person) -> PersonDetails:
+    return PersonDetails(person.name, role=person.role, level=LEVEL_BY_ROLE[person.role])
 
 
 OPERATIONS = (
     Operation(
         name="person.list",
-        summary="Who is at home here.",
-        parameters=Nothing,
-        handler=listed,
-        result=PeopleListed,
+        summary="List people and their roles.",
+        parameters=EmptyRequest,
+        handler=list_people,
+        result=PersonList,
         permission=PermissionLevel.RESTRICTED,
     ),
     Operation(
         name="person.whoami",
-        summary="Who you are, and what you may do.",
-        parameters=Nothing,
-        handler=whoami,
-        result=CallerShown,
+        summary="Show who you are and your permission level.",
+        parameters=EmptyRequest,
+        handler=show_caller,
+        result=CallerDetails,
         permission=PermissionLevel.RESTRICTED,
     ),
     Operation(
         name="person.invite",
-        summary="Invite someone. The invitation is shown this once.",
-        parameters=Invite,
-        handler=invite,
+        summary="Invite a person. The invitation is shown only once.",
+        parameters=PersonInviteRequest,
+        handler=invite_person,
         result=PersonInvited,
         permission=PermissionLevel.BOSS,
-        effect=True,
-        shown_once=frozenset({"invitation"}),
+        has_effect=True,
+        secret_fields=frozenset({"invitation"}),
     ),
     Operation(
         name="person.role",
-        summary="Make someone a member or a guest.",
-        parameters=SetRole,
-        handler=set_role,
-        result=PersonShown,
+        summary="Change a person's role.",
+        parameters=PersonRoleRequest,
+        handler=set_person_role,
+        result=PersonDetails,
         permission=PermissionLevel.BOSS,
-        effect=True,
+        has_effect=True,
     ),
     Operation(
         name="person.forget",
-        summary="Sign someone out for good, and take their words out of the store.",
-        parameters=Forget,
-        handler=forget,
+        summary="Erase a person: remove their access and delete their messages.",
+        parameters=PersonForgetRequest,
+        handler=forget_person,
         result=PersonForgotten,
         permission=PermissionLevel.BOSS,
-        effect=True,
+        has_effect=True,
     ),
 )

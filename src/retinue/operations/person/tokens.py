@@ -12,21 +12,28 @@ import sqlalchemy as sa
 from retinue.domain import address
 from retinue.domain.address import Address, AddressKind
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.errors import Invalid, NotFound
-from retinue.domain.ids import TokenId, prefix, short
+from retinue.domain.ids import TokenId, parse_id_prefix, short_id
 from retinue.domain.principal import Principal
-from retinue.domain.times import show, to_ms
-from retinue.domain.token import Token, TokenKind, hash_of
-from retinue.operations.base import Desk, Nothing, Operation
+from retinue.domain.times import format_time, to_ms
+from retinue.domain.token import Token, TokenKind, hash_token
+from retinue.operations.base import EmptyRequest, Operation, Services
+from retinue.operations.person.errors import (
+    PrincipalNotFound,
+    SignInNotForAgents,
+    TokenExpiryInvalid,
+    TokenNotFound,
+    TooManyTokens,
+)
 from retinue.store.agents import agents
 from retinue.store.people import people, tokens
 
-LABEL_LENGTH_MAX = 80
+LABEL_CHARS_MAX = 80
 TOKENS_MAX = 100  # per principal
-CODE_EXPIRES_AFTER_S = 300
+EXPIRY_DAYS_MAX = 3_650
+CODE_TTL_S = 300
 
 
-class Create(msgspec.Struct, forbid_unknown_fields=True):
+class TokenCreateRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Create a token for yourself. Only the owner may name another `principal`."""
 
     label: str = ""
@@ -34,16 +41,16 @@ class Create(msgspec.Struct, forbid_unknown_fields=True):
     expires_in_days: int | None = None
 
 
-class OfPrincipal(msgspec.Struct, forbid_unknown_fields=True):
+class TokenListRequest(msgspec.Struct, forbid_unknown_fields=True):
     principal: str = ""
 
 
-class ById(msgspec.Struct, forbid_unknown_fields=True):
+class TokenIdRequest(msgspec.Struct, forbid_unknown_fields=True):
     id: str
     principal: str = ""
 
 
-class TokenListed(msgspec.Struct, frozen=True, rename="kebab"):
+class TokenRow(msgspec.Struct, frozen=True, rename="kebab"):
     id: str
     kind: TokenKind
     principal: str
@@ -52,32 +59,32 @@ class TokenListed(msgspec.Struct, frozen=True, rename="kebab"):
     expires_at: str | None
 
 
-class TokensListed(msgspec.Struct, frozen=True):
-    tokens: list[TokenListed]
+class TokenList(msgspec.Struct, frozen=True):
+    tokens: list[TokenRow]
 
 
-class TokenMade(TokenListed, frozen=True, rename="kebab"):
+class TokenCreated(TokenRow, frozen=True, rename="kebab"):
     """If the request is repeated with the same key, `shown-once` lists `token` instead."""
 
     token: str | msgspec.UnsetType = msgspec.UNSET
     shown_once: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
-class TokenRevoked(TokenListed, frozen=True, rename="kebab"):
+class TokenRevoked(TokenRow, frozen=True, rename="kebab"):
     revoked: bool
 
 
-class CodeMade(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+class SignInCode(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     code: str | msgspec.UnsetType = msgspec.UNSET
     expires_at: str
     shown_once: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
-Form = TypeVar("Form", bound=TokenListed)
+TokenResponse = TypeVar("TokenResponse", bound=TokenRow)
 
 
-def new_token(
-    desk: Desk,
+def build_token(
+    services: Services,
     principal: Address,
     kind: TokenKind,
     *,
@@ -87,197 +94,170 @@ def new_token(
     body: str = "",
 ) -> tuple[Token, str, str]:
     """Return a new token, its secret, and the hash to store."""
-    secret = desk.secrets()
+    secret = services.new_secret()
     token = Token(
-        id=TokenId(desk.ids.new()),
+        id=TokenId(services.ids.new()),
         kind=kind,
         principal=principal,
-        label=label[:LABEL_LENGTH_MAX],
+        label=label[:LABEL_CHARS_MAX],
         created_at=now,
         expires_at=expires_at,
         body=body,
     )
-    return token, secret, hash_of(secret)
+    return token, secret, hash_token(secret)
 
 
-async def create(desk: Desk, caller: Principal, asked: Create) -> TokenMade:
-    now = desk.clock.now()
-    if asked.expires_in_days is not None and not 1 <= asked.expires_in_days <= 3650:
-        raise Invalid(
-            "a token cannot expire then",
-            because="expires_in_days is 1 to 3650",
-            try_this="leave it out for a token that stays until it is revoked",
-            code="token.expiry-invalid",
-        )
-    expires_at = now + timedelta(days=asked.expires_in_days) if asked.expires_in_days else None
-    whose = await desk.store.read(partial(_whose, caller=caller, text=asked.principal))
-    token, secret, token_hash = new_token(
-        desk, whose, TokenKind.TOKEN, label=asked.label, now=now, expires_at=expires_at
+async def create_token(services: Services, caller: Principal, request: TokenCreateRequest) -> TokenCreated:
+    now = services.clock.now()
+    if request.expires_in_days is not None and not 1 <= request.expires_in_days <= EXPIRY_DAYS_MAX:
+        raise TokenExpiryInvalid(request.expires_in_days, days_max=EXPIRY_DAYS_MAX)
+    expires_at = now + timedelta(days=request.expires_in_days) if request.expires_in_days else None
+    whose = await services.store.read(partial(_resolve_principal, caller=caller, text=request.principal))
+    token, secret, token_hash = build_token(
+        services, whose, TokenKind.TOKEN, label=request.label, now=now, expires_at=expires_at
     )
 
     def body(conn: sa.Connection) -> None:
-        if len(tokens.of(conn, str(whose), now_ms=to_ms(now))) >= TOKENS_MAX:
-            raise Invalid(
-                f"{whose} has {TOKENS_MAX} tokens",
-                because="that is the most one can have",
-                try_this="revoke those that are no longer used",
-                code="token.too-many",
-            )
+        if len(tokens.list_of_principal(conn, str(whose), now_ms=to_ms(now))) >= TOKENS_MAX:
+            raise TooManyTokens(str(whose), count_max=TOKENS_MAX)
         tokens.add(conn, token, token_hash)
 
-    await desk.store.write(body, point="token")
-    return _form(desk, token, TokenMade, token=secret)
+    await services.store.write(body, point="token")
+    return _to_response(services, token, TokenCreated, token=secret)
 
 
-async def listed(desk: Desk, caller: Principal, asked: OfPrincipal) -> TokensListed:
+async def list_tokens(services: Services, caller: Principal, request: TokenListRequest) -> TokenList:
     def body(conn: sa.Connection) -> list[Token]:
-        whose = _whose(conn, caller=caller, text=asked.principal)
-        return tokens.of(conn, str(whose), now_ms=to_ms(desk.clock.now()))
+        whose = _resolve_principal(conn, caller=caller, text=request.principal)
+        return tokens.list_of_principal(conn, str(whose), now_ms=to_ms(services.clock.now()))
 
-    return TokensListed([_form(desk, token, TokenListed) for token in await desk.store.scan(body)])
+    return TokenList([_to_response(services, token, TokenRow) for token in await services.store.scan(body)])
 
 
-async def revoke(desk: Desk, caller: Principal, asked: ById) -> TokenRevoked:
-    now_ms = to_ms(desk.clock.now())
+async def revoke_token(services: Services, caller: Principal, request: TokenIdRequest) -> TokenRevoked:
+    now_ms = to_ms(services.clock.now())
 
     def body(conn: sa.Connection) -> Token:
-        token = _find(conn, caller, asked, now_ms=now_ms)
+        token = _require_token(conn, caller, request, now_ms=now_ms)
         tokens.revoke(conn, token.id, at_ms=now_ms)
         return token
 
-    token = await desk.store.write(body, point="token")
-    return _form(desk, token, TokenRevoked, revoked=True)
+    token = await services.store.write(body, point="token")
+    return _to_response(services, token, TokenRevoked, revoked=True)
 
 
-async def rotate(desk: Desk, caller: Principal, asked: ById) -> TokenMade:
+async def rotate_token(services: Services, caller: Principal, request: TokenIdRequest) -> TokenCreated:
     """Replace a token's secret, in one commit: exactly one of the two is valid at any time."""
-    now = desk.clock.now()
-    old = await desk.store.read(lambda conn: _find(conn, caller, asked, now_ms=to_ms(now)))
-    token, secret, token_hash = new_token(
-        desk, old.principal, old.kind, label=old.label, now=now, expires_at=old.expires_at
+    now = services.clock.now()
+    old = await services.store.read(lambda conn: _require_token(conn, caller, request, now_ms=to_ms(now)))
+    token, secret, token_hash = build_token(
+        services, old.principal, old.kind, label=old.label, now=now, expires_at=old.expires_at
     )
 
     def body(conn: sa.Connection) -> None:
         if not tokens.revoke(conn, old.id, at_ms=to_ms(now)):
-            raise _not_found(asked.id)
+            raise TokenNotFound(request.id)
         tokens.add(conn, token, token_hash)
 
-    await desk.store.write(body, point="token")
-    return _form(desk, token, TokenMade, token=secret)
+    await services.store.write(body, point="token")
+    return _to_response(services, token, TokenCreated, token=secret)
 
 
-async def code(desk: Desk, caller: Principal, asked: Nothing) -> CodeMade:
+async def create_sign_in_code(services: Services, caller: Principal, request: EmptyRequest) -> SignInCode:
     """Create a code that signs a browser in as the caller, once, within five minutes."""
-    now = desk.clock.now()
-    expires_at = now + timedelta(seconds=CODE_EXPIRES_AFTER_S)
+    now = services.clock.now()
+    expires_at = now + timedelta(seconds=CODE_TTL_S)
     if caller.address.kind is not AddressKind.PERSON:
-        raise Invalid(
-            "only people sign in with a browser",
-            because=f"you are {caller.address}",
-            try_this="use your token",
-            code="token.not-a-person",
-        )
-    token, secret, token_hash = new_token(
-        desk, caller.address, TokenKind.CODE, label="browser", now=now, expires_at=expires_at
+        raise SignInNotForAgents(str(caller.address))
+    token, secret, token_hash = build_token(
+        services, caller.address, TokenKind.CODE, label="browser", now=now, expires_at=expires_at
     )
-    await desk.store.write(lambda conn: tokens.add(conn, token, token_hash), point="token")
-    return CodeMade(code=secret, expires_at=show(expires_at, desk.zone))
+    await services.store.write(lambda conn: tokens.add(conn, token, token_hash), point="token")
+    return SignInCode(code=secret, expires_at=format_time(expires_at, services.zone))
 
 
-def _form(desk: Desk, token: Token, form: type[Form], /, **more: Any) -> Form:
-    return form(
-        id=short(token.id),
+def _to_response(services: Services, token: Token, response_type: type[TokenResponse], /, **more: Any) -> TokenResponse:
+    return response_type(
+        id=short_id(token.id),
         kind=token.kind,
         principal=str(token.principal),
         label=token.label,
-        created_at=show(token.created_at, desk.zone),
-        expires_at=show(token.expires_at, desk.zone) if token.expires_at else None,
+        created_at=format_time(token.created_at, services.zone),
+        expires_at=format_time(token.expires_at, services.zone) if token.expires_at else None,
         **more,
     )
 
 
-def _whose(conn: sa.Connection, *, caller: Principal, text: str) -> Address:
+def _resolve_principal(conn: sa.Connection, *, caller: Principal, text: str) -> Address:
     """Return the principal: the caller, or for the owner any known person or agent. Others are not found."""
     if not text or text == str(caller.address):
         return caller.address
-    named = address.parse(text)
-    if caller.sees_all:
+    named = address.parse_address(text)
+    if caller.sees_everything:
         if named.kind is AddressKind.PERSON and (person := people.find(conn, named.name)) is not None:
-            return address.person(person.name)
+            return address.person_address(person.name)
         if named.kind is AddressKind.AGENT and (agent := agents.find(conn, named.name)) is not None:
-            return address.agent(agent.name)
-    raise NotFound(
-        f"nobody here is called {text[:80]}",
-        because="no person or agent of that name is known to you",
-        try_this="leave the principal out for your own tokens",
-        code="principal.not-found",
-    )
+            return address.agent_address(agent.name)
+    raise PrincipalNotFound(text)
 
 
-def _find(conn: sa.Connection, caller: Principal, asked: ById, *, now_ms: int) -> Token:
-    digits = prefix(asked.id)
-    whose = _whose(conn, caller=caller, text=asked.principal)
-    found = [token for token in tokens.of(conn, str(whose), now_ms=now_ms) if token.id.startswith(digits)]
+def _require_token(conn: sa.Connection, caller: Principal, request: TokenIdRequest, *, now_ms: int) -> Token:
+    digits = parse_id_prefix(request.id)
+    whose = _resolve_principal(conn, caller=caller, text=request.principal)
+    found = [
+        token for token in tokens.list_of_principal(conn, str(whose), now_ms=now_ms) if token.id.startswith(digits)
+    ]
     if len(found) != 1:
-        raise _not_found(digits)
+        raise TokenNotFound(digits)
     return found[0]
-
-
-def _not_found(digits: str) -> NotFound:
-    return NotFound(
-        f"no token {digits[:40]}",
-        because="none of these tokens, or more than one, has an id that begins so",
-        try_this="look at `retinue token list`",
-        code="token.not-found",
-    )
 
 
 OPERATIONS = (
     Operation(
         name="token.create",
-        summary="Make a token. Its secret is shown this once.",
-        parameters=Create,
-        handler=create,
-        result=TokenMade,
+        summary="Create a token. Its secret is shown only once.",
+        parameters=TokenCreateRequest,
+        handler=create_token,
+        result=TokenCreated,
         permission=PermissionLevel.RESTRICTED,
-        effect=True,
-        shown_once=frozenset({"token"}),
+        has_effect=True,
+        secret_fields=frozenset({"token"}),
     ),
     Operation(
         name="token.list",
         summary="List tokens, without their secrets.",
-        parameters=OfPrincipal,
-        handler=listed,
-        result=TokensListed,
+        parameters=TokenListRequest,
+        handler=list_tokens,
+        result=TokenList,
         permission=PermissionLevel.RESTRICTED,
     ),
     Operation(
         name="token.revoke",
-        summary="Make a token worthless.",
-        parameters=ById,
-        handler=revoke,
+        summary="Revoke a token.",
+        parameters=TokenIdRequest,
+        handler=revoke_token,
         result=TokenRevoked,
         permission=PermissionLevel.RESTRICTED,
-        effect=True,
+        has_effect=True,
     ),
     Operation(
         name="token.rotate",
-        summary="Put a new secret in a token's place. It is shown this once.",
-        parameters=ById,
-        handler=rotate,
-        result=TokenMade,
+        summary="Replace the secret of a token. It is shown only once.",
+        parameters=TokenIdRequest,
+        handler=rotate_token,
+        result=TokenCreated,
         permission=PermissionLevel.RESTRICTED,
-        effect=True,
-        shown_once=frozenset({"token"}),
+        has_effect=True,
+        secret_fields=frozenset({"token"}),
     ),
     Operation(
         name="token.code",
-        summary="Make a code that signs a browser in, once.",
-        parameters=Nothing,
-        handler=code,
-        result=CodeMade,
+        summary="Create a code that signs a browser in, once.",
+        parameters=EmptyRequest,
+        handler=create_sign_in_code,
+        result=SignInCode,
         permission=PermissionLevel.RESTRICTED,
-        effect=True,
-        shown_once=frozenset({"code"}),
+        has_effect=True,
+        secret_fields=frozenset({"code"}),
     ),
 )

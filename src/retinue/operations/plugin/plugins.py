@@ -14,20 +14,27 @@ from typing import Annotated, Any, Protocol, cast
 
 import msgspec
 
-from retinue.config import load
-from retinue.config.loader import file_from, home_from, read_text
-from retinue.config.secret import Secret
-from retinue.config.skills import PluginSettings, plugin_name
+from retinue.config import load_configuration
+from retinue.config.loader import find_data_directory, find_settings_file, read_settings_text
+from retinue.config.secret import SecretReference
+from retinue.config.skills import PluginSettings, check_plugin_name
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.errors import Conflict, Invalid, NotFound
 from retinue.domain.principal import Principal
-from retinue.operations.base import Desk, Nothing, Operation
-from retinue.operations.doctor_registry import Check, Found, Scene, problem, warning
+from retinue.operations.base import EmptyRequest, Operation, Services
+from retinue.operations.doctor_registry import DoctorCheck, DoctorContext, DoctorFinding, build_problem, build_warning
+from retinue.operations.plugin.errors import (
+    PluginInstanceNameInvalid,
+    PluginInstanceNotFound,
+    PluginNotFound,
+    PluginSettingsTooDeep,
+    PluginSettingsUnwritable,
+    PluginsUnavailable,
+)
 
 SETTINGS_DEPTH_MAX = 16
 
 
-class GuestState(StrEnum):
+class PluginStatus(StrEnum):
     """Status of a plugin instance."""
 
     LOADED = "loaded"
@@ -36,7 +43,7 @@ class GuestState(StrEnum):
     INSTALLED = "installed"  # but not named in the settings
 
 
-class Guest(msgspec.Struct, frozen=True, rename={"try_this": "try", "settings_schema": "settings-schema"}):
+class PluginDetails(msgspec.Struct, frozen=True, rename={"try_this": "try", "settings_schema": "settings-schema"}):
     """One plugin instance, or a plugin that is installed but not used.
 
     `brings` maps a kind to the names that the plugin registers.
@@ -44,7 +51,7 @@ class Guest(msgspec.Struct, frozen=True, rename={"try_this": "try", "settings_sc
 
     instance: str
     plugin: str
-    state: GuestState
+    state: PluginStatus
     version: str = ""
     description: str = ""
     because: str = ""
@@ -55,10 +62,10 @@ class Guest(msgspec.Struct, frozen=True, rename={"try_this": "try", "settings_sc
     settings_schema: dict[str, Any] = {}
 
 
-class Guests(Protocol):
+class PluginManager(Protocol):
     """The loaded plugins, as operations need them."""
 
-    async def everyone(self) -> Sequence[Guest]: ...
+    async def list_plugins(self) -> Sequence[PluginDetails]: ...
 
     def operations(self) -> Mapping[str, Operation]: ...
 
@@ -68,11 +75,11 @@ class Guests(Protocol):
         """Names of the runners that plugins add to the built-in ones."""
         ...
 
-    async def valid(self, instance: str, settings: PluginSettings) -> None:
+    async def check_settings(self, instance: str, settings: PluginSettings) -> None:
         """Raise an error if an instance cannot use these settings. Loads and changes nothing."""
         ...
 
-    async def fit(self, wanted: Mapping[str, PluginSettings], *, again: str = "") -> None:
+    async def sync(self, wanted: Mapping[str, PluginSettings], *, reload: str = "") -> None:
         """Load and unload plugins until they match `wanted`.
 
         Load `reload` again even if it did not change.
@@ -80,198 +87,179 @@ class Guests(Protocol):
         ...
 
 
-def guests_of(holder: object) -> Guests | None:
+def get_plugin_manager(holder: object) -> PluginManager | None:
     """Return the plugins of a `Services` or `DoctorContext`, or None if there is no plugin support."""
-    return cast("Guests | None", getattr(holder, "plugins", None))
+    return cast("PluginManager | None", getattr(holder, "plugins", None))
 
 
-def _guests(desk: Desk) -> Guests:
-    guests = guests_of(desk)
-    if guests is None:
-        raise NotFound(
-            "this house has no plug-ins",
-            because="it was opened without any",
-            try_this="open it with `retinue run`",
-            code="plugin.none",
-        )
-    return guests
+def _require_plugin_manager(services: Services) -> PluginManager:
+    manager = get_plugin_manager(services)
+    if manager is None:
+        raise PluginsUnavailable()
+    return manager
 
 
-Instance = Annotated[str, msgspec.Meta(description="an instance of a plug-in by name")]
+PluginInstanceName = Annotated[str, msgspec.Meta(description="name of a plugin instance")]
 
 
-class One(msgspec.Struct, forbid_unknown_fields=True):
-    name: Instance
+class PluginInstanceRequest(msgspec.Struct, forbid_unknown_fields=True):
+    name: PluginInstanceName
 
 
-class Enable(msgspec.Struct, forbid_unknown_fields=True):
-    name: Instance
-    plugin: Annotated[str, msgspec.Meta(description="which plug-in it is; left out, the one of this name")] = ""
+class PluginEnableRequest(msgspec.Struct, forbid_unknown_fields=True):
+    name: PluginInstanceName
+    plugin: Annotated[str, msgspec.Meta(description="name of the plugin; default: the name of the instance")] = ""
 
 
-class Change(msgspec.Struct, forbid_unknown_fields=True):
-    name: Instance
-    settings: Annotated[dict[str, Any], msgspec.Meta(description="its settings; null takes one out")]
+class PluginSettingsRequest(msgspec.Struct, forbid_unknown_fields=True):
+    name: PluginInstanceName
+    settings: Annotated[dict[str, Any], msgspec.Meta(description="settings; null removes one")]
 
 
-class PluginsListed(msgspec.Struct, frozen=True):
-    plugins: list[Guest]
+class PluginList(msgspec.Struct, frozen=True):
+    plugins: list[PluginDetails]
 
 
-class PluginSettingsShown(msgspec.Struct, frozen=True):
+class PluginSettingsDetails(msgspec.Struct, frozen=True):
     """`schema` is the JSON schema of the settings."""
 
     name: str
     settings: dict[str, Any]
     schema: dict[str, Any]
-    plugin: Guest
+    plugin: PluginDetails
 
 
-async def listed(desk: Desk, caller: Principal, asked: Nothing) -> PluginsListed:
-    return PluginsListed(list(await _guests(desk).everyone()))
+async def list_plugins(services: Services, caller: Principal, request: EmptyRequest) -> PluginList:
+    return PluginList(list(await _require_plugin_manager(services).list_plugins()))
 
 
-async def show(desk: Desk, caller: Principal, asked: One) -> Guest:
-    return await _one(desk, asked.name)
+async def show_plugin(services: Services, caller: Principal, request: PluginInstanceRequest) -> PluginDetails:
+    return await _require_plugin(services, request.name)
 
 
-async def settings_of(desk: Desk, caller: Principal, asked: One) -> PluginSettingsShown:
-    return await _shown(desk, asked.name)
+async def show_plugin_settings(
+    services: Services, caller: Principal, request: PluginInstanceRequest
+) -> PluginSettingsDetails:
+    return await _to_settings_details(services, request.name)
 
 
-async def patch(desk: Desk, caller: Principal, asked: Change) -> PluginSettingsShown:
+async def patch_plugin_settings(
+    services: Services, caller: Principal, request: PluginSettingsRequest
+) -> PluginSettingsDetails:
     """Merge settings: objects merge recursively, null removes a value, any other value replaces the old one."""
-    held = _held(desk, asked.name)
-    return await _become(desk, asked.name, _merged(held.settings, asked.settings, depth=1))
+    held = _require_instance_settings(services, request.name)
+    return await _save_settings(services, request.name, _merge_settings(held.settings, request.settings, depth=1))
 
 
-async def replace(desk: Desk, caller: Principal, asked: Change) -> PluginSettingsShown:
-    _held(desk, asked.name)
-    return await _become(desk, asked.name, _merged({}, asked.settings, depth=1))
+async def replace_plugin_settings(
+    services: Services, caller: Principal, request: PluginSettingsRequest
+) -> PluginSettingsDetails:
+    _require_instance_settings(services, request.name)
+    return await _save_settings(services, request.name, _merge_settings({}, request.settings, depth=1))
 
 
-async def enable(desk: Desk, caller: Principal, asked: Enable) -> Guest:
-    if wrong := plugin_name(asked.name):
-        raise Invalid(
-            f"'{asked.name[:80]}' cannot be the name of a plug-in's instance",
-            because=f"it {wrong}",
-            try_this="for example diary-work",
-            code="plugin.name-invalid",
-        )
-    held = desk.keeper().current.settings.plugins.get(asked.name, PluginSettings())
-    wanted = PluginSettings(plugin=asked.plugin or held.plugin, settings=held.settings)
-    await _guests(desk).valid(asked.name, wanted)
-    change: dict[str, Any] = {"enabled": True} | ({"plugin": asked.plugin} if asked.plugin else {})
-    await _write(desk, {"plugins": {asked.name: change}})
-    return await _one(desk, asked.name)
+async def enable_plugin(services: Services, caller: Principal, request: PluginEnableRequest) -> PluginDetails:
+    if wrong := check_plugin_name(request.name):
+        raise PluginInstanceNameInvalid(request.name, wrong=wrong)
+    held = services.require_config_holder().current.settings.plugins.get(request.name, PluginSettings())
+    wanted = PluginSettings(plugin=request.plugin or held.plugin, settings=held.settings)
+    await _require_plugin_manager(services).check_settings(request.name, wanted)
+    change: dict[str, Any] = {"enabled": True} | ({"plugin": request.plugin} if request.plugin else {})
+    await _write_settings_file(services, {"plugins": {request.name: change}})
+    return await _require_plugin(services, request.name)
 
 
-async def disable(desk: Desk, caller: Principal, asked: One) -> Guest:
-    _held(desk, asked.name)
-    await _write(desk, {"plugins": {asked.name: {"enabled": False}}})
-    return await _one(desk, asked.name)
+async def disable_plugin(services: Services, caller: Principal, request: PluginInstanceRequest) -> PluginDetails:
+    _require_instance_settings(services, request.name)
+    await _write_settings_file(services, {"plugins": {request.name: {"enabled": False}}})
+    return await _require_plugin(services, request.name)
 
 
-async def load_again(desk: Desk, caller: Principal, asked: One) -> Guest:
-    _held(desk, asked.name)
-    await _guests(desk).fit(desk.keeper().current.settings.plugins, again=asked.name)
-    return await _one(desk, asked.name)
+async def reload_plugin(services: Services, caller: Principal, request: PluginInstanceRequest) -> PluginDetails:
+    _require_instance_settings(services, request.name)
+    await _require_plugin_manager(services).sync(
+        services.require_config_holder().current.settings.plugins, reload=request.name
+    )
+    return await _require_plugin(services, request.name)
 
 
-def _held(desk: Desk, name: str) -> PluginSettings:
-    held = desk.keeper().current.settings.plugins.get(name)
+def _require_instance_settings(services: Services, name: str) -> PluginSettings:
+    held = services.require_config_holder().current.settings.plugins.get(name)
     if held is None:
-        raise NotFound(
-            f"there is no instance '{name[:64]}' of any plug-in",
-            because="no [plugins.NAME] of the settings is called so",
-            try_this=f"retinue plugin enable {name[:64]}",
-            code="plugin.not-found",
-        )
+        raise PluginInstanceNotFound(name)
     return held
 
 
-async def _one(desk: Desk, name: str) -> Guest:
-    for each in await _guests(desk).everyone():
+async def _require_plugin(services: Services, name: str) -> PluginDetails:
+    for each in await _require_plugin_manager(services).list_plugins():
         if each.instance == name:
             return each
-    raise NotFound(
-        f"there is no plug-in '{name[:64]}'",
-        because="none is installed under that name, and no setting names one",
-        try_this="look at `retinue plugin list`",
-        code="plugin.not-found",
+    raise PluginNotFound(name)
+
+
+async def _to_settings_details(services: Services, name: str) -> PluginSettingsDetails:
+    guest = await _require_plugin(services, name)
+    return PluginSettingsDetails(
+        name, _replace_secrets(_require_instance_settings(services, name).settings), guest.settings_schema, guest
     )
 
 
-async def _shown(desk: Desk, name: str) -> PluginSettingsShown:
-    guest = await _one(desk, name)
-    return PluginSettingsShown(name, _told(_held(desk, name).settings), guest.settings_schema, guest)
-
-
-async def _become(desk: Desk, name: str, settings: dict[str, Any]) -> PluginSettingsShown:
+async def _save_settings(services: Services, name: str, settings: dict[str, Any]) -> PluginSettingsDetails:
     """Let the plugin validate the settings, write them to the settings file, then apply them."""
-    held = _held(desk, name)
-    await _guests(desk).valid(name, PluginSettings(plugin=held.plugin, settings=settings))
-    changes = {"plugins": {name: {"settings": _changes(held.settings, settings)}}}
-    await asyncio.to_thread(_see_that_it_says, desk, name, changes, settings)
-    await _write(desk, changes)
-    return await _shown(desk, name)
+    held = _require_instance_settings(services, name)
+    await _require_plugin_manager(services).check_settings(name, PluginSettings(plugin=held.plugin, settings=settings))
+    changes = {"plugins": {name: {"settings": _diff_settings(held.settings, settings)}}}
+    await asyncio.to_thread(_check_patched_file, services, name, changes, settings)
+    await _write_settings_file(services, changes)
+    return await _to_settings_details(services, name)
 
 
-async def _write(desk: Desk, changes: Mapping[str, Any]) -> None:
-    keeper = desk.keeper()
-    from retinue.config.file_writer import change_file  # loads tomlkit, which most servers never need
+async def _write_settings_file(services: Services, changes: Mapping[str, Any]) -> None:
+    holder = services.require_config_holder()
+    from retinue.config.file_writer import patch_settings_file  # loads tomlkit, which most servers never need
 
-    await asyncio.to_thread(change_file, keeper.environment, changes, expected_hash=keeper.current.hash)
-    keeper.reload()
-    await _guests(desk).fit(keeper.current.settings.plugins)
+    await asyncio.to_thread(patch_settings_file, holder.environment, changes, expected_hash=holder.current.hash)
+    holder.reload()
+    await _require_plugin_manager(services).sync(holder.current.settings.plugins)
 
 
-def _see_that_it_says(desk: Desk, name: str, changes: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+def _check_patched_file(services: Services, name: str, changes: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Raise an error if the patched file would not contain exactly the wanted settings.
 
     The file writer merges some lists by name, so the result can differ. Nothing is written then.
     """
-    from retinue.config.toml_patch import patch as patched_text
+    from retinue.config.toml_patch import patch_settings_text as patched_text
 
-    keeper = desk.keeper()
+    holder = services.require_config_holder()
 
     def validate(text: str) -> None:
-        said = load(keeper.environment, text=text).settings.plugins.get(name, PluginSettings()).settings
-        if _told(said) != _told(wanted):
-            raise Conflict(
-                "these settings cannot be written to the file as they stand",
-                because="a list of tables with an `id` or a `name` is merged there, not replaced",
-                try_this=f"edit [plugins.{name}.settings] in {keeper.current.file}",
-                code="plugin.settings-unwritable",
-            )
+        plugins = load_configuration(holder.environment, text=text).settings.plugins
+        patched = plugins.get(name, PluginSettings()).settings
+        if _replace_secrets(patched) != _replace_secrets(wanted):
+            raise PluginSettingsUnwritable(name, file=str(holder.current.file))
 
-    file = file_from(keeper.environment, home_from(keeper.environment))
-    text = read_text(file) if file.exists() else ""
-    patched_text(text, changes, expected_hash=keeper.current.hash, validate=validate)
+    file = find_settings_file(holder.environment, find_data_directory(holder.environment))
+    text = read_settings_text(file) if file.exists() else ""
+    patched_text(text, changes, expected_hash=holder.current.hash, validate=validate)
 
 
-def _merged(into: Mapping[str, Any], change: Mapping[str, Any], *, depth: int) -> dict[str, Any]:
+def _merge_settings(current: Mapping[str, Any], changes: Mapping[str, Any], *, depth: int) -> dict[str, Any]:
     if depth > SETTINGS_DEPTH_MAX:
-        raise Invalid(
-            "these settings are nested too deeply",
-            because=f"tables may lie in each other {SETTINGS_DEPTH_MAX} deep",
-            try_this="keep them flat",
-            code="plugin.settings-invalid",
-        )
-    merged = dict(into)
-    for key, value in change.items():
+        raise PluginSettingsTooDeep(depth_max=SETTINGS_DEPTH_MAX)
+    merged = dict(current)
+    for key, value in changes.items():
         if value is None:
             merged.pop(key, None)
         elif isinstance(value, dict):
             held = merged.get(key)
             inside = cast("dict[str, Any]", held) if isinstance(held, dict) else {}
-            merged[key] = _merged(inside, cast("dict[str, Any]", value), depth=depth + 1)
+            merged[key] = _merge_settings(inside, cast("dict[str, Any]", value), depth=depth + 1)
         else:
             merged[key] = value
     return merged
 
 
-def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+def _diff_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """Return the patch that turns one table into another, as the file writer takes it.
 
     None removes a key.
@@ -280,21 +268,21 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in new.items():
         before = old.get(key)
         if isinstance(value, dict) and isinstance(before, dict):
-            changes[key] = _changes(cast("dict[str, Any]", before), cast("dict[str, Any]", value))
+            changes[key] = _diff_settings(cast("dict[str, Any]", before), cast("dict[str, Any]", value))
         elif value != before:
             changes[key] = value
     return changes
 
 
-def _told(value: Any) -> Any:
+def _replace_secrets(value: Any) -> Any:
     """Replace each secret with its source (environment variable or file), so that the settings can be shown."""
     match value:
-        case Secret():
+        case SecretReference():
             return {"env": value.env} if value.env else {"file": str(value.file)}
         case dict():
-            return {key: _told(inner) for key, inner in cast("dict[str, Any]", value).items()}
+            return {key: _replace_secrets(inner) for key, inner in cast("dict[str, Any]", value).items()}
         case list() | tuple():
-            return [_told(inner) for inner in cast("Sequence[Any]", value)]
+            return [_replace_secrets(inner) for inner in cast("Sequence[Any]", value)]
         case _:
             return value
 
@@ -302,33 +290,40 @@ def _told(value: Any) -> Any:
 # --- doctor check ---
 
 
-async def _facts(scene: Scene) -> Sequence[Guest] | None:
-    guests = guests_of(scene)
-    return None if guests is None else await guests.everyone()
+async def _gather_plugins(context: DoctorContext) -> Sequence[PluginDetails] | None:
+    manager = get_plugin_manager(context)
+    return None if manager is None else await manager.list_plugins()
 
 
-def _judge(guests: Sequence[Guest]) -> list[Found]:
-    found: list[Found] = []
-    for each in guests:
-        sentence = f"the plug-in '{each.instance}' is {each.state}"
-        if each.state is GuestState.FAILED:
-            found.append(problem(sentence, because=each.because, try_this=each.try_this))
-        elif each.state is GuestState.OFF and each.try_this:  # it is off for another reason than the owner's setting
-            found.append(warning(sentence, because=each.because, try_this=each.try_this))
-        elif each.state is GuestState.LOADED and each.because:
+def _evaluate_plugins(plugins: Sequence[PluginDetails]) -> list[DoctorFinding]:
+    found: list[DoctorFinding] = []
+    for each in plugins:
+        sentence = f"the plugin '{each.instance}' is {each.state}"
+        if each.state is PluginStatus.FAILED:
+            found.append(build_problem(sentence, because=each.because, try_this=each.try_this))
+        elif each.state is PluginStatus.OFF and each.try_this:  # it is off for another reason than the owner's setting
+            found.append(build_warning(sentence, because=each.because, try_this=each.try_this))
+        elif each.state is PluginStatus.LOADED and each.because:
             found.append(
-                warning(f"the plug-in '{each.instance}' is not well", because=each.because, try_this=each.try_this)
+                build_warning(
+                    f"the plugin '{each.instance}' has a problem", because=each.because, try_this=each.try_this
+                )
             )
     return found
 
 
-PLUGINS_LOADED = Check(name="plugins", looks_at="every plug-in that should be is loaded", gather=_facts, judge=_judge)
+PLUGINS_CHECK = DoctorCheck(
+    name="plugins",
+    ok_message="every enabled plugin is loaded",
+    gather=_gather_plugins,
+    evaluate=_evaluate_plugins,
+)
 
 
-def _operation(
-    name: str, summary: str, parameters: Any, handler: Any, result: Any, *, effect: bool = False
+def _build_operation(
+    name: str, summary: str, parameters: Any, handler: Any, result: Any, *, has_effect: bool = False
 ) -> Operation:
-    level = PermissionLevel.BOSS if effect else PermissionLevel.PRIVILEGED
+    level = PermissionLevel.BOSS if has_effect else PermissionLevel.PRIVILEGED
     return Operation(
         name=name,
         summary=summary,
@@ -336,17 +331,60 @@ def _operation(
         handler=handler,
         result=result,
         permission=level,
-        effect=effect,
+        has_effect=has_effect,
     )
 
 
 OPERATIONS = (
-    _operation("plugin.list", "List plug-ins, and how they fare.", Nothing, listed, PluginsListed),
-    _operation("plugin.show", "Show one plug-in and what it brings.", One, show, Guest),
-    _operation("plugin.settings", "Show what a plug-in is told.", One, settings_of, PluginSettingsShown),
-    _operation("plugin.patch", "Change some settings of a plug-in.", Change, patch, PluginSettingsShown, effect=True),
-    _operation("plugin.replace", "Give a plug-in other settings.", Change, replace, PluginSettingsShown, effect=True),
-    _operation("plugin.enable", "Load a plug-in, from now on.", Enable, enable, Guest, effect=True),
-    _operation("plugin.disable", "Unload a plug-in. Its data stays.", One, disable, Guest, effect=True),
-    _operation("plugin.reload", "Unload a plug-in and load it again.", One, load_again, Guest, effect=True),
+    _build_operation("plugin.list", "List plugins and their status.", EmptyRequest, list_plugins, PluginList),
+    _build_operation(
+        "plugin.show", "Show one plugin and what it registers.", PluginInstanceRequest, show_plugin, PluginDetails
+    ),
+    _build_operation(
+        "plugin.settings",
+        "Show the settings of a plugin.",
+        PluginInstanceRequest,
+        show_plugin_settings,
+        PluginSettingsDetails,
+    ),
+    _build_operation(
+        "plugin.patch",
+        "Change some settings of a plugin.",
+        PluginSettingsRequest,
+        patch_plugin_settings,
+        PluginSettingsDetails,
+        has_effect=True,
+    ),
+    _build_operation(
+        "plugin.replace",
+        "Replace all settings of a plugin.",
+        PluginSettingsRequest,
+        replace_plugin_settings,
+        PluginSettingsDetails,
+        has_effect=True,
+    ),
+    _build_operation(
+        "plugin.enable",
+        "Enable and load a plugin.",
+        PluginEnableRequest,
+        enable_plugin,
+        PluginDetails,
+        has_effect=True,
+    ),
+    _build_operation(
+        "plugin.disable",
+        "Disable and unload a plugin. Its data stays.",
+        PluginInstanceRequest,
+        disable_plugin,
+        PluginDetails,
+        has_effect=True,
+    ),
+    _build_operation(
+        "plugin.reload",
+        "Unload a plugin and load it again.",
+        PluginInstanceRequest,
+        reload_plugin,
+        PluginDetails,
+        has_effect=True,
+    ),
 )

@@ -11,131 +11,135 @@ import msgspec
 import sqlalchemy as sa
 from msgspec import Struct
 
-from retinue.agents.agent_directory import home_of
-from retinue.config.loader import examine
+from retinue.agents.agent_directory import agent_directory_of
+from retinue.config.loader import examine_configuration
 from retinue.domain import permission
 from retinue.domain.address import Address
 from retinue.domain.agent import Agent, PermissionLevel
-from retinue.domain.audit import HOUSE_CHAIN, grant_given, grant_revoked
-from retinue.domain.decision import Verdict
-from retinue.domain.errors import Invalid, NotAllowed, NotFound
-from retinue.domain.event import NewsKind
+from retinue.domain.audit import SERVER_CHAIN, grant_given, grant_revoked
+from retinue.domain.decision import DecisionKind
+from retinue.domain.event import EventKind
 from retinue.domain.grant import Grant
-from retinue.domain.ids import GrantId, RunId, prefix, short
+from retinue.domain.ids import GrantId, RunId, parse_id_prefix, short_id
 from retinue.domain.permission import default_rights
 from retinue.domain.person import Requester
 from retinue.domain.principal import Principal
-from retinue.domain.record import Mark, Record, Reply, Summary, bare_model
+from retinue.domain.record import ContextStart, Record, Reply, Summary, model_without_provider
 from retinue.domain.session import OriginKind, Session
 from retinue.domain.structs import replace
-from retinue.domain.times import show, to_ms
+from retinue.domain.times import format_time, to_ms
 from retinue.domain.tool import Call, ToolSpec
-from retinue.operations.agent.agents import as_if_set
-from retinue.operations.base import Desk, Nothing, Operation
-from retinue.operations.tool_context import named_agent, occasion_for, whose_session
-from retinue.policy.provenance.provenance_rules import house_policy
-from retinue.policy.tools.tools import Circumstances, Door
-from retinue.runners.model_context import arranged
+from retinue.operations.agent.agents import preview_agent_set
+from retinue.operations.base import EmptyRequest, Operation, Services
+from retinue.operations.policy.errors import GrantNotAllowed, GrantNotFound, ProposedSettingsInvalid
+from retinue.operations.tool.errors import ToolNotFound, ToolsUnavailable
+from retinue.operations.tool_context import build_tool_context, require_agent, session_owner
+from retinue.policy.provenance.provenance_rules import build_policy_with_defaults
+from retinue.policy.tools.tools import CallSource, ToolPolicyContext
+from retinue.runners.model_context import arrange_records
 from retinue.store.agents import agents, audit, grants
-from retinue.store.core.transaction import Page
+from retinue.store.core.transaction import Transaction
 from retinue.store.runs import runs
-from retinue.store.runs.message_authors import letters_of
-from retinue.store.runs.run_requesters import requesters
+from retinue.store.runs.message_authors import list_envelopes
+from retinue.store.runs.run_requesters import get_requesters
 from retinue.store.sessions import records, sessions
-from retinue.tools.files import as_granted
-from retinue.tools.toolbox import Occasion, Toolbox
+from retinue.tools.files import resolve_permission
+from retinue.tools.toolbox import Toolbox, TurnContext
 
-SESSIONS_AT_ONCE_MAX = 1_000
+SESSIONS_PER_BATCH = 1_000
 CALLS_REPLAYED_MAX = 10_000
-DIFFERENCES_SHOWN_MAX = 500
+DIFFERENCES_LISTED_MAX = 500
 
 
-class Explain(msgspec.Struct, forbid_unknown_fields=True):
+class PolicyExplainRequest(msgspec.Struct, forbid_unknown_fields=True):
     agent: str
     tool: str
-    args: Annotated[dict[str, Any], msgspec.Meta(description="the arguments of the call")] = {}
-    sender: Annotated[str, msgspec.Meta(description="for whom the agent works, as in person:maria")] = ""
-    session: Annotated[str, msgspec.Meta(description="in which session; left out, in a fresh one")] = ""
-    model: Annotated[str, msgspec.Meta(description="with which model, as PROVIDER/MODEL")] = ""
-    origin: Annotated[OriginKind, msgspec.Meta(description="the kind of a fresh session")] = OriginKind.TERMINAL
-    door: Annotated[Door, msgspec.Meta(description="how the call comes in")] = Door.MODEL
+    args: Annotated[dict[str, Any], msgspec.Meta(description="arguments of the call")] = {}
+    sender: Annotated[str, msgspec.Meta(description="address that the run acts for, such as person:maria")] = ""
+    session: Annotated[str, msgspec.Meta(description="session of the call; default: a new one")] = ""
+    model: Annotated[str, msgspec.Meta(description="model that makes the call, as PROVIDER/MODEL")] = ""
+    origin: Annotated[OriginKind, msgspec.Meta(description="origin of the new session")] = OriginKind.TERMINAL
+    door: Annotated[CallSource, msgspec.Meta(description="how the call is made")] = CallSource.MODEL
     changes: Annotated[
-        dict[str, Any], msgspec.Meta(description="fields of the agent, as for agent set, as if they were saved")
+        dict[str, Any],
+        msgspec.Meta(description="fields of the agent, as in `agent set`, that count as if they were saved"),
     ] = {}
 
 
-class FindingShown(msgspec.Struct):
+class PolicyFindingRow(msgspec.Struct):
     layer: str
-    verdict: Verdict
+    verdict: DecisionKind
     because: str
     key: str
 
 
-class Explained(msgspec.Struct, rename="kebab"):
+class PolicyExplanation(msgspec.Struct, rename="kebab"):
     """The decision, the setting it depends on, and the finding of each policy layer."""
 
     agent: str
     tool: str
-    verdict: Verdict
+    verdict: DecisionKind
     because: str
     key: str
-    findings: list[FindingShown]
+    findings: list[PolicyFindingRow]
     would_grant: list[str]
     warnings: list[str]
 
 
-class Test(msgspec.Struct, forbid_unknown_fields=True):
+class PolicyTestRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Without `text`, the settings file on disk is tested."""
 
-    text: Annotated[str | None, msgspec.Meta(description="the text of a settings file; left out, the one on disk")] = (
-        None
-    )
+    text: Annotated[str | None, msgspec.Meta(description="text of a settings file; default: the file on disk")] = None
     agent: Annotated[str, msgspec.Meta(description="only the runs of this agent")] = ""
 
 
-class Difference(msgspec.Struct, rename="kebab"):
+class PolicyDifference(msgspec.Struct, rename="kebab"):
     session: str
     run: str
     agent: str
     tool: str
     arguments: dict[str, Any]
-    now: Verdict
-    then: Verdict
+    now: DecisionKind
+    then: DecisionKind
     because: str
     key: str
 
 
-class Tested(msgspec.Struct, rename="kebab"):
+class PolicyTestResult(msgspec.Struct, rename="kebab"):
     calls: int
     sessions: int
-    differences: list[Difference]
+    differences: list[PolicyDifference]
     left_out: int  # number of differences not listed
     stopped: str  # why some calls were not tested; empty if all were
 
 
-class ToolShown(msgspec.Struct, rename="kebab"):
+class ToolRow(msgspec.Struct, rename="kebab"):
     name: str
     description: str
     source: str
     effects: list[str]
     capabilities: list[str]
     repeatable: bool
-    verdict: Verdict | msgspec.UnsetType = msgspec.UNSET
+    verdict: DecisionKind | msgspec.UnsetType = msgspec.UNSET
     because: str | msgspec.UnsetType = msgspec.UNSET
 
 
-class ToolsOf(msgspec.Struct, forbid_unknown_fields=True):
-    agent: Annotated[str, msgspec.Meta(description="with what this agent may do; left out, all there are")] = ""
+class ToolListRequest(msgspec.Struct, forbid_unknown_fields=True):
+    agent: Annotated[
+        str,
+        msgspec.Meta(description="show what this agent may do with each tool; default: all tools without decisions"),
+    ] = ""
     changes: Annotated[
-        dict[str, Any], msgspec.Meta(description="fields of the agent, as for agent set, as if they were saved")
+        dict[str, Any],
+        msgspec.Meta(description="fields of the agent, as in `agent set`, that count as if they were saved"),
     ] = {}
 
 
-class ToolsListed(msgspec.Struct):
-    tools: list[ToolShown]
+class ToolList(msgspec.Struct):
+    tools: list[ToolRow]
 
 
-class GrantShown(msgspec.Struct, rename="kebab"):
+class GrantDetails(msgspec.Struct, rename="kebab"):
     id: str
     agent: str
     permission: str
@@ -146,18 +150,18 @@ class GrantShown(msgspec.Struct, rename="kebab"):
     expires_at: str | None
 
 
-class GrantsListed(msgspec.Struct):
-    grants: list[GrantShown]
+class GrantList(msgspec.Struct):
+    grants: list[GrantDetails]
 
 
-class GrantAdd(msgspec.Struct, forbid_unknown_fields=True):
+class GrantAddRequest(msgspec.Struct, forbid_unknown_fields=True):
     agent: str
     permission: Annotated[str, msgspec.Meta(description="web, read:/path, write:/path or tool:name")]
     because: Annotated[str, msgspec.Meta(min_length=1, max_length=1_000, description="why")]
     session: Annotated[str, msgspec.Meta(description="only in this session")] = ""
 
 
-class GrantNamed(msgspec.Struct, forbid_unknown_fields=True):
+class GrantIdRequest(msgspec.Struct, forbid_unknown_fields=True):
     id: str
 
 
@@ -169,93 +173,85 @@ class GrantRevoked(msgspec.Struct):
 # --- explain ---
 
 
-async def explain(desk: Desk, caller: Principal, asked: Explain) -> Explained:
+async def explain_policy(services: Services, caller: Principal, request: PolicyExplainRequest) -> PolicyExplanation:
     """Explain how policy would decide this call if it arrived now from this call source."""
-    toolbox = _toolbox(desk)
-    spec = toolbox.spec(asked.tool)
+    toolbox = _require_toolbox(services)
+    spec = toolbox.spec(request.tool)
     if spec is None:
-        raise NotFound(
-            f"there is no tool '{asked.tool[:64]}'",
-            because="no tool of this house has that name",
-            try_this="list them: retinue tool list",
-            code="tool.not-found",
-        )
-    occasion = await occasion_for(
-        desk,
+        raise ToolNotFound(request.tool)
+    occasion = await build_tool_context(
+        services,
         caller,
-        agent=asked.agent,
-        session=asked.session,
-        sender=asked.sender,
-        origin=asked.origin,
-        model=asked.model,
-        door=asked.door,
-        as_if=partial(as_if_set, changes=asked.changes) if asked.changes else None,
+        agent=request.agent,
+        session=request.session,
+        sender=request.sender,
+        origin=request.origin,
+        model=request.model,
+        entry_point=request.door,
+        as_if=partial(preview_agent_set, changes=request.changes) if request.changes else None,
     )
-    judgement = await toolbox.judge(Call(id="explain", tool=spec.name, arguments=asked.args), occasion)
-    return Explained(
+    judgement = await toolbox.evaluate_call(Call(id="explain", tool=spec.name, arguments=request.args), occasion)
+    return PolicyExplanation(
         agent=occasion.agent.name,
         tool=spec.name,
-        verdict=judgement.decision.verdict,
+        verdict=judgement.decision.kind,
         because=judgement.decision.because,
-        key=judgement.decision.key,
-        findings=[FindingShown(f.layer, f.verdict, f.because, f.key) for f in judgement.findings],
+        key=judgement.decision.setting_key,
+        findings=[PolicyFindingRow(f.layer, f.verdict, f.because, f.key) for f in judgement.findings],
         would_grant=[str(each) for each in judgement.would_grant],
-        warnings=list(toolbox.chain(occasion.agent, occasion.where).warnings),
+        warnings=list(toolbox.rule_chain(occasion.agent, occasion.circumstances).warnings),
     )
 
 
-def _toolbox(desk: Desk) -> Toolbox:
-    if desk.toolbox is None:
-        raise NotFound("this house has no tools", because="it was opened without any", code="tool.none")
-    return desk.toolbox
+def _require_toolbox(services: Services) -> Toolbox:
+    if services.toolbox is None:
+        raise ToolsUnavailable()
+    return services.toolbox
 
 
 # --- test proposed settings ---
 
 
-async def test(desk: Desk, caller: Principal, asked: Test) -> Tested:
+async def test_policy(services: Services, caller: Principal, request: PolicyTestRequest) -> PolicyTestResult:
     """Decide every recorded call under the current and the proposed settings, each in its original context."""
-    examined = await asyncio.to_thread(examine, desk.keeper().environment, text=asked.text)
-    if examined.faults:
-        raise Invalid(
-            "these settings cannot be read",
-            because="; ".join(str(fault) for fault in examined.faults[:3]),
-            try_this="retinue config check",
-            code="config.invalid",
-        )
-    then = examined.configuration
-    origin = house_policy(then.settings.origin)
-    toolbox = _toolbox(desk)
-    both = _Both(
-        # Use copies: these calls are only decided, and no tool may treat them as real.
-        now=toolbox.under(desk.keeper().current.settings),
-        then=toolbox.under(then.settings, origin=lambda: origin),
-        staff={agent.name.casefold(): agent for agent in then.staff.agents},
+    examined = await asyncio.to_thread(
+        examine_configuration, services.require_config_holder().environment, text=request.text
     )
-    found = Tested(calls=0, sessions=0, differences=[], left_out=0, stopped="")
+    if examined.faults:
+        raise ProposedSettingsInvalid([str(fault) for fault in examined.faults[:3]])
+    then = examined.configuration
+    origin = build_policy_with_defaults(then.settings.origin)
+    toolbox = _require_toolbox(services)
+    both = _PolicyPair(
+        # Use copies: these calls are only decided, and no tool may treat them as real.
+        current=toolbox.with_settings(services.require_config_holder().current.settings),
+        proposed=toolbox.with_settings(then.settings, provenance_policy=lambda: origin),
+        proposed_agents={agent.name.casefold(): agent for agent in then.declarations.agents},
+    )
+    found = PolicyTestResult(calls=0, sessions=0, differences=[], left_out=0, stopped="")
     after = ""
-    while page := await desk.store.scan(partial(sessions.every, after=after, limit=SESSIONS_AT_ONCE_MAX)):
-        for id_ in page:
-            history = await desk.store.scan(partial(_history, id_=id_, agent=asked.agent))
+    while batch := await services.store.scan(partial(sessions.list_all_ids, after=after, limit=SESSIONS_PER_BATCH)):
+        for id_ in batch:
+            history = await services.store.scan(partial(_read_history, id_=id_, agent=request.agent))
             if history is not None:
                 found.sessions += 1
-                await _replay(found, both, desk, history)
+                await _replay_calls(found, both, services, history)
             if found.stopped:
                 return found
             await asyncio.sleep(0)  # let other tasks run
-        after = page[-1]
+        after = batch[-1]
     return found
 
 
-class _Both(Struct, frozen=True, kw_only=True):
+class _PolicyPair(Struct, frozen=True, kw_only=True):
     """The current and the proposed policy, and the agents as the proposed settings declare them."""
 
-    now: Toolbox
-    then: Toolbox
-    staff: Mapping[str, Agent]
+    current: Toolbox
+    proposed: Toolbox
+    proposed_agents: Mapping[str, Agent]
 
 
-class _History(Struct, frozen=True, kw_only=True):
+class _SessionHistory(Struct, frozen=True, kw_only=True):
     """One session's records, with the sender and the requesters of each run."""
 
     agent: Agent
@@ -265,58 +261,62 @@ class _History(Struct, frozen=True, kw_only=True):
     requesters: Mapping[str, tuple[Requester, ...]]
 
 
-def _history(conn: sa.Connection, *, id_: str, agent: str) -> _History | None:
+def _read_history(conn: sa.Connection, *, id_: str, agent: str) -> _SessionHistory | None:
     session = sessions.get(conn, id_)
     if session is None or (agent and session.agent.casefold() != agent.casefold()):
         return None
     worker = agents.find(conn, session.agent)
     if worker is None:
         return None
-    found, _ = records.read(conn, id_, first=1, last=session.record_seq)
+    found, _ = records.read_range(conn, id_, first=1, last=session.record_seq)
     making = {record.run for record in found if isinstance(record.body, Reply) and record.body.calls and record.run}
     worked = [run for id_ in making if (run := runs.get(conn, id_)) is not None]
-    return _History(
+    return _SessionHistory(
         agent=worker,
         session=session,
         records=found,
         senders={run.id: run.sender for run in worked},
-        requesters={run.id: requesters(conn, session, letters_of(conn, run), run.lineage) for run in worked},
+        requesters={run.id: get_requesters(conn, session, list_envelopes(conn, run), run.lineage) for run in worked},
     )
 
 
-async def _replay(found: Tested, both: _Both, desk: Desk, history: _History) -> None:
+async def _replay_calls(
+    result: PolicyTestResult, policies: _PolicyPair, services: Services, history: _SessionHistory
+) -> None:
     context: list[Record] = []
     for record in history.records:
         context.append(record)
-        if isinstance(record.body, Mark | Summary):
-            context = arranged(context)
+        if isinstance(record.body, ContextStart | Summary):
+            context = arrange_records(context)
         if not isinstance(record.body, Reply) or not record.body.calls:
             continue
-        occasion = _recorded(desk, history, record, record.body, context)
-        changed = replace(occasion, agent=both.staff.get(history.agent.name.casefold(), history.agent))
+        occasion = _build_recorded_context(services, history, record, record.body, context)
+        changed = replace(occasion, agent=policies.proposed_agents.get(history.agent.name.casefold(), history.agent))
         for call in record.body.calls:
-            if found.calls >= CALLS_REPLAYED_MAX:
-                found.stopped = f"after {CALLS_REPLAYED_MAX} calls: ask for one agent alone to see the others"
+            if result.calls >= CALLS_REPLAYED_MAX:
+                result.stopped = f"after {CALLS_REPLAYED_MAX} calls: request a single agent to see the others"
                 return
-            found.calls += 1
-            await _compare(found, both, call, occasion, changed)
+            result.calls += 1
+            await _compare_decisions(result, policies, call, occasion, changed)
 
 
-def _recorded(desk: Desk, history: _History, record: Record, reply: Reply, context: list[Record]) -> Occasion:
-    home = home_of(desk.home, history.agent.name)
+def _build_recorded_context(
+    services: Services, history: _SessionHistory, record: Record, reply: Reply, context: list[Record]
+) -> TurnContext:
+    home = agent_directory_of(services.data_dir, history.agent.name)
     session = history.session
     sender = history.senders.get(record.run) if record.run is not None else None
-    return Occasion(
+    return TurnContext(
         agent=history.agent,
         session=session.id,
         run=record.run or RunId(""),
-        home=home,
-        rights=default_rights(home, desk.defaults.workspace_of(history.agent, home)),
-        where=Circumstances(
+        agent_directory=home,
+        rights=default_rights(home, services.defaults.workspace_of(history.agent, home)),
+        circumstances=ToolPolicyContext(
             provider=reply.provider,
-            model=bare_model(reply),
+            model=model_without_provider(reply),
             origin=session.origin.kind,
-            sender=sender or whose_session(session),
+            sender=sender or session_owner(session),
             requesters=history.requesters.get(record.run, ()) if record.run is not None else (),
             channel=session.origin.channel,
         ),
@@ -324,27 +324,29 @@ def _recorded(desk: Desk, history: _History, record: Record, reply: Reply, conte
     )
 
 
-async def _compare(found: Tested, both: _Both, call: Call, occasion: Occasion, changed: Occasion) -> None:
-    if both.now.spec(call.tool) is None:
+async def _compare_decisions(
+    result: PolicyTestResult, policies: _PolicyPair, call: Call, context: TurnContext, proposed_context: TurnContext
+) -> None:
+    if policies.current.spec(call.tool) is None:
         return
-    now = await both.now.judge(call, occasion)
-    then = await both.then.judge(call, changed)
-    if now.decision.verdict is then.decision.verdict:
+    now = await policies.current.evaluate_call(call, context)
+    then = await policies.proposed.evaluate_call(call, proposed_context)
+    if now.decision.kind is then.decision.kind:
         return
-    if len(found.differences) >= DIFFERENCES_SHOWN_MAX:
-        found.left_out += 1
+    if len(result.differences) >= DIFFERENCES_LISTED_MAX:
+        result.left_out += 1
         return
-    found.differences.append(
-        Difference(
-            session=short(occasion.session),
-            run=short(occasion.run),
-            agent=occasion.agent.name,
+    result.differences.append(
+        PolicyDifference(
+            session=short_id(context.session),
+            run=short_id(context.run),
+            agent=context.agent.name,
             tool=call.tool,
             arguments=call.arguments,
-            now=now.decision.verdict,
-            then=then.decision.verdict,
+            now=now.decision.kind,
+            then=then.decision.kind,
             because=then.decision.because,
-            key=then.decision.key,
+            key=then.decision.setting_key,
         )
     )
 
@@ -352,172 +354,162 @@ async def _compare(found: Tested, both: _Both, call: Call, occasion: Occasion, c
 # --- tools and grants ---
 
 
-async def list_tools(desk: Desk, caller: Principal, asked: ToolsOf) -> ToolsListed:
-    toolbox = _toolbox(desk)
-    if not asked.agent:
-        return ToolsListed([_shown(spec) for spec in toolbox.specs])
-    agent = await desk.store.read(partial(named_agent, name=asked.agent))
-    if asked.changes:
-        agent = as_if_set(agent, changes=asked.changes)
-    chain = toolbox.chain(agent, Circumstances())
-    shown: list[ToolShown] = []
+async def list_tools(services: Services, caller: Principal, request: ToolListRequest) -> ToolList:
+    toolbox = _require_toolbox(services)
+    if not request.agent:
+        return ToolList([_to_tool_row(spec) for spec in toolbox.specs])
+    agent = await services.store.read(partial(require_agent, name=request.agent))
+    if request.changes:
+        agent = preview_agent_set(agent, changes=request.changes)
+    chain = toolbox.rule_chain(agent, ToolPolicyContext())
+    shown: list[ToolRow] = []
     for spec in toolbox.specs:
         decision = chain.decide(spec)
         shown.append(
-            msgspec.structs.replace(_shown(spec), verdict=decision.verdict, because=decision.because),
+            msgspec.structs.replace(_to_tool_row(spec), verdict=decision.kind, because=decision.because),
         )
-    return ToolsListed(shown)
+    return ToolList(shown)
 
 
-def _shown(spec: ToolSpec) -> ToolShown:
-    return ToolShown(
+def _to_tool_row(spec: ToolSpec) -> ToolRow:
+    return ToolRow(
         name=spec.name,
         description=spec.description,
         source=spec.source,
         effects=sorted(effect.value for effect in spec.effects),
         capabilities=sorted(spec.capabilities),
-        repeatable=spec.repeatable,
+        repeatable=spec.is_repeatable,
     )
 
 
-async def list_grants(desk: Desk, caller: Principal, asked: Nothing) -> GrantsListed:
-    found = await desk.store.scan(partial(grants.listed, now_ms=to_ms(desk.clock.now())))
-    return GrantsListed([_grant(desk, grant) for grant in found])
+async def list_grants(services: Services, caller: Principal, request: EmptyRequest) -> GrantList:
+    found = await services.store.scan(partial(grants.list_grants, now_ms=to_ms(services.clock.now())))
+    return GrantList([_to_grant_details(services, grant) for grant in found])
 
 
-def _grant(desk: Desk, grant: Grant) -> GrantShown:
-    return GrantShown(
-        id=short(grant.id),
+def _to_grant_details(services: Services, grant: Grant) -> GrantDetails:
+    return GrantDetails(
+        id=short_id(grant.id),
         agent=grant.agent,
         permission=str(grant.permission),
-        session=short(grant.session) if grant.session is not None else None,
+        session=short_id(grant.session) if grant.session is not None else None,
         granted_by=grant.granted_by,
         because=grant.because,
-        at=show(grant.at, desk.zone),
-        expires_at=show(grant.expires_at, desk.zone) if grant.expires_at is not None else None,
+        at=format_time(grant.at, services.zone),
+        expires_at=format_time(grant.expires_at, services.zone) if grant.expires_at is not None else None,
     )
 
 
-async def add_grant(desk: Desk, caller: Principal, asked: GrantAdd) -> GrantShown:
-    _only_people(caller)
-    wanted = await asyncio.to_thread(as_granted, permission.parse(asked.permission))
-    now = desk.clock.now()
+async def add_grant(services: Services, caller: Principal, request: GrantAddRequest) -> GrantDetails:
+    _check_may_grant(caller)
+    wanted = await asyncio.to_thread(resolve_permission, permission.parse_permission(request.permission))
+    now = services.clock.now()
 
     def body(conn: sa.Connection) -> Grant:
-        page = Page(conn, to_ms(now))
-        session = sessions.resolve(conn, asked.session, seen_by=caller) if asked.session else None
+        tx = Transaction(conn, to_ms(now))
+        session = sessions.get_by_short_id(conn, request.session, seen_by=caller) if request.session else None
         grant = Grant(
-            id=GrantId(desk.ids.new()),
-            agent=named_agent(conn, asked.agent).name,
+            id=GrantId(services.ids.new()),
+            agent=require_agent(conn, request.agent).name,
             session=session.id if session is not None else None,
             permission=wanted,
             granted_by=caller.address.name,
-            because=asked.because,
+            because=request.because,
             at=now,
         )
         grants.add(conn, grant)
         given = grant_given(str(wanted), by=str(caller.address), agent=grant.agent, grant=grant.id)
-        audit.append(page, grant.session or HOUSE_CHAIN, [given])
-        page.tell(NewsKind.GRANT_CHANGED, grant=grant.id, agent=grant.agent, permission=str(wanted), good=True)
-        page.close()
+        audit.append(tx, grant.session or SERVER_CHAIN, [given])
+        tx.emit(EventKind.GRANT_CHANGED, grant=grant.id, agent=grant.agent, permission=str(wanted), good=True)
+        tx.close()
         return grant
 
-    grant = await desk.store.write(body, point="grant")
-    return _grant(desk, grant)
+    grant = await services.store.write(body, point="grant")
+    return _to_grant_details(services, grant)
 
 
-async def revoke_grant(desk: Desk, caller: Principal, asked: GrantNamed) -> GrantRevoked:
-    _only_people(caller)
+async def revoke_grant(services: Services, caller: Principal, request: GrantIdRequest) -> GrantRevoked:
+    _check_may_grant(caller)
 
     def body(conn: sa.Connection) -> tuple[Grant, bool]:
-        page = Page(conn, to_ms(desk.clock.now()))
-        found = grants.find(conn, prefix(asked.id))
+        tx = Transaction(conn, to_ms(services.clock.now()))
+        found = grants.find_by_prefix(conn, parse_id_prefix(request.id))
         if len(found) != 1:
-            raise NotFound(
-                f"there is no grant {asked.id[:40]}",
-                because="none, or more than one, begins so",
-                try_this="list them: retinue grant list",
-                code="grant.not-found",
-            )
+            raise GrantNotFound(request.id)
         grant = found[0]
-        done = grants.revoke(conn, grant.id, by=caller.address.name, at_ms=page.at_ms)
-        ended = [grant, *grants.revoke_handed_on(conn, grant.agent, by=caller.address.name, at_ms=page.at_ms)]
+        done = grants.revoke(conn, grant.id, by=caller.address.name, at_ms=tx.at_ms)
+        ended = [grant, *grants.revoke_passed_on(conn, grant.agent, by=caller.address.name, at_ms=tx.at_ms)]
         for each in ended if done else ():
             gone = grant_revoked(str(each.permission), by=str(caller.address), agent=each.agent, grant=each.id)
-            audit.append(page, each.session or HOUSE_CHAIN, [gone])
-            page.tell(
-                NewsKind.GRANT_CHANGED, grant=each.id, agent=each.agent, permission=str(each.permission), good=False
+            audit.append(tx, each.session or SERVER_CHAIN, [gone])
+            tx.emit(
+                EventKind.GRANT_CHANGED, grant=each.id, agent=each.agent, permission=str(each.permission), good=False
             )
-        page.close()
+        tx.close()
         return grant, done
 
-    grant, done = await desk.store.write(body, point="grant")
-    return GrantRevoked(id=short(grant.id), revoked=done)
+    grant, done = await services.store.write(body, point="grant")
+    return GrantRevoked(id=short_id(grant.id), revoked=done)
 
 
-def _only_people(caller: Principal) -> None:
+def _check_may_grant(caller: Principal) -> None:
     """Agents pass on permissions with `grant_permission`.
 
     No permission level lets them create grants here.
     """
-    if not caller.sees_all:
-        raise NotAllowed(
-            "you may not grant or revoke",
-            because="only the owner does, beside a decision that was asked for",
-            try_this="answer what was asked: retinue allow ID",
-            code="grant.not-yours",
-        )
+    if not caller.sees_everything:
+        raise GrantNotAllowed()
 
 
 OPERATIONS = (
     Operation(
         name="policy.explain",
-        summary="Say why an agent may, may not, or must ask to use a tool.",
-        parameters=Explain,
-        handler=explain,
+        summary="Explain why an agent may use a tool, may not, or needs an approval.",
+        parameters=PolicyExplainRequest,
+        handler=explain_policy,
         permission=PermissionLevel.STANDARD,
-        result=Explained,
+        result=PolicyExplanation,
     ),
     Operation(
         name="policy.test",
-        summary="Say which recorded calls would be decided otherwise by other settings.",
-        parameters=Test,
-        handler=test,
+        summary="Show which recorded calls other settings would decide differently.",
+        parameters=PolicyTestRequest,
+        handler=test_policy,
         permission=PermissionLevel.BOSS,
-        result=Tested,
+        result=PolicyTestResult,
     ),
     Operation(
         name="tool.list",
-        summary="List the tools of the house, or what an agent may do with them.",
-        parameters=ToolsOf,
+        summary="List all tools, or what an agent may do with each.",
+        parameters=ToolListRequest,
         handler=list_tools,
         permission=PermissionLevel.RESTRICTED,
-        result=ToolsListed,
+        result=ToolList,
     ),
     Operation(
         name="grant.list",
-        summary="List what agents were granted.",
-        parameters=Nothing,
+        summary="List the grants of agents.",
+        parameters=EmptyRequest,
         handler=list_grants,
         permission=PermissionLevel.STANDARD,
-        result=GrantsListed,
+        result=GrantList,
     ),
     Operation(
         name="grant.add",
         summary="Grant an agent a permission.",
-        parameters=GrantAdd,
+        parameters=GrantAddRequest,
         handler=add_grant,
         permission=PermissionLevel.BOSS,
-        effect=True,
-        result=GrantShown,
+        has_effect=True,
+        result=GrantDetails,
     ),
     Operation(
         name="grant.revoke",
-        summary="Take a grant back. It counts at once.",
-        parameters=GrantNamed,
+        summary="Revoke a grant, effective at once.",
+        parameters=GrantIdRequest,
         handler=revoke_grant,
         permission=PermissionLevel.BOSS,
-        effect=True,
+        has_effect=True,
         result=GrantRevoked,
     ),
 )

@@ -8,44 +8,45 @@ import msgspec
 import sqlalchemy as sa
 
 from retinue.domain import address
-from retinue.domain.address import AddressKind, valid_name
+from retinue.domain.address import AddressKind, validate_name
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Invalid
-from retinue.domain.ids import prefix
+from retinue.domain.ids import parse_id_prefix
 from retinue.domain.principal import Principal
 from retinue.domain.record import Usage
 from retinue.domain.run import Run, RunStatus
-from retinue.domain.storable_text import storable
-from retinue.domain.times import parse_when, show, to_ms
-from retinue.operations.base import Desk, Operation
-from retinue.operations.pagination import check_limit, no_cursor
-from retinue.operations.run.runs import Result, result_of, total_of
+from retinue.domain.shared_errors import TimeRangeInvalid
+from retinue.domain.storable_text import make_storable
+from retinue.domain.times import format_time, parse_time, to_ms
+from retinue.operations.base import Operation, Services
+from retinue.operations.pagination import check_limit, invalid_cursor
+from retinue.operations.run.runs import RunResultStatus, classify_result, sum_usage
 from retinue.store.agents import agents
-from retinue.store.core.keyset_pagination import Place
-from retinue.store.envelopes.envelope_lists import MS_LAST
+from retinue.store.core.keyset_pagination import KeysetPosition
+from retinue.store.envelopes.envelope_lists import LAST_MS
 from retinue.store.runs import model_calls, run_list
-from retinue.store.runs.run_list import Wanted
+from retinue.store.runs.run_list import RunQuery
 from retinue.store.sessions import sessions
 
-LISTED_MIN, LISTED_MAX = 1, 100
+LIST_LIMIT_MIN, LIST_LIMIT_MAX = 1, 100
 
 
-class List(msgspec.Struct, forbid_unknown_fields=True):
+class RunListRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Newest first. `cursor` is the `next` of the previous page."""
 
     agent: Annotated[str, msgspec.Meta(description="only runs of this agent")] = ""
     session: Annotated[str, msgspec.Meta(description="only runs in this session")] = ""
-    person: Annotated[str, msgspec.Meta(description="only what was done for this person")] = ""
-    sender: Annotated[str, msgspec.Meta(description="only what this address has asked for")] = ""
-    status: Annotated[RunStatus | None, msgspec.Meta(description="only runs that stand so")] = None
-    model: Annotated[str, msgspec.Meta(description="only runs that asked this model")] = ""
-    since: Annotated[str, msgspec.Meta(description="only what began since: -7D, or 2026-01-28T20:30")] = ""
-    until: Annotated[str, msgspec.Meta(description="only what began until then")] = ""
+    person: Annotated[str, msgspec.Meta(description="only runs on behalf of this person")] = ""
+    sender: Annotated[str, msgspec.Meta(description="only runs started by this sender")] = ""
+    status: Annotated[RunStatus | None, msgspec.Meta(description="only runs with this status")] = None
+    model: Annotated[str, msgspec.Meta(description="only runs that used this model")] = ""
+    since: Annotated[str, msgspec.Meta(description="only runs started since: -7D, or 2026-01-28T20:30")] = ""
+    until: Annotated[str, msgspec.Meta(description="only runs started until then")] = ""
     limit: int = 20
     cursor: str = ""
 
 
-class RunListed(msgspec.Struct, frozen=True, rename="kebab"):
+class RunRow(msgspec.Struct, frozen=True, rename="kebab"):
     """One row of the run list.
 
     `error` is the reason if the run did not complete. `turns` and `tool-calls` are counted from the
@@ -60,7 +61,7 @@ class RunListed(msgspec.Struct, frozen=True, rename="kebab"):
     sender: str
     person: str
     envelopes: list[str]
-    status: Result
+    status: RunResultStatus
     run_status: RunStatus
     error: str | None
     attempt: int
@@ -77,94 +78,89 @@ class RunListed(msgspec.Struct, frozen=True, rename="kebab"):
     waits_until: str | None
 
 
-class RunsListed(msgspec.Struct, frozen=True):
+class RunList(msgspec.Struct, frozen=True):
     """`next` is the cursor of the next page.
 
     A page can have fewer rows than `limit`, or none, and still have a `next`: each request examines
     a limited number of runs.
     """
 
-    runs: list[RunListed]
+    runs: list[RunRow]
     next: str | None
 
 
-async def listing(desk: Desk, caller: Principal, asked: List) -> RunsListed:
-    check_limit(asked.limit, least=LISTED_MIN, most=LISTED_MAX)
-    now = desk.clock.now()
-    since_ms = to_ms(parse_when(asked.since, now=now, zone=desk.zone)) if asked.since else 0
-    until_ms = to_ms(parse_when(asked.until, now=now, zone=desk.zone)) if asked.until else MS_LAST
+async def list_runs(services: Services, caller: Principal, request: RunListRequest) -> RunList:
+    check_limit(request.limit, least=LIST_LIMIT_MIN, most=LIST_LIMIT_MAX)
+    now = services.clock.now()
+    since_ms = to_ms(parse_time(request.since, now=now, zone=services.zone)) if request.since else 0
+    until_ms = to_ms(parse_time(request.until, now=now, zone=services.zone)) if request.until else LAST_MS
     if since_ms > until_ms:
-        raise Invalid(
-            "nothing can be in this span of time",
-            because="`since` is after `until`",
-            try_this="swap the two",
-            code="time.inverted",
-        )
-    after = place_of(asked.cursor)
+        raise TimeRangeInvalid(request.since[:64], request.until[:64])
+    after = parse_cursor(request.cursor)
 
-    def body(conn: sa.Connection) -> RunsListed:
-        wanted = Wanted(
-            session=sessions.resolve(conn, asked.session, seen_by=caller).id if asked.session else "",
-            agents=(_spelled(conn, asked.agent),) if asked.agent else (),
-            status=asked.status,
-            sender=str(address.parse(asked.sender)) if asked.sender else "",
-            person=valid_name(asked.person, what="a person") if asked.person else "",
-            model=storable(asked.model),
+    def body(conn: sa.Connection) -> RunList:
+        wanted = RunQuery(
+            session=sessions.get_by_short_id(conn, request.session, seen_by=caller).id if request.session else "",
+            agents=(_registered_name(conn, request.agent),) if request.agent else (),
+            status=request.status,
+            sender=str(address.parse_address(request.sender)) if request.sender else "",
+            person=validate_name(request.person, what="a person") if request.person else "",
+            model=make_storable(request.model),
             since_ms=since_ms,
             until_ms=until_ms,
         )
-        found, more = run_list.page(conn, wanted, after=after, limit=asked.limit, seen_by=caller)
-        return RunsListed(
-            runs=[listed(desk, conn, run) for run in found],
-            next=cursor_of(more) if more is not None else None,
+        found, more = run_list.list_page(conn, wanted, after=after, limit=request.limit, seen_by=caller)
+        return RunList(
+            runs=[to_run_row(services, conn, run) for run in found],
+            next=format_cursor(more) if more is not None else None,
         )
 
-    return await desk.store.scan(body)
+    return await services.store.scan(body)
 
 
-def _spelled(conn: sa.Connection, typed: str) -> str:
+def _registered_name(conn: sa.Connection, name: str) -> str:
     """Return the agent's registered spelling.
 
     Deleted agents still have runs, so unknown names pass unchanged.
     """
-    found = agents.find(conn, valid_name(typed, what="an agent"))
-    return found.name if found is not None else typed
+    found = agents.find(conn, validate_name(name, what="an agent"))
+    return found.name if found is not None else name
 
 
-def cursor_of(place: Place) -> str:
-    return f"{place.ms}.{place.id}"
+def format_cursor(position: KeysetPosition) -> str:
+    return f"{position.ms}.{position.id}"
 
 
-def place_of(cursor: str) -> Place:
+def parse_cursor(cursor: str) -> KeysetPosition:
     if not cursor:
-        return Place()
+        return KeysetPosition()
     ms, _, id_ = cursor.partition(".")
     try:
-        return Place(int(ms[:18]), prefix(id_))
+        return KeysetPosition(int(ms[:18]), parse_id_prefix(id_))
     except (ValueError, Invalid):
-        raise no_cursor(cursor) from None
+        raise invalid_cursor(cursor) from None
 
 
-def _person(run: Run) -> str:
+def _sender_person(run: Run) -> str:
     return run.sender.name if run.sender.kind is AddressKind.PERSON else ""
 
 
-def listed(desk: Desk, conn: sa.Connection, run: Run) -> RunListed:
-    calls = model_calls.of_run(conn, run.id)
-    turns, tools = run_list.counts(conn, run.id)
+def to_run_row(services: Services, conn: sa.Connection, run: Run) -> RunRow:
+    calls = model_calls.list_of_run(conn, run.id)
+    turns, tools = run_list.count_turns_and_calls(conn, run.id)
     session = sessions.get(conn, run.session)
-    total = total_of(calls)
+    total = sum_usage(calls)
     ended_ms = to_ms(run.ended_at) if run.ended_at else None
-    steps_kept = turns > 0 or run.status.open
-    return RunListed(
+    steps_kept = turns > 0 or run.status.is_open
+    return RunRow(
         id=run.id,
         agent=run.agent,
         session=run.session,
         session_name=(session.name or None) if session is not None else None,
         sender=str(run.sender),
-        person=next((call.person for call in calls if call.person), _person(run)),
+        person=next((call.person for call in calls if call.person), _sender_person(run)),
         envelopes=list(run.envelopes),
-        status=result_of(run, calls),
+        status=classify_result(run, calls),
         run_status=run.status,
         error=run.error,
         attempt=run.attempt,
@@ -174,21 +170,21 @@ def listed(desk: Desk, conn: sa.Connection, run: Run) -> RunListed:
         usage=total,
         cost_microusd=total.cost_microusd,
         cost_unknown=any(call.unknown for call in calls),
-        started_at=show(run.started_at, desk.zone),
+        started_at=format_time(run.started_at, services.zone),
         started_ms=to_ms(run.started_at),
-        ended_at=show(run.ended_at, desk.zone) if run.ended_at else None,
+        ended_at=format_time(run.ended_at, services.zone) if run.ended_at else None,
         duration_ms=ended_ms - to_ms(run.started_at) if ended_ms is not None else None,
-        waits_until=show(run.wake_at, desk.zone) if run.wake_at else None,
+        waits_until=format_time(run.wake_at, services.zone) if run.wake_at else None,
     )
 
 
 OPERATIONS = (
     Operation(
         name="run.list",
-        summary="List runs, newest first, with what each took and how it came out.",
-        parameters=List,
-        handler=listing,
+        summary="List runs with their cost and result, newest first.",
+        parameters=RunListRequest,
+        handler=list_runs,
         permission=PermissionLevel.RESTRICTED,
-        result=RunsListed,
+        result=RunList,
     ),
 )

@@ -13,16 +13,14 @@ from retinue.domain.agent import PermissionLevel
 from retinue.domain.ids import RunId, SessionId
 from retinue.domain.principal import Principal
 from retinue.domain.record import Usage
-from retinue.domain.run import Run, RunStatus
-from retinue.domain.times import show
-from retinue.operations.base import Desk, Operation
-from retinue.store.core.lookup import Noun, find
+from retinue.domain.run import TIMED_OUT_CODES, Run, RunStatus
+from retinue.domain.times import format_time
+from retinue.operations.base import Operation, Services
+from retinue.store.core.lookup import IdKind, find_by_short_id
 from retinue.store.runs import model_calls, runs
 
-TIMED_OUT = "run.timed-out"
 
-
-class Result(StrEnum):
+class RunResultStatus(StrEnum):
     """Result of a run, as shown to the requester.
 
     Each value except `open` corresponds to one run status.
@@ -36,20 +34,20 @@ class Result(StrEnum):
     OPEN = "open"
 
 
-STATUS_OF = {
-    Result.OK: RunStatus.COMPLETED,
-    Result.FAILOVER: RunStatus.COMPLETED,
-    Result.COMPACTION: RunStatus.COMPLETED,
-    Result.TIMEOUT: RunStatus.FAILED,
-    Result.ERROR: RunStatus.FAILED,
+RUN_STATUS_BY_RESULT = {
+    RunResultStatus.OK: RunStatus.COMPLETED,
+    RunResultStatus.FAILOVER: RunStatus.COMPLETED,
+    RunResultStatus.COMPACTION: RunStatus.COMPLETED,
+    RunResultStatus.TIMEOUT: RunStatus.FAILED,
+    RunResultStatus.ERROR: RunStatus.FAILED,
 }
 
 
-class ById(msgspec.Struct, forbid_unknown_fields=True):
+class RunIdRequest(msgspec.Struct, forbid_unknown_fields=True):
     id: str
 
 
-class ModelCall(msgspec.Struct, frozen=True, rename="kebab"):
+class ModelCallRow(msgspec.Struct, frozen=True, rename="kebab"):
     """One model call: its usage, or the error and what was tried next."""
 
     turn: int
@@ -67,11 +65,11 @@ class ModelCall(msgspec.Struct, frozen=True, rename="kebab"):
     at: str
 
 
-class RunResult(msgspec.Struct, frozen=True, rename="kebab"):
+class RunDetails(msgspec.Struct, frozen=True, rename="kebab"):
     id: RunId
     session: SessionId
     agent: str
-    status: Result
+    status: RunResultStatus
     run_status: RunStatus
     error: str | None
     model: str
@@ -80,48 +78,52 @@ class RunResult(msgspec.Struct, frozen=True, rename="kebab"):
     cost_usd: float
     started_at: str
     ended_at: str | None
-    calls: list[ModelCall]
+    calls: list[ModelCallRow]
 
 
-def result_of(run: Run, calls: list[model_calls.CallMade]) -> Result:
-    if run.status.open:
-        return Result.OPEN
+def classify_result(run: Run, calls: list[model_calls.RecordedModelCall]) -> RunResultStatus:
+    if run.status.is_open:
+        return RunResultStatus.OPEN
     if run.status is not RunStatus.COMPLETED:
-        return Result.TIMEOUT if (run.error or "").startswith(TIMED_OUT) else Result.ERROR
+        return RunResultStatus.TIMEOUT if (run.error or "").startswith(TIMED_OUT_CODES) else RunResultStatus.ERROR
     if any(call.next_move == "next-model" for call in calls):
-        return Result.FAILOVER
-    return Result.COMPACTION if any(call.index < 0 and call.failure is None for call in calls) else Result.OK
+        return RunResultStatus.FAILOVER
+    return (
+        RunResultStatus.COMPACTION
+        if any(call.index < 0 and call.failure is None for call in calls)
+        else RunResultStatus.OK
+    )
 
 
-async def show_run(desk: Desk, caller: Principal, asked: ById) -> RunResult:
-    return await desk.store.scan(partial(_result, desk=desk, caller=caller, text=asked.id))
+async def show_run(services: Services, caller: Principal, request: RunIdRequest) -> RunDetails:
+    return await services.store.scan(partial(_read_run_details, services=services, caller=caller, text=request.id))
 
 
-def _result(conn: sa.Connection, *, desk: Desk, caller: Principal, text: str) -> RunResult:
-    _, id_ = find(conn, text, (Noun.RUN,), seen_by=caller)
+def _read_run_details(conn: sa.Connection, *, services: Services, caller: Principal, text: str) -> RunDetails:
+    _, id_ = find_by_short_id(conn, text, (IdKind.RUN,), seen_by=caller)
     run = runs.get(conn, id_)
     assert run is not None  # found by its id in the same snapshot
-    calls = model_calls.of_run(conn, id_)
+    calls = model_calls.list_of_run(conn, id_)
     replied = [call for call in calls if call.failure is None and call.index == 0]
-    total = total_of(calls)
-    return RunResult(
+    total = sum_usage(calls)
+    return RunDetails(
         id=run.id,
         session=run.session,
         agent=run.agent,
-        status=result_of(run, calls),
+        status=classify_result(run, calls),
         run_status=run.status,
         error=run.error,
         model=replied[-1].ref.model if replied else "",
         provider=replied[-1].ref.provider if replied else "",
         usage=total,
         cost_usd=total.cost_microusd / 1e6,
-        started_at=show(run.started_at, desk.zone),
-        ended_at=show(run.ended_at, desk.zone) if run.ended_at else None,
-        calls=[_shown(desk, call) for call in calls],
+        started_at=format_time(run.started_at, services.zone),
+        ended_at=format_time(run.ended_at, services.zone) if run.ended_at else None,
+        calls=[_to_model_call_row(services, call) for call in calls],
     )
 
 
-def total_of(calls: Sequence[model_calls.CallMade]) -> Usage:
+def sum_usage(calls: Sequence[model_calls.RecordedModelCall]) -> Usage:
     return Usage(
         input_tokens=sum(call.usage.input_tokens for call in calls),
         output_tokens=sum(call.usage.output_tokens for call in calls),
@@ -132,8 +134,8 @@ def total_of(calls: Sequence[model_calls.CallMade]) -> Usage:
     )
 
 
-def _shown(desk: Desk, call: model_calls.CallMade) -> ModelCall:
-    return ModelCall(
+def _to_model_call_row(services: Services, call: model_calls.RecordedModelCall) -> ModelCallRow:
+    return ModelCallRow(
         turn=call.turn,
         attempt=call.attempt,
         summary=call.index < 0,
@@ -146,17 +148,17 @@ def _shown(desk: Desk, call: model_calls.CallMade) -> ModelCall:
         failure=call.failure,
         next_move=call.next_move,
         error=call.error,
-        at=show(call.at, desk.zone),
+        at=format_time(call.at, services.zone),
     )
 
 
 OPERATIONS = (
     Operation(
         name="run.show",
-        summary="How a run came out: its status, the models that were asked, tokens and cost.",
-        parameters=ById,
+        summary="Show the result of a run: its status, models, tokens and cost.",
+        parameters=RunIdRequest,
         handler=show_run,
         permission=PermissionLevel.RESTRICTED,
-        result=RunResult,
+        result=RunDetails,
     ),
 )

@@ -23,30 +23,31 @@ from retinue.domain.record import Record, Reply, UserTurn
 from retinue.domain.schedule import Schedule
 from retinue.domain.session import OriginKind
 from retinue.domain.structs import replace
-from retinue.domain.tool import Effect, ToolSpec
+from retinue.domain.tool import ToolEffect, ToolSpec
 from retinue.domain.trust import Trust
-from retinue.intake.routing import who_listens
-from retinue.operations.base import Desk, Operation, perform
-from retinue.operations.operation_tools import sets_for_later
+from retinue.intake.routing import get_session_address
+from retinue.operations.base import Operation, Services, perform_operation
+from retinue.operations.operation_tools import scheduling_principal
+from retinue.operations.schedule.errors import ScheduleMemoryUnavailable
 from retinue.store.envelopes import envelopes
 from retinue.store.schedules import schedules
 from retinue.store.sessions import records, sessions
-from retinue.tools.base import Output, Scene, Tool, ToolFailed, as_tool_failed, schema_of
-from retinue.tools.files.file_access import Ground
-from retinue.tools.files.read_tool import Read, ReadArguments
-from retinue.tools.files.write_tool import Write, WriteArguments
+from retinue.tools.base import Tool, ToolContext, ToolOutput, as_tool_failed, schema_of
+from retinue.tools.files.file_access import FileServices
+from retinue.tools.files.read_tool import ReadArguments, ReadTool
+from retinue.tools.files.write_tool import WriteArguments, WriteTool
 from retinue.tools.notify import person_of
 
-LINES_MAX = 10
-LINE_CHARS_MAX = 220
-LINES_CHARS_MAX = 700
-LOOKED_BACK_MAX = 60  # records searched for recent messages
+CONTEXT_MESSAGES_MAX = 10
+MESSAGE_CHARS_MAX = 220
+CONTEXT_CHARS_MAX = 700
+RECORDS_READ_MAX = 60  # records searched for recent messages
 NO_MEMORY = "No memory"
 
 _encode = msgspec.json.Encoder().encode
 
 # The operation that each action performs.
-ACTIONS: Mapping[str, str] = {
+ACTION_OPERATIONS: Mapping[str, str] = {
     "status": "schedule.show",
     "list": "schedule.list",
     "add": "schedule.add",
@@ -64,7 +65,7 @@ ACTIONS: Mapping[str, str] = {
     "reminders": "reminder.list",
 }
 
-Action = Literal[
+CronAction = Literal[
     "status",
     "list",
     "add",
@@ -84,25 +85,27 @@ Action = Literal[
 
 
 class CronArguments(msgspec.Struct, forbid_unknown_fields=True):
-    action: Action
-    schedule: Annotated[str, msgspec.Meta(description="which one, by its name or id")] = ""
+    action: CronAction
+    schedule: Annotated[str, msgspec.Meta(description="name or id of the schedule")] = ""
     parameters: Annotated[
         dict[str, Any],
         msgspec.Meta(
             description=(
                 "add, update: name, text, to, and one of cron (0 9 * * 1-5), every (1h30m), at; also zone, deliver, "
-                "gate, place (fresh, own, main). wake: text, and at (with an offset, or +2h) or delay_s, to write to "
-                "you in this conversation. remind: text, at or delay_s, to. explain: cron, every or at, and zone."
+                "gate, place (fresh, own, main). wake: text, and at (with an offset, or +2h) or delay_s; you get the "
+                "text in this conversation. remind: text, at or delay_s, to. explain: cron, every or at, and zone."
             )
         ),
     ] = {}
     context_messages: Annotated[
         int,
-        msgspec.Meta(ge=0, le=LINES_MAX, description="wake, remind, add: with so many of the last lines said here"),
+        msgspec.Meta(
+            ge=0, le=CONTEXT_MESSAGES_MAX, description="wake, remind, add: quote this many of the last messages here"
+        ),
     ] = 0
 
 
-class Cron(Struct, frozen=True):
+class CronTool(Struct, frozen=True):
     """The `cron` tool.
 
     The agent acts with its own rights: it sees and changes only the schedules that it owns. In a
@@ -110,80 +113,84 @@ class Cron(Struct, frozen=True):
     schedules.
     """
 
-    desk: Callable[[], Desk]
+    services: Callable[[], Services]
     operations: Mapping[str, Operation]
     arguments: type[msgspec.Struct] = CronArguments
     spec: ToolSpec = field(
         default_factory=lambda: ToolSpec(
             name="cron",
             description=(
-                "Set something for later: schedules that come again and again, wake-ups for this conversation, and "
-                "reminders for people. List, change, run and delete what you have set."
+                "Schedule something for later: recurring schedules, wake-ups for you in this conversation, and "
+                "reminders for people. List, change, run and delete what you have scheduled. Returns JSON."
             ),
             parameters=schema_of(CronArguments),
-            effects=frozenset({Effect.READS_PRIVATE, Effect.WRITES, Effect.SPENDS}),
+            effects=frozenset({ToolEffect.READS_PRIVATE, ToolEffect.WRITES, ToolEffect.SPENDS}),
             capabilities=frozenset({"schedules.write"}),
         )
     )
 
-    async def perform(self, arguments: CronArguments, scene: Scene) -> Output:
-        desk = self.desk()
-        operation = self.operations[ACTIONS[arguments.action]]
+    async def perform(self, arguments: CronArguments, context: ToolContext) -> ToolOutput:
+        services = self.services()
+        operation = self.operations[ACTION_OPERATIONS[arguments.action]]
         parameters = dict(arguments.parameters)
         if arguments.schedule:
             parameters["schedule"] = arguments.schedule
-        await self._fill_in(desk, arguments, parameters, scene)
-        trust = Trust.UNTRUSTED if scene.trust is Trust.UNTRUSTED else Trust.AGENT
-        agent = scene.agent
-        principal = sets_for_later(scene, level=agent.permission_level) or Principal(
-            address=address.agent(agent.name), level=agent.permission_level, trust=trust
+        await self._add_defaults(services, arguments, parameters, context)
+        trust = Trust.UNTRUSTED if context.trust is Trust.UNTRUSTED else Trust.AGENT
+        agent = context.agent
+        principal = scheduling_principal(context, level=agent.permission_level) or Principal(
+            address=address.agent_address(agent.name), level=agent.permission_level, trust=trust
         )
-        key = f"{scene.session}/{scene.call}" if operation.effect else ""
+        key = f"{context.session}/{context.call}" if operation.has_effect else ""
         try:
-            answer = await perform(desk, principal, operation, _encode(parameters), key=key)
+            answer = await perform_operation(services, principal, operation, _encode(parameters), key=key)
         except RetinueError as error:
             raise as_tool_failed(error) from error
-        return Output(text=answer.decode(), trust=Trust.PRIVATE if operation.effect else None)
+        return ToolOutput(text=answer.decode(), trust=Trust.PRIVATE if operation.has_effect else None)
 
-    async def _fill_in(self, desk: Desk, arguments: CronArguments, parameters: dict[str, Any], scene: Scene) -> None:
+    async def _add_defaults(
+        self, services: Services, arguments: CronArguments, parameters: dict[str, Any], context: ToolContext
+    ) -> None:
         """Add parameters that follow from the current conversation."""
         match arguments.action:
             case "wake":
-                parameters["session"] = scene.session
+                parameters["session"] = context.session
             case "wakes":
-                parameters.setdefault("session", scene.session)
+                parameters.setdefault("session", context.session)
             case "remind":
-                person = person_of(scene)
+                person = person_of(context)
                 parameters.setdefault("to", f"person:{person}" if person else "person:owner")
             case "add":
-                parameters.setdefault("to", str(address.agent(scene.agent.name)))
-                if "deliver" not in parameters and scene.origin.foreground and parameters.get("place") != "main":
-                    parameters["deliver"] = await _listener(desk, scene)
+                parameters.setdefault("to", str(address.agent_address(context.agent.name)))
+                if "deliver" not in parameters and context.origin.is_foreground and parameters.get("place") != "main":
+                    parameters["deliver"] = await _read_reply_address(services, context)
             case _:
                 pass
         if arguments.context_messages and arguments.action in ("wake", "remind", "add"):
-            lines = await desk.store.scan(lambda conn: recent_lines(conn, scene.session, arguments.context_messages))
+            lines = await services.store.scan(
+                lambda conn: format_recent_messages(conn, context.session, arguments.context_messages)
+            )
             if lines:
                 parameters["text"] = f"{parameters.get('text', '')}\n\nRecent context:\n{lines}"
 
 
-async def _listener(desk: Desk, scene: Scene) -> str:
+async def _read_reply_address(services: Services, context: ToolContext) -> str:
     """Return the reply address of the current session. A new schedule's answers go there."""
-    session = await desk.store.read(lambda conn: sessions.get(conn, scene.session))
-    return str(who_listens(session.origin)) if session is not None else ""
+    session = await services.store.read(lambda conn: sessions.get(conn, context.session))
+    return str(get_session_address(session.origin)) if session is not None else ""
 
 
-def recent_lines(conn: sa.Connection, session: str, count: int) -> str:
+def format_recent_messages(conn: sa.Connection, session: str, count: int) -> str:
     """Return the last messages of a session as short lines with their senders."""
     found = sessions.get(conn, session)
     if found is None:
         return ""
-    first = max(found.context_from, found.record_seq - LOOKED_BACK_MAX)
-    read, _ = records.read(conn, session, first=first, last=found.record_seq)
+    first = max(found.context_start_seq, found.record_seq - RECORDS_READ_MAX)
+    read, _ = records.read_range(conn, session, first=first, last=found.record_seq)
     lines: list[str] = []
-    left = LINES_CHARS_MAX
-    for line in (said for record in reversed(read) for said in _said(conn, record)):
-        short = line if len(line) <= LINE_CHARS_MAX else line[: LINE_CHARS_MAX - 1] + "…"
+    left = CONTEXT_CHARS_MAX
+    for line in (text for record in reversed(read) for text in _format_messages(conn, record)):
+        short = line if len(line) <= MESSAGE_CHARS_MAX else line[: MESSAGE_CHARS_MAX - 1] + "…"
         if len(lines) == count or len(short) > left:
             break
         lines.append(short)
@@ -191,127 +198,129 @@ def recent_lines(conn: sa.Connection, session: str, count: int) -> str:
     return "\n".join(reversed(lines))
 
 
-def _said(conn: sa.Connection, record: Record) -> list[str]:
+def _format_messages(conn: sa.Connection, record: Record) -> list[str]:
     """Return the record's messages as lines, newest first."""
     match record.body:
         case Reply(text=text) if text.strip():
             return [f"- Agent: {' '.join(text.split())}"]
         case UserTurn() as turn:
             found = [envelopes.get(conn, id_) for id_ in reversed(turn.envelopes)]
-            said = [each for each in found if each is not None and each.text.strip()]
-            return [f"- {_who(each.sender)}: {' '.join(each.text.split())}" for each in said]
+            sent = [each for each in found if each is not None and each.text.strip()]
+            return [f"- {_sender_name(each.sender)}: {' '.join(each.text.split())}" for each in sent]
         case _:
             return []
 
 
-def _who(sender: address.Address) -> str:
+def _sender_name(sender: address.Address) -> str:
     return sender.name if sender.kind is AddressKind.PERSON else str(sender)
 
 
 # --- memory of a schedule ---
 
 
-class Nothing(msgspec.Struct, forbid_unknown_fields=True):
+class NoCronArguments(msgspec.Struct, forbid_unknown_fields=True):
     """No arguments."""
 
 
-class MemoryArguments(msgspec.Struct, forbid_unknown_fields=True):
+class CronMemoryArguments(msgspec.Struct, forbid_unknown_fields=True):
     text: str
-    append: Annotated[bool, msgspec.Meta(description="Add it to what is there, instead of replacing it")] = True
+    append: Annotated[bool, msgspec.Meta(description="Append to the memory instead of replacing it")] = True
 
 
-def folder_of(schedule: Schedule) -> str:
+def schedule_folder(schedule: Schedule) -> str:
     """Return the folder of a schedule's memory and files, relative to the agent directory."""
     return f"schedules/{schedule.name or schedule.id}"
 
 
-def _at_its_folder(schedule: Schedule, scene: Scene) -> tuple[str, Scene]:
+def _open_memory_folder(schedule: Schedule, context: ToolContext) -> tuple[str, ToolContext]:
     """Return the path of the schedule's memory, and a tool context that may write to its folder."""
-    folder = scene.home / folder_of(schedule)
+    folder = context.agent_directory / schedule_folder(schedule)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return str(folder / "MEMORY.md"), replace(scene, rights=replace(scene.rights, write=(*scene.rights.write, folder)))
+    return str(folder / "MEMORY.md"), replace(
+        context, rights=replace(context.rights, write=(*context.rights.write, folder))
+    )
 
 
-async def _schedule_of(desk: Desk, scene: Scene) -> Schedule:
+async def _require_schedule(services: Services, context: ToolContext) -> Schedule:
     """Return the schedule that the session of this call belongs to."""
-    session = await desk.store.read(lambda conn: sessions.get(conn, scene.session))
+    session = await services.store.read(lambda conn: sessions.get(conn, context.session))
     id_ = session.origin.key.removeprefix("schedule:") if session is not None else ""
-    kept = await desk.store.read(lambda conn: schedules.get(conn, id_)) if scene.origin is OriginKind.SCHEDULE else None
+    kept = (
+        await services.store.read(lambda conn: schedules.get(conn, id_))
+        if context.origin is OriginKind.SCHEDULE
+        else None
+    )
     if kept is None:
-        raise ToolFailed(
-            "this conversation is of no schedule",
-            because="only what the clock begins has a memory of this kind, and its schedule may be gone",
-            code="schedule.not-found",
-        )
+        raise ScheduleMemoryUnavailable()
     return kept.schedule
 
 
-class ReadTask(Struct, frozen=True):
-    desk: Callable[[], Desk]
-    arguments: type[msgspec.Struct] = Nothing
+class CronReadTaskTool(Struct, frozen=True):
+    services: Callable[[], Services]
+    arguments: type[msgspec.Struct] = NoCronArguments
     spec: ToolSpec = field(
         default_factory=lambda: ToolSpec(
             name="cron_read_task",
-            description="Read the schedule that you are working for: its text, its times, and its folder.",
-            parameters=schema_of(Nothing),
-            effects=frozenset({Effect.READS_PRIVATE}),
+            description="Read the schedule that started this run: its text, times and folder for files.",
+            parameters=schema_of(NoCronArguments),
+            effects=frozenset({ToolEffect.READS_PRIVATE}),
             capabilities=frozenset({"schedules.read"}),
-            repeatable=True,
+            is_repeatable=True,
         )
     )
 
-    async def perform(self, arguments: Nothing, scene: Scene) -> Output:
-        schedule = await _schedule_of(self.desk(), scene)
-        files = f"{folder_of(schedule)}/files"
-        folder = Path(scene.home, files)
+    async def perform(self, arguments: NoCronArguments, context: ToolContext) -> ToolOutput:
+        schedule = await _require_schedule(self.services(), context)
+        files = f"{schedule_folder(schedule)}/files"
+        folder = Path(context.agent_directory, files)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         text = f"schedule: {schedule.name or schedule.id}\nwhen: {schedule.when}\nfiles: {files}\n\n{schedule.text}"
-        return Output(text=text, trust=schedule.trust)
+        return ToolOutput(text=text, trust=schedule.trust)
 
 
-class ReadMemory(Struct, frozen=True):
-    desk: Callable[[], Desk]
-    reads: Read
-    arguments: type[msgspec.Struct] = Nothing
+class CronReadMemoryTool(Struct, frozen=True):
+    services: Callable[[], Services]
+    read_tool: ReadTool
+    arguments: type[msgspec.Struct] = NoCronArguments
     spec: ToolSpec = field(
         default_factory=lambda: ToolSpec(
             name="cron_read_memory",
-            description="Read what was kept from earlier times of this schedule.",
-            parameters=schema_of(Nothing),
-            effects=frozenset({Effect.READS_PRIVATE}),
+            description="Read the memory of this schedule: notes from its earlier runs.",
+            parameters=schema_of(NoCronArguments),
+            effects=frozenset({ToolEffect.READS_PRIVATE}),
             capabilities=frozenset({"schedules.read"}),
-            repeatable=True,
+            is_repeatable=True,
         )
     )
 
-    async def perform(self, arguments: Nothing, scene: Scene) -> Output:
-        schedule = await _schedule_of(self.desk(), scene)
-        path, scene = _at_its_folder(schedule, scene)
+    async def perform(self, arguments: NoCronArguments, context: ToolContext) -> ToolOutput:
+        schedule = await _require_schedule(self.services(), context)
+        path, context = _open_memory_folder(schedule, context)
         if not Path(path).exists():
-            return Output(text=NO_MEMORY, trust=Trust.PRIVATE)
-        return await self.reads.perform(ReadArguments(path=path), scene)
+            return ToolOutput(text=NO_MEMORY, trust=Trust.PRIVATE)
+        return await self.read_tool.perform(ReadArguments(path=path), context)
 
 
-class WriteMemory(Struct, frozen=True):
-    desk: Callable[[], Desk]
-    writes: Write
-    arguments: type[msgspec.Struct] = MemoryArguments
+class CronWriteMemoryTool(Struct, frozen=True):
+    services: Callable[[], Services]
+    write_tool: WriteTool
+    arguments: type[msgspec.Struct] = CronMemoryArguments
     spec: ToolSpec = field(
         default_factory=lambda: ToolSpec(
             name="cron_write_memory",
-            description="Keep something for later times of this schedule.",
-            parameters=schema_of(MemoryArguments),
-            effects=frozenset({Effect.WRITES}),
+            description="Write to the memory of this schedule, for its later runs.",
+            parameters=schema_of(CronMemoryArguments),
+            effects=frozenset({ToolEffect.WRITES}),
             capabilities=frozenset({"schedules.write"}),
         )
     )
 
-    async def perform(self, arguments: MemoryArguments, scene: Scene) -> Output:
-        schedule = await _schedule_of(self.desk(), scene)
-        path, scene = _at_its_folder(schedule, scene)
+    async def perform(self, arguments: CronMemoryArguments, context: ToolContext) -> ToolOutput:
+        schedule = await _require_schedule(self.services(), context)
+        path, context = _open_memory_folder(schedule, context)
         append = arguments.append and not await asyncio.to_thread(_is_empty, Path(path))
         text = f"\n{arguments.text}\n" if append else f"{arguments.text}\n"
-        return await self.writes.perform(WriteArguments(path=path, content=text, append=append), scene)
+        return await self.write_tool.perform(WriteArguments(path=path, content=text, append=append), context)
 
 
 def _is_empty(path: Path) -> bool:
@@ -323,5 +332,12 @@ def _is_empty(path: Path) -> bool:
         return True
 
 
-def clock_tools(desk: Callable[[], Desk], operations: Mapping[str, Operation], ground: Ground) -> tuple[Tool, ...]:
-    return (Cron(desk, operations), ReadTask(desk), ReadMemory(desk, Read(ground)), WriteMemory(desk, Write(ground)))
+def build_cron_tools(
+    services: Callable[[], Services], operations: Mapping[str, Operation], file_access: FileServices
+) -> tuple[Tool, ...]:
+    return (
+        CronTool(services, operations),
+        CronReadTaskTool(services),
+        CronReadMemoryTool(services, ReadTool(file_access)),
+        CronWriteMemoryTool(services, WriteTool(file_access)),
+    )

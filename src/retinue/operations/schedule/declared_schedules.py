@@ -8,99 +8,99 @@ from typing import Any
 import sqlalchemy as sa
 from msgspec import Struct
 
-from retinue.agents.apply_plan import Planned, Step
-from retinue.config.declarations import ScheduleGate
+from retinue.agents.apply_plan import ApplyAction, PlannedChange
+from retinue.config.declarations import DeclaredGate
 from retinue.domain import address
-from retinue.domain.errors import Invalid, RetinueError
+from retinue.domain.errors import RetinueError
 from retinue.domain.ids import ScheduleId
 from retinue.domain.principal import Principal
-from retinue.domain.schedule import Every, Schedule
+from retinue.domain.schedule import EveryTrigger, Schedule
 from retinue.domain.trust import Trust
 from retinue.intake.routing import OWNER
-from retinue.operations.base import Desk
-from retinue.operations.schedule.schedules import zone_of
+from retinue.operations.base import Services
+from retinue.operations.schedule.errors import DeclaredScheduleInvalid
+from retinue.operations.schedule.schedules import owner_zone
 from retinue.schedules import schedule_parser
-from retinue.schedules.schedule_parser import Form, Setting
-from retinue.store.core.transaction import Page
+from retinue.schedules.schedule_parser import ScheduleContext, ScheduleForm
+from retinue.store.core.transaction import Transaction
 from retinue.store.schedules import schedules
-from retinue.store.schedules.schedules import Kept
+from retinue.store.schedules.schedules import StoredSchedule
 
-SETTINGS = "settings"  # source of schedules written by `apply`
+SETTINGS_SOURCE = "settings"  # source of schedules written by `apply`
 
 
 class PlannedSchedule(Struct, frozen=True):
-    planned: Planned
+    step: PlannedChange
     schedule: Schedule | None = None
     enabled: bool = True
-    kept: Kept | None = None
+    stored: StoredSchedule | None = None
 
 
-def plan(
-    conn: sa.Connection, desk: Desk, declared: Mapping[str, Mapping[str, Any]], *, take_file: bool, reset: bool
+def plan_schedules(
+    conn: sa.Connection, services: Services, declared: Mapping[str, Mapping[str, Any]], *, take_file: bool, reset: bool
 ) -> list[PlannedSchedule]:
     """Return the planned steps in the order of the file, then the schedules that the file does not declare."""
-    here = {each.schedule.name.casefold(): each for each in _named(conn)}
+    here = {each.schedule.name.casefold(): each for each in _list_named_schedules(conn)}
     if reset:
         here = {}
     planned = [
-        _plan(desk, name, table, here.pop(name.casefold(), None), take_file=take_file)
+        _plan_schedule(services, name, table, here.pop(name.casefold(), None), take_file=take_file)
         for name, table in declared.items()
     ]
-    left = [each.schedule.name for each in here.values() if each.schedule.source == SETTINGS]
-    because = "it is not in the file, so it is left as it is"
-    return [*planned, *(PlannedSchedule(Planned(Step.UNDECLARED, name, because)) for name in left)]
+    left = [each.schedule.name for each in here.values() if each.schedule.source == SETTINGS_SOURCE]
+    because = "it is not in the settings file, so it stays unchanged"
+    return [*planned, *(PlannedSchedule(PlannedChange(ApplyAction.UNDECLARED, name, because)) for name in left)]
 
 
-def _named(conn: sa.Connection) -> list[Kept]:
-    found: list[Kept] = []
+def _list_named_schedules(conn: sa.Connection) -> list[StoredSchedule]:
+    found: list[StoredSchedule] = []
     after = ""
-    while rows := schedules.everyone(conn, after=after, limit=500):
+    while rows := schedules.list_all(conn, after=after, limit=500):
         found += [each for each in rows if each.schedule.name]
         after = rows[-1].id
     return found
 
 
-def _plan(desk: Desk, name: str, table: Mapping[str, Any], kept: Kept | None, *, take_file: bool) -> PlannedSchedule:
+def _plan_schedule(
+    services: Services, name: str, table: Mapping[str, Any], stored: StoredSchedule | None, *, take_file: bool
+) -> PlannedSchedule:
     enabled = bool(table.get("enabled", True))
-    was = kept.schedule if kept is not None else None
+    was = stored.schedule if stored is not None else None
     try:
-        wanted = schedule_parser.read(
-            form_of(table),
-            Setting(
-                id=was.id if was is not None else ScheduleId(desk.ids.new()),
+        wanted = schedule_parser.parse_form(
+            to_schedule_form(table),
+            ScheduleContext(
+                id=was.id if was is not None else ScheduleId(services.ids.new()),
                 name=was.name if was is not None else name,
                 owner=was.owner if was is not None else OWNER,
                 trust=Trust.OWNER,
-                now=desk.clock.now(),
-                zone=zone_of(desk),
-                source=SETTINGS,
-                start=was.when.start if was is not None and isinstance(was.when, Every) else None,
+                now=services.clock.now(),
+                zone=owner_zone(services),
+                source=SETTINGS_SOURCE,
+                start=was.when.start if was is not None and isinstance(was.when, EveryTrigger) else None,
             ),
         )
     except RetinueError as error:
-        raise Invalid(
-            f"schedules.{name} cannot be applied: {error.sentence}",
-            because=error.because,
-            try_this=error.try_this,
-            code=error.code,
-        ) from None
-    if kept is None or was is None:
-        return PlannedSchedule(Planned(Step.ADD, name, "no schedule of this name is here"), wanted, enabled)
-    changed = differences(was, wanted, kept.enabled, enabled)
+        raise DeclaredScheduleInvalid(name, error) from None
+    if stored is None or was is None:
+        return PlannedSchedule(PlannedChange(ApplyAction.ADD, name, "no schedule has this name yet"), wanted, enabled)
+    changed = diff_schedules(was, wanted, stored.enabled, enabled)
     if not changed:
-        return PlannedSchedule(Planned(Step.KEEP, was.name, "it is as declared"))
-    if was.source != SETTINGS and not take_file:
-        because = f"it was set over the {was.source}; take the file to overwrite that"
-        return PlannedSchedule(Planned(Step.DRIFT, was.name, because, changed=changed))
-    because = "it is declared otherwise"
-    return PlannedSchedule(Planned(Step.CHANGE, was.name, because, changed=changed), wanted, enabled, kept)
+        return PlannedSchedule(PlannedChange(ApplyAction.KEEP, was.name, "it is as declared"))
+    if was.source != SETTINGS_SOURCE and not take_file:
+        because = f"it was changed over the {was.source}; use `take` = file to overwrite that"
+        return PlannedSchedule(PlannedChange(ApplyAction.DRIFT, was.name, because, changes=changed))
+    because = "it differs from the settings file"
+    return PlannedSchedule(
+        PlannedChange(ApplyAction.CHANGE, was.name, because, changes=changed), wanted, enabled, stored
+    )
 
 
-def form_of(table: Mapping[str, Any]) -> Form:
+def to_schedule_form(table: Mapping[str, Any]) -> ScheduleForm:
     gate = table.get("gate")
     agent: str = table["agent"]
-    return Form(
-        to=str(address.agent(agent)),
+    return ScheduleForm(
+        to=str(address.agent_address(agent)),
         text=table.get("text", ""),
         description=table.get("description", ""),
         at=table.get("at", ""),
@@ -113,48 +113,52 @@ def form_of(table: Mapping[str, Any]) -> Form:
         delete_after_run=table.get("delete_after_run", False),
         model=table.get("model", ""),
         title=table.get("title", ""),
-        gate=schedule_parser.form_of(gate) if isinstance(gate, ScheduleGate) else None,
+        gate=schedule_parser.gate_to_form(gate) if isinstance(gate, DeclaredGate) else None,
     )
 
 
-def differences(was: Schedule, wanted: Schedule, was_on: bool, on: bool) -> dict[str, tuple[Any, Any]]:
+def diff_schedules(
+    stored: Schedule, declared: Schedule, was_enabled: bool, is_enabled: bool
+) -> dict[str, tuple[Any, Any]]:
     changed: dict[str, tuple[Any, Any]] = {}
     for name in ("to", "text", "description", "when", "zone", "place", "deliver", "missed"):
-        one, other = getattr(was, name), getattr(wanted, name)
+        one, other = getattr(stored, name), getattr(declared, name)
         if one != other:
             changed[name] = (str(one), str(other))
     for name in ("delete_after_run", "model", "title"):
-        one, other = getattr(was, name), getattr(wanted, name)
+        one, other = getattr(stored, name), getattr(declared, name)
         if one != other:
             changed[name] = (one, other)
-    if was.gate != wanted.gate:
-        changed["gate"] = (was.gate is not None, wanted.gate is not None)
-    if was_on != on:
-        changed["enabled"] = (was_on, on)
+    if stored.gate != declared.gate:
+        changed["gate"] = (stored.gate is not None, declared.gate is not None)
+    if was_enabled != is_enabled:
+        changed["enabled"] = (was_enabled, is_enabled)
     return changed
 
 
-def carry_out(page: Page, desk: Desk, plan: list[PlannedSchedule], caller: Principal) -> None:
+def apply_plan(
+    tx: Transaction, services: Services, planned_schedules: list[PlannedSchedule], caller: Principal
+) -> None:
     because = f"the settings were applied by {caller.address}"
-    for each in plan:
+    for each in planned_schedules:
         if each.schedule is None:
             continue
-        if each.kept is None:
-            why = "" if each.enabled else "so say the settings"
-            schedules.add(page, each.schedule, zone=zone_of(desk), enabled=each.enabled, because=why)
+        if each.stored is None:
+            why = "" if each.enabled else "disabled in the settings"
+            schedules.add(tx, each.schedule, zone=owner_zone(services), enabled=each.enabled, because=why)
             continue
-        kept = schedules.change(page, each.kept, each.schedule, zone=zone_of(desk), because=because)
+        kept = schedules.change(tx, each.stored, each.schedule, zone=owner_zone(services), because=because)
         if each.enabled and not kept.enabled:
-            schedules.enable(page, kept)
+            schedules.enable(tx, kept)
         elif not each.enabled and kept.enabled:
-            schedules.disable(page, kept, because="so say the settings")
+            schedules.disable(tx, kept, because="disabled in the settings")
 
 
-def clear(page: Page, caller: Principal) -> int:
+def delete_all_schedules(tx: Transaction, caller: Principal) -> int:
     """Delete all schedules, for `--reset`."""
     cleared = 0
-    while rows := schedules.everyone(page.conn, limit=500):
+    while rows := schedules.list_all(tx.conn, limit=500):
         for kept in rows:
-            schedules.delete(page, kept, because=f"the house was reset by {caller.address}")
+            schedules.delete(tx, kept, because=f"the server was reset by {caller.address}")
             cleared += 1
     return cleared

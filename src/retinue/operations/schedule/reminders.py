@@ -17,17 +17,33 @@ import sqlalchemy as sa
 from retinue.domain import address
 from retinue.domain.address import Address, AddressKind
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.errors import Invalid, NotAllowed, NotFound, TooLarge
 from retinue.domain.principal import Principal
-from retinue.domain.schedule import REMINDERS_MAX, WAKE_UPS_MAX, Kind, Schedule
-from retinue.domain.times import show, to_ms
+from retinue.domain.schedule import PERSON_REMINDERS_MAX, SESSION_WAKE_UPS_MAX, Schedule, ScheduleKind
+from retinue.domain.times import format_time, to_ms
 from retinue.intake.routing import OWNER
-from retinue.operations.base import Desk, Operation
+from retinue.operations.base import Operation, Services
 from retinue.operations.pagination import check_limit
-from retinue.operations.schedule.schedule_responses import ScheduleDeleted, ScheduleShown, schedule_form
-from retinue.operations.schedule.schedules import LISTED_MAX, check_may, find, new_schedule, zone_of
-from retinue.schedules.schedule_parser import Form
-from retinue.store.core.transaction import Page
+from retinue.operations.schedule.errors import (
+    ReminderDelayInvalid,
+    ReminderNotAllowed,
+    ReminderNotFound,
+    ReminderRecipientInvalid,
+    ReminderTimeMissing,
+    TimeOffsetMissing,
+    TooManyReminders,
+    TooManyWakeUps,
+    WakeUpNotFound,
+)
+from retinue.operations.schedule.schedule_responses import ScheduleDeleted, ScheduleDetails, to_schedule_details
+from retinue.operations.schedule.schedules import (
+    LIST_LIMIT_MAX,
+    build_schedule,
+    check_schedule_allowed,
+    find_schedule,
+    owner_zone,
+)
+from retinue.schedules.schedule_parser import ScheduleForm
+from retinue.store.core.transaction import Transaction
 from retinue.store.schedules import schedules
 from retinue.store.sessions import sessions
 
@@ -36,239 +52,221 @@ DELAY_S_MAX = 366 * 86_400
 _OFFSET = re.compile(r".*(?:Z|[+-][0-9]{2}(?::?[0-9]{2})?)", re.DOTALL)
 
 Meta = msgspec.Meta
-At = Annotated[str, Meta(description="with an offset, as 2026-01-28T20:30:00+01:00, or from now, as +2h30m")]
-DelayS = Annotated[int, Meta(description="seconds from now, instead of `at`")]
+ReminderTime = Annotated[
+    str,
+    Meta(description="time with a UTC offset, such as 2026-01-28T20:30:00+01:00, or relative to now, such as +2h30m"),
+]
+ReminderDelayS = Annotated[int, Meta(description="seconds from now, instead of `at`")]
 
 
-class AddReminder(msgspec.Struct, forbid_unknown_fields=True):
+class ReminderAddRequest(msgspec.Struct, forbid_unknown_fields=True):
     text: str
-    at: At = ""
-    delay_s: DelayS = 0
-    to: Annotated[str, Meta(description="person:NAME; left out, yourself, or the owner if you are an agent")] = ""
+    at: ReminderTime = ""
+    delay_s: ReminderDelayS = 0
+    to: Annotated[str, Meta(description="person:NAME; default: yourself, or the owner if you are an agent")] = ""
 
 
-class AddWakeup(msgspec.Struct, forbid_unknown_fields=True):
-    session: Annotated[str, Meta(description="the conversation that is written to")]
+class WakeupAddRequest(msgspec.Struct, forbid_unknown_fields=True):
+    session: Annotated[str, Meta(description="id of the session that gets the message")]
     text: str
-    at: At = ""
-    delay_s: DelayS = 0
+    at: ReminderTime = ""
+    delay_s: ReminderDelayS = 0
 
 
-class Listing(msgspec.Struct, forbid_unknown_fields=True):
+class ReminderListRequest(msgspec.Struct, forbid_unknown_fields=True):
     limit: int = 50
 
 
-class ListWakeups(Listing):
+class WakeupListRequest(ReminderListRequest):
     session: Annotated[
-        str, Meta(description="yours: of your other conversations only the times are told, and not the words")
+        str, Meta(description="id of your session; wake-ups of your other sessions are listed without their texts")
     ] = ""
 
 
-class ById(msgspec.Struct, forbid_unknown_fields=True):
+class ReminderIdRequest(msgspec.Struct, forbid_unknown_fields=True):
     id: str
 
 
-class RemindersListed(msgspec.Struct, frozen=True):
+class ReminderList(msgspec.Struct, frozen=True):
     """Soonest first."""
 
-    reminders: list[ScheduleShown]
+    reminders: list[ScheduleDetails]
 
 
-class WakeupsListed(msgspec.Struct, frozen=True):
+class WakeupList(msgspec.Struct, frozen=True):
     """Soonest first. Those of an agent's other sessions are `redacted`."""
 
-    wakeups: list[ScheduleShown]
+    wakeups: list[ScheduleDetails]
 
 
-async def add_reminder(desk: Desk, caller: Principal, asked: AddReminder) -> ScheduleShown:
-    to = address.parse(asked.to) if asked.to else _oneself(caller)
+async def add_reminder(services: Services, caller: Principal, request: ReminderAddRequest) -> ScheduleDetails:
+    to = address.parse_address(request.to) if request.to else _default_recipient(caller)
     if to.kind is not AddressKind.PERSON:
-        raise Invalid(
-            f"{to} cannot be reminded",
-            because="people are; an agent is woken in one of its conversations",
-            try_this="to = person:NAME",
-            code="reminder.not-a-person",
-        )
-    if not caller.sees_all and caller.address.kind is AddressKind.PERSON and to != caller.address:
-        raise NotAllowed(
-            "you may only remind yourself",
-            because=f"you are {caller.address}",
-            try_this="write to them with a deliver-at instead",
-            code="reminder.not-yours",
-        )
-    form = Form(to=str(to), text=asked.text, at=_at(desk, asked.at, asked.delay_s), delete_after_run=True)
-    schedule = new_schedule(desk, caller, form, kind=Kind.REMINDER)
-    return await _keep(desk, caller, schedule, most=REMINDERS_MAX)
+        raise ReminderRecipientInvalid(str(to))
+    if not caller.sees_everything and caller.address.kind is AddressKind.PERSON and to != caller.address:
+        raise ReminderNotAllowed(str(caller.address))
+    form = ScheduleForm(
+        to=str(to), text=request.text, at=_resolve_time(services, request.at, request.delay_s), delete_after_run=True
+    )
+    schedule = build_schedule(services, caller, form, kind=ScheduleKind.REMINDER)
+    return await _store_schedule(services, caller, schedule, count_max=PERSON_REMINDERS_MAX)
 
 
-async def add_wakeup(desk: Desk, caller: Principal, asked: AddWakeup) -> ScheduleShown:
-    session = await desk.store.scan(lambda conn: sessions.resolve(conn, asked.session, seen_by=caller))
-    to = address.agent(session.agent, session.id)
-    form = Form(to=str(to), text=asked.text, at=_at(desk, asked.at, asked.delay_s), delete_after_run=True)
-    schedule = new_schedule(desk, caller, form, kind=Kind.WAKE_UP)
-    return await _keep(desk, caller, schedule, most=WAKE_UPS_MAX)
+async def add_wakeup(services: Services, caller: Principal, request: WakeupAddRequest) -> ScheduleDetails:
+    session = await services.store.scan(lambda conn: sessions.get_by_short_id(conn, request.session, seen_by=caller))
+    to = address.agent_address(session.agent, session.id)
+    form = ScheduleForm(
+        to=str(to), text=request.text, at=_resolve_time(services, request.at, request.delay_s), delete_after_run=True
+    )
+    schedule = build_schedule(services, caller, form, kind=ScheduleKind.WAKE_UP)
+    return await _store_schedule(services, caller, schedule, count_max=SESSION_WAKE_UPS_MAX)
 
 
-def _oneself(caller: Principal) -> Address:
+def _default_recipient(caller: Principal) -> Address:
     return caller.address if caller.address.kind is AddressKind.PERSON else OWNER
 
 
-async def _keep(desk: Desk, caller: Principal, schedule: Schedule, *, most: int) -> ScheduleShown:
-    zone = zone_of(desk)
+async def _store_schedule(
+    services: Services, caller: Principal, schedule: Schedule, *, count_max: int
+) -> ScheduleDetails:
+    zone = owner_zone(services)
 
-    def body(conn: sa.Connection) -> ScheduleShown:
-        page = Page(conn, to_ms(desk.clock.now()))
-        check_may(desk, caller, schedule, conn)
-        if schedules.count_to(conn, schedule.to, schedule.kind) >= most:
-            raise TooLarge(
-                f"{most} {schedule.kind}s already wait there",
-                because=f"at most {most} wait for one conversation, or for one person",
-                try_this="delete some, or let the first of them come",
-                code=f"{'wakeup' if schedule.kind is Kind.WAKE_UP else 'reminder'}.too-many",
+    def body(conn: sa.Connection) -> ScheduleDetails:
+        tx = Transaction(conn, to_ms(services.clock.now()))
+        check_schedule_allowed(services, caller, schedule, conn)
+        if schedules.count_enabled_to(conn, schedule.to, schedule.kind) >= count_max:
+            raise (
+                TooManyWakeUps(str(schedule.to), count_max=count_max)
+                if schedule.kind is ScheduleKind.WAKE_UP
+                else TooManyReminders(str(schedule.to), count_max=count_max)
             )
-        kept = schedules.add(page, schedule, zone=zone)
-        page.close()
-        return schedule_form(kept.schedule, schedules.standing(conn, kept), zone)
+        kept = schedules.add(tx, schedule, zone=zone)
+        tx.close()
+        return to_schedule_details(kept.schedule, schedules.get_status(conn, kept), zone)
 
-    return await desk.store.write(body, point="schedule")
+    return await services.store.write(body, point="schedule")
 
 
-def _at(desk: Desk, at: str, delay_s: int) -> str:
+def _resolve_time(services: Services, at: str, delay_s: int) -> str:
     """Return a time that does not depend on a time zone setting."""
     if bool(at.strip()) == bool(delay_s):
-        raise Invalid(
-            "this does not say when",
-            because="exactly one of `at` and `delay_s` is needed",
-            try_this="for example at = +2h",
-            code="schedule.when-invalid",
-        )
+        raise ReminderTimeMissing()
     if delay_s:
         if not 0 < delay_s <= DELAY_S_MAX:
-            raise Invalid(
-                f"{delay_s} seconds from now is not to be had",
-                because=f"a delay is 1 to {DELAY_S_MAX} seconds",
-                try_this="name the moment with `at`",
-                code="schedule.when-invalid",
-            )
-        moment: datetime = desk.clock.now() + timedelta(seconds=delay_s)
-        return show(moment, zone_of(desk))
+            raise ReminderDelayInvalid(delay_s, delay_s_max=DELAY_S_MAX)
+        moment: datetime = services.clock.now() + timedelta(seconds=delay_s)
+        return format_time(moment, owner_zone(services))
     text = at.strip()
     if not text.startswith("+") and not _OFFSET.fullmatch(text.partition("T")[2] or text.partition(" ")[2]):
-        raise Invalid(
-            f"'{text[:64]}' does not say by which clock",
-            because="a time without an offset means another moment in every zone",
-            try_this="add one, as in 2026-01-28T20:30:00+01:00, or say how long from now: +2h",
-            code="time.no-offset",
-        )
+        raise TimeOffsetMissing(text)
     return text
 
 
-async def list_reminders(desk: Desk, caller: Principal, asked: Listing) -> RemindersListed:
-    return RemindersListed(await _list(desk, caller, Kind.REMINDER, asked.limit))
+async def list_reminders(services: Services, caller: Principal, request: ReminderListRequest) -> ReminderList:
+    return ReminderList(await _list_schedules(services, caller, ScheduleKind.REMINDER, request.limit))
 
 
-async def list_wakeups(desk: Desk, caller: Principal, asked: ListWakeups) -> WakeupsListed:
-    here = asked.session
+async def list_wakeups(services: Services, caller: Principal, request: WakeupListRequest) -> WakeupList:
+    here = request.session
     if here:
-        here = (await desk.store.scan(lambda conn: sessions.resolve(conn, asked.session, seen_by=caller))).id
-    return WakeupsListed(await _list(desk, caller, Kind.WAKE_UP, asked.limit, here=here))
+        here = (
+            await services.store.scan(lambda conn: sessions.get_by_short_id(conn, request.session, seen_by=caller))
+        ).id
+    return WakeupList(await _list_schedules(services, caller, ScheduleKind.WAKE_UP, request.limit, session=here))
 
 
-async def _list(desk: Desk, caller: Principal, kind: Kind, limit: int, *, here: str = "") -> list[ScheduleShown]:
-    check_limit(limit, least=1, most=LISTED_MAX)
-    zone = zone_of(desk)
+async def _list_schedules(
+    services: Services, caller: Principal, kind: ScheduleKind, limit: int, *, session: str = ""
+) -> list[ScheduleDetails]:
+    check_limit(limit, least=1, most=LIST_LIMIT_MAX)
+    zone = owner_zone(services)
 
-    def body(conn: sa.Connection) -> list[ScheduleShown]:
-        found = [kept for kept in schedules.listed_of(conn, kind, limit=limit, seen_by=caller) if kept.enabled]
-        stood = [(kept, schedules.standing(conn, kept)) for kept in found]
-        stood.sort(key=lambda pair: (pair[1].slot_at is None, pair[1].slot_at))
+    def body(conn: sa.Connection) -> list[ScheduleDetails]:
+        found = [kept for kept in schedules.list_of_kind(conn, kind, limit=limit, seen_by=caller) if kept.enabled]
+        stood = [(kept, schedules.get_status(conn, kept)) for kept in found]
+        stood.sort(key=lambda pair: (pair[1].occurrence_at is None, pair[1].occurrence_at))
         # A session of an agent must not read the wake-up texts of its other sessions.
-        apart = caller.address.kind is AddressKind.AGENT and kind is Kind.WAKE_UP
+        apart = caller.address.kind is AddressKind.AGENT and kind is ScheduleKind.WAKE_UP
         return [
-            schedule_form(kept.schedule, standing, zone, redacted=apart and kept.schedule.to.rest != here)
+            to_schedule_details(kept.schedule, standing, zone, redacted=apart and kept.schedule.to.rest != session)
             for kept, standing in stood
         ]
 
-    return await desk.store.scan(body)
+    return await services.store.scan(body)
 
 
-async def delete_reminder(desk: Desk, caller: Principal, asked: ById) -> ScheduleDeleted:
-    return await _delete(desk, caller, asked.id, Kind.REMINDER)
+async def delete_reminder(services: Services, caller: Principal, request: ReminderIdRequest) -> ScheduleDeleted:
+    return await _delete_schedule(services, caller, request.id, ScheduleKind.REMINDER)
 
 
-async def delete_wakeup(desk: Desk, caller: Principal, asked: ById) -> ScheduleDeleted:
-    return await _delete(desk, caller, asked.id, Kind.WAKE_UP)
+async def delete_wakeup(services: Services, caller: Principal, request: ReminderIdRequest) -> ScheduleDeleted:
+    return await _delete_schedule(services, caller, request.id, ScheduleKind.WAKE_UP)
 
 
-async def _delete(desk: Desk, caller: Principal, id_: str, kind: Kind) -> ScheduleDeleted:
+async def _delete_schedule(services: Services, caller: Principal, id_: str, kind: ScheduleKind) -> ScheduleDeleted:
     def body(conn: sa.Connection) -> ScheduleDeleted:
-        page = Page(conn, to_ms(desk.clock.now()))
-        kept = find(conn, id_, seen_by=caller)
+        tx = Transaction(conn, to_ms(services.clock.now()))
+        kept = find_schedule(conn, id_, seen_by=caller)
         if kept.schedule.kind is not kind:
-            raise NotFound(
-                f"no {kind} {id_[:64]}",
-                because="what has this id is something else",
-                try_this="copy it from the list",
-                code="schedule.not-found",
-            )
-        schedules.delete(page, kept, because=f"it was deleted by {caller.address}")
-        page.close()
+            raise WakeUpNotFound(id_) if kind is ScheduleKind.WAKE_UP else ReminderNotFound(id_)
+        schedules.delete(tx, kept, because=f"it was deleted by {caller.address}")
+        tx.close()
         return ScheduleDeleted(kept.id, "")
 
-    return await desk.store.write(body, point="schedule")
+    return await services.store.write(body, point="schedule")
 
 
 OPERATIONS = (
     Operation(
         name="reminder.add",
-        summary="Remind a person of something at a time. No agent works on it.",
-        parameters=AddReminder,
+        summary="Send a person a reminder at a time. No agent works on it.",
+        parameters=ReminderAddRequest,
         handler=add_reminder,
         permission=PermissionLevel.RESTRICTED,
-        effect=True,
-        result=ScheduleShown,
+        has_effect=True,
+        result=ScheduleDetails,
     ),
     Operation(
         name="reminder.list",
-        summary="List the reminders that wait, the soonest first.",
-        parameters=Listing,
+        summary="List pending reminders, soonest first.",
+        parameters=ReminderListRequest,
         handler=list_reminders,
         permission=PermissionLevel.RESTRICTED,
-        result=RemindersListed,
+        result=ReminderList,
     ),
     Operation(
         name="reminder.delete",
-        summary="Take a reminder back.",
-        parameters=ById,
+        summary="Delete a reminder.",
+        parameters=ReminderIdRequest,
         handler=delete_reminder,
         permission=PermissionLevel.RESTRICTED,
-        effect=True,
+        has_effect=True,
         result=ScheduleDeleted,
     ),
     Operation(
         name="wakeup.add",
-        summary="Write into a conversation at a time.",
-        parameters=AddWakeup,
+        summary="Send a message to a session at a time.",
+        parameters=WakeupAddRequest,
         handler=add_wakeup,
         permission=PermissionLevel.RESTRICTED,
-        effect=True,
-        result=ScheduleShown,
+        has_effect=True,
+        result=ScheduleDetails,
     ),
     Operation(
         name="wakeup.list",
-        summary="List the wake-ups that wait, the soonest first.",
-        parameters=ListWakeups,
+        summary="List pending wake-ups, soonest first.",
+        parameters=WakeupListRequest,
         handler=list_wakeups,
         permission=PermissionLevel.RESTRICTED,
-        result=WakeupsListed,
+        result=WakeupList,
     ),
     Operation(
         name="wakeup.delete",
-        summary="Take a wake-up back.",
-        parameters=ById,
+        summary="Delete a wake-up.",
+        parameters=ReminderIdRequest,
         handler=delete_wakeup,
         permission=PermissionLevel.RESTRICTED,
-        effect=True,
+        has_effect=True,
         result=ScheduleDeleted,
     ),
 )

@@ -12,25 +12,25 @@ import sqlalchemy as sa
 
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.principal import Principal
-from retinue.domain.schedule import in_words, next_after
-from retinue.domain.times import show, to_ms
-from retinue.operations.base import Desk, Operation
+from retinue.domain.schedule import describe_trigger, next_occurrence
+from retinue.domain.times import format_time, to_ms
+from retinue.operations.base import Operation, Services
 from retinue.operations.pagination import check_limit
-from retinue.operations.schedule.schedules import zone_of
+from retinue.operations.schedule.schedules import owner_zone
 from retinue.store.schedules import schedules
-from retinue.store.schedules.schedules import Kept
+from retinue.store.schedules.schedules import StoredSchedule
 
 DAYS_MAX = 31
 SCHEDULES_SHOWN_MAX = 200
-TIMES_MAX = 60  # per schedule; if there are more, `when` describes them
+OCCURRENCES_MAX = 60  # per schedule; if there are more, `when` describes them
 TEXT_LENGTH_MAX = 200  # identifies a schedule without a name
 
 
-class Calendar(msgspec.Struct, forbid_unknown_fields=True):
-    days: Annotated[int, msgspec.Meta(description="from today on, whole days in the owner's zone")] = 7
+class CalendarRequest(msgspec.Struct, forbid_unknown_fields=True):
+    days: Annotated[int, msgspec.Meta(description="number of days, starting today, in the owner's time zone")] = 7
 
 
-class ComingShown(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
+class CalendarRow(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
     """One schedule in the calendar.
 
     `often`: it has more than 60 occurrences, so `times` has only the first; `when` describes the
@@ -47,53 +47,53 @@ class ComingShown(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
     often: bool
 
 
-class CalendarShown(msgspec.Struct, frozen=True, rename="kebab"):
+class CalendarDetails(msgspec.Struct, frozen=True, rename="kebab"):
     """Times are in the owner's time zone, soonest first. `more`: further schedules were omitted."""
 
     zone: str
     now: str
     until: str
-    coming: list[ComingShown]
+    coming: list[CalendarRow]
     more: bool
 
 
-async def calendar(desk: Desk, caller: Principal, asked: Calendar) -> CalendarShown:
-    check_limit(asked.days, least=1, most=DAYS_MAX, try_this=f"days=1 to {DAYS_MAX}")
-    now, zone = desk.clock.now(), zone_of(desk)
-    until = end_of_days(now, zone, days=asked.days)
+async def show_calendar(services: Services, caller: Principal, request: CalendarRequest) -> CalendarDetails:
+    check_limit(request.days, least=1, most=DAYS_MAX, field="days", try_this="request fewer days")
+    now, zone = services.clock.now(), owner_zone(services)
+    until = calendar_end(now, zone, days=request.days)
 
-    def body(conn: sa.Connection) -> list[tuple[Kept, datetime]]:
-        return schedules.coming(conn, until_ms=to_ms(until), limit=SCHEDULES_SHOWN_MAX + 1, seen_by=caller)
+    def body(conn: sa.Connection) -> list[tuple[StoredSchedule, datetime]]:
+        return schedules.list_upcoming(conn, until_ms=to_ms(until), limit=SCHEDULES_SHOWN_MAX + 1, seen_by=caller)
 
-    found = await desk.store.scan(body)
+    found = await services.store.scan(body)
     shown = found[:SCHEDULES_SHOWN_MAX]
     # 200 schedules can have 12,000 occurrences, so compute them in a thread.
-    coming = await asyncio.to_thread(lambda: [_coming(kept, first, until, zone) for kept, first in shown])
-    return CalendarShown(zone.key, show(now, zone), show(until, zone), coming, len(found) > len(shown))
+    coming = await asyncio.to_thread(lambda: [_to_calendar_row(kept, first, until, zone) for kept, first in shown])
+    return CalendarDetails(zone.key, format_time(now, zone), format_time(until, zone), coming, len(found) > len(shown))
 
 
-def end_of_days(now: datetime, zone: ZoneInfo, *, days: int) -> datetime:
+def calendar_end(now: datetime, zone: ZoneInfo, *, days: int) -> datetime:
     """Return the midnight that ends this many days, counting today."""
     last = now.astimezone(zone).date() + timedelta(days=days)
     return datetime.combine(last, time(), zone)
 
 
-def _coming(kept: Kept, first: datetime, until: datetime, zone: ZoneInfo) -> ComingShown:
-    schedule, times = kept.schedule, [first]
-    while len(times) <= TIMES_MAX:
-        following = next_after(schedule.when, times[-1], kept.place)
+def _to_calendar_row(stored: StoredSchedule, first: datetime, until: datetime, zone: ZoneInfo) -> CalendarRow:
+    schedule, times = stored.schedule, [first]
+    while len(times) <= OCCURRENCES_MAX:
+        following = next_occurrence(schedule.when, times[-1], stored.zone_info)
         if following is None or following >= until:
             break
         times.append(following)
-    often = len(times) > TIMES_MAX
-    return ComingShown(
+    often = len(times) > OCCURRENCES_MAX
+    return CalendarRow(
         id=schedule.id,
         name=schedule.name,
         kind=schedule.kind,
         to=str(schedule.to),
-        when=in_words(schedule.when, kept.place),
+        when=describe_trigger(schedule.when, stored.zone_info),
         text=schedule.text[:TEXT_LENGTH_MAX],
-        times=[show(at, zone) for at in (times[:1] if often else times)],
+        times=[format_time(at, zone) for at in (times[:1] if often else times)],
         often=often,
     )
 
@@ -101,11 +101,11 @@ def _coming(kept: Kept, first: datetime, until: datetime, zone: ZoneInfo) -> Com
 OPERATIONS = (
     Operation(
         name="schedule.calendar",
-        summary="Tell what comes in the days from today on.",
-        parameters=Calendar,
-        handler=calendar,
+        summary="List the scheduled occurrences of the next days.",
+        parameters=CalendarRequest,
+        handler=show_calendar,
         permission=PermissionLevel.RESTRICTED,
-        effect=False,
-        result=CalendarShown,
+        has_effect=False,
+        result=CalendarDetails,
     ),
 )

@@ -8,13 +8,13 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from retinue.domain.ids import short
-from retinue.domain.schedule import Schedule, Slot, Standing, in_words
-from retinue.domain.times import show
-from retinue.schedules.schedule_parser import GateForm, write
+from retinue.domain.ids import short_id
+from retinue.domain.schedule import Occurrence, Schedule, ScheduleStatus, describe_trigger
+from retinue.domain.times import format_time
+from retinue.schedules.schedule_parser import GateForm, schedule_to_form
 
 
-class ScheduleShown(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
+class ScheduleDetails(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
     """`when` is a description of the times, and `zone` their time zone.
 
     `redacted`: only the times are shown.
@@ -53,13 +53,13 @@ class ScheduleShown(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
     redacted: bool = False
 
 
-class SchedulesListed(msgspec.Struct, frozen=True, rename="kebab"):
+class ScheduleList(msgspec.Struct, frozen=True, rename="kebab"):
     """`next` is the `cursor` of the next page.
 
     `unread` are schedule files that could not be read.
     """
 
-    schedules: list[ScheduleShown]
+    schedules: list[ScheduleDetails]
     next: str | None
     unread: list[str] = []
 
@@ -77,7 +77,7 @@ class ScheduleDeleted(msgspec.Struct, frozen=True):
     name: str
 
 
-class ScheduleRun(msgspec.Struct, frozen=True, rename="kebab"):
+class ScheduleRunResult(msgspec.Struct, frozen=True, rename="kebab"):
     """`begun` is false if the run was skipped; `because` is the reason."""
 
     id: str
@@ -86,14 +86,14 @@ class ScheduleRun(msgspec.Struct, frozen=True, rename="kebab"):
     envelope: str | None
 
 
-class ScheduleExplained(msgspec.Struct, frozen=True, rename="kebab"):
+class ScheduleExplanation(msgspec.Struct, frozen=True, rename="kebab"):
     words: str
     zone: str
     evaluated_at: str
     next: list[str]
 
 
-class SlotShown(msgspec.Struct, frozen=True, rename="kebab"):
+class OccurrenceDetails(msgspec.Struct, frozen=True, rename="kebab"):
     """One occurrence.
 
     If `until` is set, the row covers all occurrences before that time. `count` is null for a very
@@ -115,31 +115,33 @@ class SlotShown(msgspec.Struct, frozen=True, rename="kebab"):
 class ScheduleHistory(msgspec.Struct, frozen=True):
     """Newest first. `next` is the `cursor` of the next page."""
 
-    slots: list[SlotShown]
+    slots: list[OccurrenceDetails]
     next: str | None
 
 
-def schedule_form(schedule: Schedule, standing: Standing, zone: ZoneInfo, *, redacted: bool = False) -> ScheduleShown:
-    own = ZoneInfo(standing.zone)
-    form = write(schedule, own)
-    return ScheduleShown(
+def to_schedule_details(
+    schedule: Schedule, status: ScheduleStatus, zone: ZoneInfo, *, redacted: bool = False
+) -> ScheduleDetails:
+    own = ZoneInfo(status.zone)
+    form = schedule_to_form(schedule, own)
+    return ScheduleDetails(
         id=schedule.id,
         name=schedule.name,
         kind=schedule.kind,
         owner=str(schedule.owner),
         to=str(schedule.to),
-        when=in_words(schedule.when, own),
+        when=describe_trigger(schedule.when, own),
         at=form.at,
         every=form.every,
         cron=form.cron,
-        zone=standing.zone,
+        zone=status.zone,
         follows_owner_zone=schedule.zone is None,
-        enabled=standing.enabled,
-        because=standing.because,
-        next=_shown(standing.slot_at, zone),
-        envelope=short(standing.envelope) if standing.envelope else None,
-        last_run=_shown(standing.last_run_at, zone),
-        last=standing.last,
+        enabled=status.enabled,
+        because=status.because,
+        next=_format_time(status.occurrence_at, zone),
+        envelope=short_id(status.envelope) if status.envelope else None,
+        last_run=_format_time(status.last_run_at, zone),
+        last=status.last_state,
         text="" if redacted else schedule.text,
         description="" if redacted else schedule.description,
         place=schedule.place,
@@ -151,26 +153,26 @@ def schedule_form(schedule: Schedule, standing: Standing, zone: ZoneInfo, *, red
         title=form.title,
         attributes={} if redacted else form.attributes,
         source=schedule.source,
-        created_at=show(standing.created_at, zone),
-        updated_at=show(standing.updated_at, zone),
+        created_at=format_time(status.created_at, zone),
+        updated_at=format_time(status.updated_at, zone),
         redacted=redacted,
     )
 
 
-def slot_form(slot: Slot, zone: ZoneInfo) -> SlotShown:
-    return SlotShown(
-        number=slot.seq,
-        at=show(slot.at, zone),
-        by=slot.by,
-        state=slot.state,
-        because=slot.because,
-        envelope=short(slot.envelope) if slot.envelope else None,
-        until=_shown(slot.until, zone),
-        count=slot.count,
-        begun_at=_shown(slot.begun_at, zone),
-        ended_at=_shown(slot.ended_at, zone),
+def to_occurrence_details(occurrence: Occurrence, zone: ZoneInfo) -> OccurrenceDetails:
+    return OccurrenceDetails(
+        number=occurrence.seq,
+        at=format_time(occurrence.at, zone),
+        by=occurrence.cause,
+        state=occurrence.state,
+        because=occurrence.because,
+        envelope=short_id(occurrence.envelope) if occurrence.envelope else None,
+        until=_format_time(occurrence.until, zone),
+        count=occurrence.count,
+        begun_at=_format_time(occurrence.started_at, zone),
+        ended_at=_format_time(occurrence.ended_at, zone),
     )
 
 
-def _shown(moment: datetime | None, zone: ZoneInfo) -> str | None:
-    return show(moment, zone) if moment is not None else None
+def _format_time(time: datetime | None, zone: ZoneInfo) -> str | None:
+    return format_time(time, zone) if time is not None else None

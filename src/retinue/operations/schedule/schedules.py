@@ -17,83 +17,104 @@ import sqlalchemy as sa
 from retinue.domain import address
 from retinue.domain.address import Address, AddressKind
 from retinue.domain.agent import Agent, PermissionLevel
-from retinue.domain.errors import Ambiguous, Conflict, Invalid, NotAllowed, NotFound, TooLarge
-from retinue.domain.ids import CANDIDATES_SHOWN_MAX, SHORT_LENGTH, ScheduleId, distinguish, prefix, short
+from retinue.domain.errors import AmbiguousId
+from retinue.domain.ids import (
+    CANDIDATES_SHOWN_MAX,
+    SHORT_LENGTH,
+    ScheduleId,
+    parse_id_prefix,
+    short_id,
+    shortest_unique_prefixes,
+)
 from retinue.domain.principal import Principal
 from retinue.domain.schedule import (
-    OWN_SCHEDULES_MAX,
+    AGENT_SCHEDULES_MAX,
     SCHEDULES_MAX,
-    Every,
-    Kind,
-    Missed,
-    Place,
+    EveryTrigger,
+    MissedPolicy,
     Schedule,
-    in_words,
-    next_times,
-    shortest_step,
-    spell_out,
+    ScheduleKind,
+    ScheduleSession,
+    describe_trigger,
+    format_duration,
+    next_occurrences,
+    shortest_interval,
 )
 from retinue.domain.session import OriginKind
-from retinue.domain.times import show, to_ms
-from retinue.domain.times import zone as known_zone
-from retinue.engine.scheduler import why_busy
+from retinue.domain.shared_errors import AgentNotFound, PersonNotFound, SessionNotFound
+from retinue.domain.times import format_time, to_ms
+from retinue.domain.times import load_zone as known_zone
+from retinue.engine.scheduler import overlap_reason
 from retinue.intake.routing import OWNER
-from retinue.operations.base import Desk, Operation, for_everyone
-from retinue.operations.pagination import check_limit, no_cursor
+from retinue.operations.base import Operation, Services, unrestricted_operation
+from retinue.operations.pagination import check_limit, invalid_cursor
+from retinue.operations.schedule.errors import (
+    HeartbeatNotEditable,
+    ScheduleChangeEmpty,
+    ScheduleGateNotAllowed,
+    ScheduleMissedInvalid,
+    ScheduleModelNotAllowed,
+    ScheduleNameTaken,
+    ScheduleNotFound,
+    ScheduleTooOften,
+    TooManySchedules,
+    TooManySchedulesOfOwner,
+)
 from retinue.operations.schedule.schedule_responses import (
     ScheduleChanged,
     ScheduleDeleted,
-    ScheduleExplained,
+    ScheduleDetails,
+    ScheduleExplanation,
     ScheduleHistory,
-    ScheduleRun,
-    ScheduleShown,
-    SchedulesListed,
-    schedule_form,
-    slot_form,
+    ScheduleList,
+    ScheduleRunResult,
+    to_occurrence_details,
+    to_schedule_details,
 )
-from retinue.policy.tools.tools import Circumstances
+from retinue.policy.tools.tools import ToolPolicyContext
 from retinue.schedules import schedule_parser
-from retinue.schedules.schedule_parser import Form, Setting
+from retinue.schedules.errors import ScheduleTriggerInvalid
+from retinue.schedules.schedule_parser import ScheduleContext, ScheduleForm
 from retinue.store.agents import agents
 from retinue.store.core import row_visibility
-from retinue.store.core.transaction import Page
+from retinue.store.core.transaction import Transaction
 from retinue.store.people import people
 from retinue.store.schedules import schedules
-from retinue.store.schedules.schedules import Kept
+from retinue.store.schedules.schedules import StoredSchedule
 from retinue.store.sessions import sessions
 from retinue.tools.toolbox import Toolbox
 
-LISTED_MAX = 200
-COUNT_MAX = 20
+LIST_LIMIT_MAX = 200
+OCCURRENCES_MAX = 20
 NUMBER_DIGITS_MAX = 18
-OTHERS_STEP_MIN = timedelta(seconds=60)  # for everyone but the owner, because each occurrence can cost a run
+NON_OWNER_INTERVAL_MIN = timedelta(seconds=60)  # for everyone but the owner, because each occurrence can cost a run
 
 Meta = msgspec.Meta
 
 
-class Add(Form):
-    name: Annotated[str, Meta(description="letters, digits and hyphens; with one, it has a file of its own")] = ""
+class ScheduleAddRequest(ScheduleForm):
+    name: Annotated[str, Meta(description="letters, digits and hyphens; a named schedule also has a file")] = ""
     enabled: bool = True
 
 
-class Set(msgspec.Struct, forbid_unknown_fields=True):
+class ScheduleSetRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Omitted fields stay unchanged.
 
     A new `at`, `every` or `cron` replaces the old one. An empty text clears a field.
     """
 
-    schedule: Annotated[str, Meta(description="its name or id")]
+    schedule: Annotated[str, Meta(description="name or id of the schedule")]
     to: str | None = None
     text: str | None = None
     at: str | None = None
     every: str | None = None
     cron: str | None = None
     zone: str | None = None
-    place: Place | None = None
+    place: ScheduleSession | None = None
     deliver: str | None = None
-    missed: Annotated[str | None, Meta(description="skip or run; empty: as is usual for its kind")] = None
+    missed: Annotated[str | None, Meta(description="skip or run; empty: the default for its kind")] = None
     delete_after_run: bool | None = None
-    gate: Annotated[schedule_parser.GateForm | msgspec.UnsetType | None, Meta(description="null takes it away")] = (
+    gate: Annotated[schedule_parser.GateForm | msgspec.UnsetType | None, Meta(description="null removes it")] = (
         msgspec.UNSET
     )
     model: str | None = None
@@ -102,22 +123,22 @@ class Set(msgspec.Struct, forbid_unknown_fields=True):
     description: str | None = None
 
 
-class Which(msgspec.Struct, forbid_unknown_fields=True):
-    schedule: Annotated[str, Meta(description="its name or id")]
+class ScheduleRequest(msgspec.Struct, forbid_unknown_fields=True):
+    schedule: Annotated[str, Meta(description="name or id of the schedule")]
 
 
-class Run(Which):
-    force: Annotated[bool, Meta(description="also while it is at work, and past its gate")] = False
+class ScheduleRunRequest(ScheduleRequest):
+    force: Annotated[bool, Meta(description="run even if its last run is still working, and skip its gate")] = False
 
 
-class Listing(msgspec.Struct, forbid_unknown_fields=True):
-    kind: Kind | None = None
-    agent: Annotated[str, Meta(description="only those that write to this agent")] = ""
+class ScheduleListRequest(msgspec.Struct, forbid_unknown_fields=True):
+    kind: ScheduleKind | None = None
+    agent: Annotated[str, Meta(description="only schedules that write to this agent")] = ""
     limit: int = 50
     cursor: str = ""
 
 
-class Explain(msgspec.Struct, forbid_unknown_fields=True):
+class ScheduleExplainRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Stores nothing."""
 
     cron: str = ""
@@ -127,73 +148,60 @@ class Explain(msgspec.Struct, forbid_unknown_fields=True):
     count: int = 5
 
 
-class Next(Which):
+class ScheduleNextRequest(ScheduleRequest):
     count: int = 5
 
 
-class History(Which):
+class ScheduleHistoryRequest(ScheduleRequest):
     limit: int = 20
-    cursor: Annotated[str, Meta(description="what the page before gave as next")] = ""
+    cursor: Annotated[str, Meta(description="`next` of the previous page")] = ""
 
 
 # --- lookup and permission checks ---
 
 
-def find(conn: sa.Connection, text: str, *, seen_by: Principal) -> Kept:
+def find_schedule(conn: sa.Connection, text: str, *, seen_by: Principal) -> StoredSchedule:
     """Return the one visible schedule with this name or id prefix."""
-    named = schedules.by_name(conn, text.strip()) if text.strip() else None
-    if named is not None and schedules.sees(seen_by, named.schedule):
+    named = schedules.get_by_name(conn, text.strip()) if text.strip() else None
+    if named is not None and schedules.can_see(seen_by, named.schedule):
         return named
     looks_like_id = len(text.strip()) >= SHORT_LENGTH and all(c in "0123456789abcdefABCDEF-" for c in text.strip())
     found = (
-        schedules.by_prefix(conn, prefix(text), limit=CANDIDATES_SHOWN_MAX + 1, seen_by=seen_by)
+        schedules.list_by_prefix(conn, parse_id_prefix(text), limit=CANDIDATES_SHOWN_MAX + 1, seen_by=seen_by)
         if looks_like_id
         else []
     )
     if len(found) > 1:
         ids = [each.id for each in found]
-        raise Ambiguous(text, distinguish([str(id_) for id_ in ids])[:CANDIDATES_SHOWN_MAX], matches=len(ids))
-    if not found:
-        raise NotFound(
-            f"no schedule '{text[:64]}'",
-            because="none that you see has this name, or an id that begins so",
-            try_this="look at `retinue schedule list`",
-            code="schedule.not-found",
+        raise AmbiguousId(
+            text, shortest_unique_prefixes([str(id_) for id_ in ids])[:CANDIDATES_SHOWN_MAX], matches=len(ids)
         )
+    if not found:
+        raise ScheduleNotFound(text)
     return found[0]
 
 
-def zone_of(desk: Desk) -> ZoneInfo:
+def owner_zone(services: Services) -> ZoneInfo:
     """Return the owner's current time zone."""
-    return desk.config.current.settings.zone if desk.config is not None else desk.zone
+    return services.config_holder.current.settings.zone if services.config_holder is not None else services.zone
 
 
-def check_may(desk: Desk, caller: Principal, schedule: Schedule, conn: sa.Connection) -> None:
+def check_schedule_allowed(services: Services, caller: Principal, schedule: Schedule, conn: sa.Connection) -> None:
     """Raise an error if the caller may not have this schedule: its recipient, frequency, model and gate."""
     _check_recipient(conn, caller, schedule)
-    if caller.sees_all:
+    if caller.sees_everything:
         return
-    step = shortest_step(schedule.when, desk.clock.now(), _zone(desk, schedule))
-    if step is not None and step < OTHERS_STEP_MIN:
-        raise NotAllowed(
-            f"this schedule would come every {spell_out(int(step.total_seconds()))}",
-            because="only the owner's may come more often than once a minute",
-            try_this="let it come less often",
-            code="schedule.too-often",
-        )
+    step = shortest_interval(schedule.when, services.clock.now(), _schedule_zone(services, schedule))
+    if step is not None and step < NON_OWNER_INTERVAL_MIN:
+        raise ScheduleTooOften(format_duration(int(step.total_seconds())))
     if schedule.model is not None and caller.level is PermissionLevel.RESTRICTED:
-        raise NotAllowed(
-            "you may not choose the model of a schedule",
-            because="its agent has one, and yours is the lowest level",
-            try_this="leave `model` out",
-            code="run.request-not-allowed",
-        )
+        raise ScheduleModelNotAllowed(level=caller.level)
     if schedule.gate is not None:
-        _check_gate(desk, caller, conn)
+        _check_gate(services, caller, conn)
 
 
-def _zone(desk: Desk, schedule: Schedule) -> ZoneInfo:
-    return known_zone(schedule.zone) if schedule.zone else zone_of(desk)
+def _schedule_zone(services: Services, schedule: Schedule) -> ZoneInfo:
+    return known_zone(schedule.zone) if schedule.zone else owner_zone(services)
 
 
 def _check_recipient(conn: sa.Connection, caller: Principal, schedule: Schedule) -> None:
@@ -201,390 +209,407 @@ def _check_recipient(conn: sa.Connection, caller: Principal, schedule: Schedule)
     match to.kind:
         case AddressKind.AGENT:
             if agents.find(conn, to.name) is None:
-                raise NotFound(
-                    f"there is no agent '{to.name}' in this house",
-                    because="no agent of that name is registered",
-                    try_this="look at `retinue status` for who is here",
-                    code="agent.not-found",
-                )
-            if to.session is not None and not row_visibility.sees_session(
-                conn, caller, sessions.by_prefix(conn, to.name, to.rest)
+                raise AgentNotFound(to.name)
+            if to.session is not None and not row_visibility.can_see_session(
+                conn, caller, sessions.find_id_by_prefix(conn, to.name, to.rest)
             ):
-                raise NotFound(
-                    f"{to.name} has no session {to.rest}",
-                    because="none of this agent's sessions that you see has an id that begins so",
-                    try_this=f"write to agent:{to.name}",
-                    code="session.not-found",
+                raise SessionNotFound(
+                    to.rest,
+                    agent=to.name,
+                    because="no session of this agent that you may see has an id that starts like this",
+                    try_this=f"send to agent:{to.name}",
                 )
         case AddressKind.PERSON if people.find(conn, to.name) is None:
-            raise NotFound(
-                f"there is no person '{to.name}' in this house",
-                because="nobody of that name was added",
-                try_this="look at `retinue status` for who is here",
-                code="person.not-found",
-            )
+            raise PersonNotFound(to.name)
         case _:
             pass
     if schedule.deliver and schedule.deliver != schedule_parser.NOWHERE:
-        deliver = address.parse(schedule.deliver)
+        deliver = address.parse_address(schedule.deliver)
         if deliver.kind is AddressKind.PERSON and people.find(conn, deliver.name) is None:
-            raise NotFound(
-                f"there is no person '{deliver.name}' in this house",
-                because="the answers of this schedule are to go to them",
-                try_this="look at `retinue status` for who is here",
-                code="person.not-found",
-            )
+            raise PersonNotFound(deliver.name, because="the schedule delivers its answers to this person")
 
 
-def _check_gate(desk: Desk, caller: Principal, conn: sa.Connection) -> None:
+def _check_gate(services: Services, caller: Principal, conn: sa.Connection) -> None:
     """Raise an error if the caller may not run commands without approval. A gate is a command."""
     agent = agents.find(conn, caller.address.name) if caller.address.kind is AddressKind.AGENT else None
-    because = "a gate is a command that runs on this machine, and you are not its owner"
-    if agent is not None and desk.toolbox is not None:
-        because = why_no_command(desk.toolbox, agent)
+    because = "a gate is a command on this machine, and you are not the owner"
+    if agent is not None and services.toolbox is not None:
+        because = explain_command_denial(services.toolbox, agent)
     if not because:
         return
-    raise NotAllowed(
-        "you may not have a schedule with a gate",
-        because=because,
-        try_this="leave the gate out, or ask the owner to set it",
-        code="schedule.gate-not-allowed",
-    )
+    raise ScheduleGateNotAllowed(because=because)
 
 
-def why_no_command(toolbox: Toolbox, agent: Agent) -> str:
+def explain_command_denial(toolbox: Toolbox, agent: Agent) -> str:
     """Return why an agent may not run commands without approval; empty if it may."""
     spec = toolbox.spec("exec")
     if spec is None:
-        return "there are no commands in this house"
-    decision = toolbox.chain(agent, Circumstances(origin=OriginKind.SCHEDULE)).decide(spec)
-    return "" if decision.allowed else decision.because or "the rules for its tools do not allow it"
+        return "this server has no tool for commands"
+    decision = toolbox.rule_chain(agent, ToolPolicyContext(origin=OriginKind.SCHEDULE)).decide(spec)
+    return "" if decision.is_allowed else decision.because or "its tool rules do not allow it"
 
 
-def owned_by(caller: Principal) -> Address:
-    return address.agent(caller.address.name) if caller.address.kind is AddressKind.AGENT else caller.address
+def schedule_owner(caller: Principal) -> Address:
+    return address.agent_address(caller.address.name) if caller.address.kind is AddressKind.AGENT else caller.address
 
 
 # --- operations ---
 
 
-async def add(desk: Desk, caller: Principal, asked: Add) -> ScheduleShown:
-    schedule = new_schedule(desk, caller, _form_of(asked), name=asked.name)
-    body = partial(_add, desk=desk, caller=caller, schedule=schedule, enabled=asked.enabled)
-    return await desk.store.write(body, point="schedule")
+async def add_schedule(services: Services, caller: Principal, request: ScheduleAddRequest) -> ScheduleDetails:
+    schedule = build_schedule(services, caller, _to_form(request), name=request.name)
+    body = partial(_store_schedule, services=services, caller=caller, schedule=schedule, enabled=request.enabled)
+    return await services.store.write(body, point="schedule")
 
 
-def _form_of(asked: Add) -> Form:
-    return Form(**{name: getattr(asked, name) for name in Form.__struct_fields__})
+def _to_form(request: ScheduleAddRequest) -> ScheduleForm:
+    return ScheduleForm(**{name: getattr(request, name) for name in ScheduleForm.__struct_fields__})
 
 
-def new_schedule(
-    desk: Desk, caller: Principal, form: Form, *, name: str = "", kind: Kind = Kind.SCHEDULE, source: str = ""
+def build_schedule(
+    services: Services,
+    caller: Principal,
+    form: ScheduleForm,
+    *,
+    name: str = "",
+    kind: ScheduleKind = ScheduleKind.SCHEDULE,
+    source: str = "",
 ) -> Schedule:
-    owner = owned_by(caller)
+    owner = schedule_owner(caller)
     if not form.to and owner.kind is AddressKind.AGENT:
         form = msgspec.structs.replace(form, to=str(owner))
-    schedule = schedule_parser.read(
+    schedule = schedule_parser.parse_form(
         form,
-        Setting(
-            id=ScheduleId(desk.ids.new()),
+        ScheduleContext(
+            id=ScheduleId(services.ids.new()),
             name=name,
             owner=owner,
             trust=caller.trust,
-            now=desk.clock.now(),
-            zone=zone_of(desk),
+            now=services.clock.now(),
+            zone=owner_zone(services),
             kind=kind,
             source=source or ("agent" if owner.kind is AddressKind.AGENT else "api"),
         ),
     )
-    return with_listener(schedule)
+    return with_default_delivery(schedule)
 
 
-def with_listener(schedule: Schedule) -> Schedule:
+def with_default_delivery(schedule: Schedule) -> Schedule:
     """Deliver the answers of a schedule's own session to the person who owns it, unless that is the owner."""
-    own = schedule.to.kind is AddressKind.AGENT and schedule.to.session is None and schedule.place is not Place.MAIN
+    own = (
+        schedule.to.kind is AddressKind.AGENT
+        and schedule.to.session is None
+        and schedule.place is not ScheduleSession.MAIN
+    )
     others = schedule.owner.kind is AddressKind.PERSON and schedule.owner != OWNER
     if own and others and not schedule.deliver:
         return msgspec.structs.replace(schedule, deliver=str(schedule.owner))
     return schedule
 
 
-def _add(conn: sa.Connection, *, desk: Desk, caller: Principal, schedule: Schedule, enabled: bool) -> ScheduleShown:
-    page = Page(conn, to_ms(desk.clock.now()))
-    check_new(conn, desk, caller, schedule)
+def _store_schedule(
+    conn: sa.Connection, *, services: Services, caller: Principal, schedule: Schedule, enabled: bool
+) -> ScheduleDetails:
+    tx = Transaction(conn, to_ms(services.clock.now()))
+    check_new_schedule(conn, services, caller, schedule)
     kept = schedules.add(
-        page, schedule, zone=zone_of(desk), enabled=enabled, because="" if enabled else f"added so by {caller.address}"
+        tx,
+        schedule,
+        zone=owner_zone(services),
+        enabled=enabled,
+        because="" if enabled else f"added as disabled by {caller.address}",
     )
-    page.close()
-    return schedule_form(kept.schedule, schedules.standing(conn, kept), zone_of(desk))
+    tx.close()
+    return to_schedule_details(kept.schedule, schedules.get_status(conn, kept), owner_zone(services))
 
 
-def check_new(conn: sa.Connection, desk: Desk, caller: Principal, schedule: Schedule) -> None:
-    check_may(desk, caller, schedule, conn)
+def check_new_schedule(conn: sa.Connection, services: Services, caller: Principal, schedule: Schedule) -> None:
+    check_schedule_allowed(services, caller, schedule, conn)
     _check_name(conn, schedule)
     if schedules.count(conn) >= SCHEDULES_MAX:
-        raise TooLarge(
-            "there are too many schedules",
-            because=f"a house has at most {SCHEDULES_MAX:,}",
-            try_this="delete some",
-            code="schedule.too-many",
-        )
-    if not caller.sees_all and schedules.count_of(conn, schedule.owner, schedule.kind) >= OWN_SCHEDULES_MAX:
-        raise TooLarge(
-            f"{schedule.owner} has too many schedules",
-            because=f"whoever is not the owner has at most {OWN_SCHEDULES_MAX}",
-            try_this="delete some",
-            code="schedule.too-many",
-        )
+        raise TooManySchedules(count_max=SCHEDULES_MAX)
+    if (
+        not caller.sees_everything
+        and schedules.count_of_owner(conn, schedule.owner, schedule.kind) >= AGENT_SCHEDULES_MAX
+    ):
+        raise TooManySchedulesOfOwner(str(schedule.owner), count_max=AGENT_SCHEDULES_MAX)
 
 
 def _check_name(conn: sa.Connection, schedule: Schedule) -> None:
-    taken = schedules.by_name(conn, schedule.name) if schedule.name else None
+    taken = schedules.get_by_name(conn, schedule.name) if schedule.name else None
     if taken is not None and taken.id != schedule.id:
-        raise Conflict(
-            f"there is a schedule '{schedule.name}' already",
-            because="a name is for one of them, in whatever case it is written",
-            try_this="choose another, or change that one",
-            code="schedule.name-taken",
+        raise ScheduleNameTaken(schedule.name)
+
+
+async def list_schedules(services: Services, caller: Principal, request: ScheduleListRequest) -> ScheduleList:
+    check_limit(request.limit, least=1, most=LIST_LIMIT_MAX)
+    until_ms, before = _parse_cursor(request.cursor)
+    zone = owner_zone(services)
+
+    def body(conn: sa.Connection) -> ScheduleList:
+        found = schedules.list_schedules(
+            conn, limit=request.limit + 1, until_ms=until_ms, before=before, seen_by=caller
         )
-
-
-async def listed(desk: Desk, caller: Principal, asked: Listing) -> SchedulesListed:
-    check_limit(asked.limit, least=1, most=LISTED_MAX)
-    until_ms, before = _cursor(asked.cursor)
-    zone = zone_of(desk)
-
-    def body(conn: sa.Connection) -> SchedulesListed:
-        found = schedules.listed(conn, limit=asked.limit + 1, until_ms=until_ms, before=before, seen_by=caller)
-        more = found[asked.limit - 1] if len(found) > asked.limit else None
+        more = found[request.limit - 1] if len(found) > request.limit else None
         shown = [
-            schedule_form(kept.schedule, schedules.standing(conn, kept), zone)
-            for kept in found[: asked.limit]
-            if _is_wanted(kept.schedule, asked)
+            to_schedule_details(kept.schedule, schedules.get_status(conn, kept), zone)
+            for kept in found[: request.limit]
+            if _matches_filter(kept.schedule, request)
         ]
-        return SchedulesListed(shown, f"{more.created_ms}.{more.id}" if more else None)
+        return ScheduleList(shown, f"{more.created_ms}.{more.id}" if more else None)
 
-    found = await desk.store.scan(body)
-    unread = desk.schedule_files.problems() if desk.schedule_files is not None and caller.sees_all else []
+    found = await services.store.scan(body)
+    unread = (
+        services.schedule_files.problems() if services.schedule_files is not None and caller.sees_everything else []
+    )
     return msgspec.structs.replace(found, unread=unread)
 
 
-def _is_wanted(schedule: Schedule, asked: Listing) -> bool:
-    if asked.kind is not None and schedule.kind is not asked.kind:
+def _matches_filter(schedule: Schedule, request: ScheduleListRequest) -> bool:
+    if request.kind is not None and schedule.kind is not request.kind:
         return False
     to = schedule.to
-    return not asked.agent or (to.kind is AddressKind.AGENT and to.name.casefold() == asked.agent.casefold())
+    return not request.agent or (to.kind is AddressKind.AGENT and to.name.casefold() == request.agent.casefold())
 
 
-def _cursor(text: str) -> tuple[int, str]:
+def _parse_cursor(text: str) -> tuple[int, str]:
     if not text:
         return 2**62, "g"
     ms, dot, id_ = text.partition(".")
     if not dot or not ms.isascii() or not ms.isdigit() or len(ms) > NUMBER_DIGITS_MAX:
-        raise no_cursor(text)
+        raise invalid_cursor(text)
     return int(ms), id_
 
 
-async def show_one(desk: Desk, caller: Principal, asked: Which) -> ScheduleShown:
-    def body(conn: sa.Connection) -> ScheduleShown:
-        kept = find(conn, asked.schedule, seen_by=caller)
-        return schedule_form(kept.schedule, schedules.standing(conn, kept), zone_of(desk))
+async def show_schedule(services: Services, caller: Principal, request: ScheduleRequest) -> ScheduleDetails:
+    def body(conn: sa.Connection) -> ScheduleDetails:
+        kept = find_schedule(conn, request.schedule, seen_by=caller)
+        return to_schedule_details(kept.schedule, schedules.get_status(conn, kept), owner_zone(services))
 
-    return await desk.store.scan(body)
+    return await services.store.scan(body)
 
 
-async def change(desk: Desk, caller: Principal, asked: Set) -> ScheduleShown:
-    changes = {name: value for name in Form.__struct_fields__ if (value := getattr(asked, name)) is not None}
-    if asked.gate is msgspec.UNSET:
+async def change_schedule(services: Services, caller: Principal, request: ScheduleSetRequest) -> ScheduleDetails:
+    changes = {name: value for name in ScheduleForm.__struct_fields__ if (value := getattr(request, name)) is not None}
+    if request.gate is msgspec.UNSET:
         changes.pop("gate")
     else:
-        changes["gate"] = asked.gate
-    if asked.missed is not None:
-        changes["missed"] = _missed(asked.missed)
+        changes["gate"] = request.gate
+    if request.missed is not None:
+        changes["missed"] = _parse_missed(request.missed)
     if not changes:
-        raise Invalid(
-            "nothing is to be changed",
-            because="no field was given",
-            try_this="for example: --text 'Good morning'",
-            code="schedule.nothing-changed",
-        )
+        raise ScheduleChangeEmpty()
 
-    def body(conn: sa.Connection) -> ScheduleShown:
-        page = Page(conn, to_ms(desk.clock.now()))
-        kept = find(conn, asked.schedule, seen_by=caller)
-        _check_by_hand(kept)
-        changed = _changed(desk, caller, kept, changes)
-        check_may(desk, caller, changed, conn)
-        made = schedules.change(page, kept, changed, zone=zone_of(desk), because=f"changed by {caller.address}")
-        page.close()
-        return schedule_form(made.schedule, schedules.standing(conn, made), zone_of(desk))
+    def body(conn: sa.Connection) -> ScheduleDetails:
+        tx = Transaction(conn, to_ms(services.clock.now()))
+        kept = find_schedule(conn, request.schedule, seen_by=caller)
+        _check_not_heartbeat(kept)
+        changed = _apply_changes(services, caller, kept, changes)
+        check_schedule_allowed(services, caller, changed, conn)
+        made = schedules.change(tx, kept, changed, zone=owner_zone(services), because=f"changed by {caller.address}")
+        tx.close()
+        return to_schedule_details(made.schedule, schedules.get_status(conn, made), owner_zone(services))
 
-    return await desk.store.write(body, point="schedule")
+    return await services.store.write(body, point="schedule")
 
 
-def _check_by_hand(kept: Kept) -> None:
+def _check_not_heartbeat(stored: StoredSchedule) -> None:
     """Refuse to change a heartbeat: it is derived from settings and agents, which would undo the change."""
-    if kept.schedule.kind is Kind.HEARTBEAT:
-        agent = kept.schedule.to.name
-        raise Invalid(
-            f"the heartbeat of {agent} cannot be changed as a schedule",
-            because=f"it follows from what is set for {agent}, or for everyone in [defaults.heartbeat]",
-            try_this=f"retinue agent set {agent} --heartbeat-every-s 3600; 0 is never",
-            code="heartbeat.not-by-hand",
-        )
+    if stored.schedule.kind is ScheduleKind.HEARTBEAT:
+        raise HeartbeatNotEditable(stored.schedule.to.name)
 
 
-def _missed(text: str) -> Missed | None:
+def _parse_missed(text: str) -> MissedPolicy | None:
     try:
-        return Missed(text) if text else None
+        return MissedPolicy(text) if text else None
     except ValueError:
-        raise Invalid(
-            f"'{text[:32]}' is nothing that can become of a missed slot",
-            because="it is skipped, or run late",
-            try_this="missed = skip, or run",
-            code="schedule.missed-invalid",
-        ) from None
+        raise ScheduleMissedInvalid(text) from None
 
 
-def _changed(desk: Desk, caller: Principal, kept: Kept, changes: dict[str, Any]) -> Schedule:
-    was = kept.schedule
-    form = schedule_parser.changed(schedule_parser.write(was, ZoneInfo(kept.zone)), changes)
-    start = was.when.start if isinstance(was.when, Every) and "every" not in changes else None
-    by = Setting(
+def _apply_changes(services: Services, caller: Principal, stored: StoredSchedule, changes: dict[str, Any]) -> Schedule:
+    was = stored.schedule
+    form = schedule_parser.change_form(schedule_parser.schedule_to_form(was, ZoneInfo(stored.zone)), changes)
+    start = was.when.start if isinstance(was.when, EveryTrigger) and "every" not in changes else None
+    by = ScheduleContext(
         id=was.id,
         name=was.name,
         owner=was.owner,
         # Unchanged text keeps its trust. New text or a new gate gets the trust of the caller.
         trust=caller.trust if "text" in changes or "gate" in changes else was.trust,
-        now=desk.clock.now(),
-        zone=zone_of(desk),
+        now=services.clock.now(),
+        zone=owner_zone(services),
         kind=was.kind,
         source=was.source,
         start=start,
     )
-    return with_listener(schedule_parser.read(form, by))
+    return with_default_delivery(schedule_parser.parse_form(form, by))
 
 
-async def enable(desk: Desk, caller: Principal, asked: Which) -> ScheduleChanged:
-    return await _switch(desk, caller, asked, on=True)
+async def enable_schedule(services: Services, caller: Principal, request: ScheduleRequest) -> ScheduleChanged:
+    return await _set_enabled(services, caller, request, is_enabled=True)
 
 
-async def disable(desk: Desk, caller: Principal, asked: Which) -> ScheduleChanged:
-    return await _switch(desk, caller, asked, on=False)
+async def disable_schedule(services: Services, caller: Principal, request: ScheduleRequest) -> ScheduleChanged:
+    return await _set_enabled(services, caller, request, is_enabled=False)
 
 
-async def _switch(desk: Desk, caller: Principal, asked: Which, *, on: bool) -> ScheduleChanged:
+async def _set_enabled(
+    services: Services, caller: Principal, request: ScheduleRequest, *, is_enabled: bool
+) -> ScheduleChanged:
     def body(conn: sa.Connection) -> ScheduleChanged:
-        page = Page(conn, to_ms(desk.clock.now()))
-        kept = find(conn, asked.schedule, seen_by=caller)
-        _check_by_hand(kept)
-        if on:
-            kept = schedules.enable(page, kept)
+        tx = Transaction(conn, to_ms(services.clock.now()))
+        kept = find_schedule(conn, request.schedule, seen_by=caller)
+        _check_not_heartbeat(kept)
+        if is_enabled:
+            kept = schedules.enable(tx, kept)
         else:
-            kept = schedules.disable(page, kept, because=f"disabled by {caller.address}")
-        page.close()
-        standing = schedules.standing(conn, kept)
-        upcoming = show(standing.slot_at, zone_of(desk)) if standing.slot_at else None
+            kept = schedules.disable(tx, kept, because=f"disabled by {caller.address}")
+        tx.close()
+        standing = schedules.get_status(conn, kept)
+        upcoming = format_time(standing.occurrence_at, owner_zone(services)) if standing.occurrence_at else None
         return ScheduleChanged(kept.id, kept.schedule.name, kept.enabled, kept.because, upcoming)
 
-    return await desk.store.write(body, point="schedule")
+    return await services.store.write(body, point="schedule")
 
 
-async def run(desk: Desk, caller: Principal, asked: Run) -> ScheduleRun:
+async def run_schedule(services: Services, caller: Principal, request: ScheduleRunRequest) -> ScheduleRunResult:
     """Run a schedule now, even if it is disabled.
 
     Unless forced, skip it if its last run is still working.
     """
 
-    def body(conn: sa.Connection) -> ScheduleRun:
-        page = Page(conn, to_ms(desk.clock.now()))
-        kept = find(conn, asked.schedule, seen_by=caller)
-        because = "" if asked.force else why_busy(conn, kept.id)
+    def body(conn: sa.Connection) -> ScheduleRunResult:
+        tx = Transaction(conn, to_ms(services.clock.now()))
+        kept = find_schedule(conn, request.schedule, seen_by=caller)
+        because = "" if request.force else overlap_reason(conn, kept.id)
         if because:
-            schedules.skipped_by_hand(page, kept, because=because)
-            page.close()
-            return ScheduleRun(kept.id, begun=False, because=because, envelope=None)
-        slot = schedules.by_hand(page, kept, forced=asked.force)
-        page.close()
-        return ScheduleRun(kept.id, begun=True, because="", envelope=slot.envelope)
+            schedules.record_manual_skip(tx, kept, because=because)
+            tx.close()
+            return ScheduleRunResult(kept.id, begun=False, because=because, envelope=None)
+        slot = schedules.create_manual_occurrence(tx, kept, is_forced=request.force)
+        tx.close()
+        return ScheduleRunResult(kept.id, begun=True, because="", envelope=slot.envelope)
 
-    return await desk.store.write(body, point="schedule")
+    return await services.store.write(body, point="schedule")
 
 
-async def explain(desk: Desk, caller: Principal, asked: Explain) -> ScheduleExplained:
-    check_limit(asked.count, least=1, most=COUNT_MAX, try_this=f"count=1 to {COUNT_MAX}")
-    zone = known_zone(asked.zone) if asked.zone else zone_of(desk)
-    if sum(map(bool, (asked.cron, asked.every, asked.at))) != 1:
-        raise Invalid(
-            "this does not say when",
-            because="exactly one of `cron`, `every` and `at` is needed",
-            try_this="for example: cron = 0 9 * * 1-5",
-            code="schedule.when-invalid",
-        )
-    now = desk.clock.now()
-    when = schedule_parser.read_when(at=asked.at, every=asked.every, expression=asked.cron, now=now, zone=zone)
+async def explain_schedule(
+    services: Services, caller: Principal, request: ScheduleExplainRequest
+) -> ScheduleExplanation:
+    check_limit(request.count, least=1, most=OCCURRENCES_MAX, field="count", try_this="request fewer")
+    zone = known_zone(request.zone) if request.zone else owner_zone(services)
+    given = [name for name in ("at", "every", "cron") if getattr(request, name)]
+    if len(given) != 1:
+        raise ScheduleTriggerInvalid(given)
+    now = services.clock.now()
+    when = schedule_parser.parse_when_fields(
+        at=request.at, every=request.every, expression=request.cron, now=now, zone=zone
+    )
     # Finding a rare date can mean searching thousands of days.
-    times = await asyncio.to_thread(next_times, when, now, zone, count=asked.count)
-    return ScheduleExplained(in_words(when, zone), zone.key, show(now, zone), [show(at, zone) for at in times])
-
-
-async def upcoming(desk: Desk, caller: Principal, asked: Next) -> ScheduleExplained:
-    check_limit(asked.count, least=1, most=COUNT_MAX, try_this=f"count=1 to {COUNT_MAX}")
-    kept = await desk.store.scan(partial(find, text=asked.schedule, seen_by=caller))
-    now, zone = desk.clock.now(), ZoneInfo(kept.zone)
-    times = await asyncio.to_thread(next_times, kept.schedule.when, now, zone, count=asked.count)
-    return ScheduleExplained(
-        in_words(kept.schedule.when, zone), zone.key, show(now, zone), [show(at, zone) for at in times]
+    times = await asyncio.to_thread(next_occurrences, when, now, zone, count=request.count)
+    return ScheduleExplanation(
+        describe_trigger(when, zone), zone.key, format_time(now, zone), [format_time(at, zone) for at in times]
     )
 
 
-async def history(desk: Desk, caller: Principal, asked: History) -> ScheduleHistory:
-    check_limit(asked.limit, least=1, most=LISTED_MAX)
-    until_ms, number = _cursor(asked.cursor)
-    if asked.cursor and not (number.isascii() and number.isdigit() and len(number) <= NUMBER_DIGITS_MAX):
-        raise no_cursor(asked.cursor)
+async def list_next_occurrences(
+    services: Services, caller: Principal, request: ScheduleNextRequest
+) -> ScheduleExplanation:
+    check_limit(request.count, least=1, most=OCCURRENCES_MAX, field="count", try_this="request fewer")
+    kept = await services.store.scan(partial(find_schedule, text=request.schedule, seen_by=caller))
+    now, zone = services.clock.now(), ZoneInfo(kept.zone)
+    times = await asyncio.to_thread(next_occurrences, kept.schedule.when, now, zone, count=request.count)
+    return ScheduleExplanation(
+        describe_trigger(kept.schedule.when, zone),
+        zone.key,
+        format_time(now, zone),
+        [format_time(at, zone) for at in times],
+    )
+
+
+async def list_occurrences(services: Services, caller: Principal, request: ScheduleHistoryRequest) -> ScheduleHistory:
+    check_limit(request.limit, least=1, most=LIST_LIMIT_MAX)
+    until_ms, number = _parse_cursor(request.cursor)
+    if request.cursor and not (number.isascii() and number.isdigit() and len(number) <= NUMBER_DIGITS_MAX):
+        raise invalid_cursor(request.cursor)
 
     def body(conn: sa.Connection) -> ScheduleHistory:
-        kept = find(conn, asked.schedule, seen_by=caller)
-        before = int(number) if asked.cursor else 2**62
-        found = schedules.history(conn, kept.id, limit=asked.limit + 1, until_ms=until_ms, before=before)
-        shown = found[: asked.limit]
-        more = f"{to_ms(shown[-1].at)}.{shown[-1].seq}" if len(found) > asked.limit else None
-        return ScheduleHistory([slot_form(slot, zone_of(desk)) for slot in shown], more)
+        kept = find_schedule(conn, request.schedule, seen_by=caller)
+        before = int(number) if request.cursor else 2**62
+        found = schedules.list_history(conn, kept.id, limit=request.limit + 1, until_ms=until_ms, before=before)
+        shown = found[: request.limit]
+        more = f"{to_ms(shown[-1].at)}.{shown[-1].seq}" if len(found) > request.limit else None
+        return ScheduleHistory([to_occurrence_details(slot, owner_zone(services)) for slot in shown], more)
 
-    return await desk.store.scan(body)
+    return await services.store.scan(body)
 
 
-async def delete(desk: Desk, caller: Principal, asked: Which) -> ScheduleDeleted:
+async def delete_schedule(services: Services, caller: Principal, request: ScheduleRequest) -> ScheduleDeleted:
     def body(conn: sa.Connection) -> ScheduleDeleted:
-        page = Page(conn, to_ms(desk.clock.now()))
-        kept = find(conn, asked.schedule, seen_by=caller)
-        _check_by_hand(kept)
-        schedules.delete(page, kept, because=f"its schedule was deleted by {caller.address}")
-        page.close()
-        return ScheduleDeleted(short(kept.id), kept.schedule.name)
+        tx = Transaction(conn, to_ms(services.clock.now()))
+        kept = find_schedule(conn, request.schedule, seen_by=caller)
+        _check_not_heartbeat(kept)
+        schedules.delete(tx, kept, because=f"its schedule was deleted by {caller.address}")
+        tx.close()
+        return ScheduleDeleted(short_id(kept.id), kept.schedule.name)
 
-    return await desk.store.write(body, point="schedule")
+    return await services.store.write(body, point="schedule")
 
 
-def _looking(name: str, summary: str, parameters: Any, handler: Any, result: Any) -> Operation:
-    return for_everyone(name, summary, parameters, handler, result, effect=False)
+def _read_operation(name: str, summary: str, parameters: Any, handler: Any, result: Any) -> Operation:
+    return unrestricted_operation(name, summary, parameters, handler, result, has_effect=False)
 
 
 OPERATIONS = (
-    for_everyone("schedule.add", "Have something written at a time, or again and again.", Add, add, ScheduleShown),
-    _looking("schedule.list", "List your schedules, the newest first.", Listing, listed, SchedulesListed),
-    _looking("schedule.show", "Show a schedule.", Which, show_one, ScheduleShown),
-    for_everyone("schedule.set", "Change a schedule.", Set, change, ScheduleShown),
-    for_everyone("schedule.enable", "Have a schedule come again.", Which, enable, ScheduleChanged),
-    for_everyone(
-        "schedule.disable", "Have a schedule come no more, until it is enabled.", Which, disable, ScheduleChanged
+    unrestricted_operation(
+        "schedule.add",
+        "Schedule a message, once or repeatedly.",
+        ScheduleAddRequest,
+        add_schedule,
+        ScheduleDetails,
     ),
-    for_everyone("schedule.run", "Have a schedule come now, whether or not it is enabled.", Run, run, ScheduleRun),
-    _looking(
-        "schedule.explain", "Say in words what a time means, and when it comes.", Explain, explain, ScheduleExplained
+    _read_operation(
+        "schedule.list", "List your schedules, newest first.", ScheduleListRequest, list_schedules, ScheduleList
     ),
-    _looking("schedule.next", "Say when a schedule comes next.", Next, upcoming, ScheduleExplained),
-    _looking("schedule.history", "Tell what became of each time a schedule came.", History, history, ScheduleHistory),
-    for_everyone("schedule.delete", "Delete a schedule and its history.", Which, delete, ScheduleDeleted),
+    _read_operation("schedule.show", "Show a schedule.", ScheduleRequest, show_schedule, ScheduleDetails),
+    unrestricted_operation("schedule.set", "Change a schedule.", ScheduleSetRequest, change_schedule, ScheduleDetails),
+    unrestricted_operation("schedule.enable", "Enable a schedule.", ScheduleRequest, enable_schedule, ScheduleChanged),
+    unrestricted_operation(
+        "schedule.disable",
+        "Disable a schedule.",
+        ScheduleRequest,
+        disable_schedule,
+        ScheduleChanged,
+    ),
+    unrestricted_operation(
+        "schedule.run",
+        "Run a schedule now, even if it is disabled.",
+        ScheduleRunRequest,
+        run_schedule,
+        ScheduleRunResult,
+    ),
+    _read_operation(
+        "schedule.explain",
+        "Describe a time in words, and list its next occurrences.",
+        ScheduleExplainRequest,
+        explain_schedule,
+        ScheduleExplanation,
+    ),
+    _read_operation(
+        "schedule.next",
+        "List the next occurrences of a schedule.",
+        ScheduleNextRequest,
+        list_next_occurrences,
+        ScheduleExplanation,
+    ),
+    _read_operation(
+        "schedule.history",
+        "List the past occurrences of a schedule and their results.",
+        ScheduleHistoryRequest,
+        list_occurrences,
+        ScheduleHistory,
+    ),
+    unrestricted_operation(
+        "schedule.delete", "Delete a schedule and its history.", ScheduleRequest, delete_schedule, ScheduleDeleted
+    ),
 )

@@ -10,53 +10,60 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.errors import NotAllowed
 from retinue.domain.principal import Principal
-from retinue.operations.agent.agent_prompt import TEMPLATES_GOOD
-from retinue.operations.base import Desk, Operation
-from retinue.operations.connector.connector_checks import DOORS
-from retinue.operations.doctor_registry import Checked, Health, Scene, examine, register, worst
-from retinue.operations.mcp.mcp import MCP_SERVERS
-from retinue.operations.plugin.plugins import PLUGINS_LOADED
-from retinue.operations.server.doctor_checks import EVERY_HOUSE
-from retinue.operations.skill.skills import SKILLS_READ
+from retinue.operations.agent.agent_prompt import TEMPLATES_CHECK
+from retinue.operations.base import Operation, Services
+from retinue.operations.connector.connector_checks import CONNECTORS_CHECK
+from retinue.operations.doctor_registry import (
+    CheckResult,
+    DoctorContext,
+    DoctorHealth,
+    register_check,
+    run_checks,
+    worst_health,
+)
+from retinue.operations.mcp.mcp import MCP_SERVERS_CHECK
+from retinue.operations.plugin.plugins import PLUGINS_CHECK
+from retinue.operations.server.doctor_checks import STANDARD_CHECKS
+from retinue.operations.server.errors import DoctorFixNotAllowed
+from retinue.operations.skill.skills import SKILLS_CHECK
 
 if TYPE_CHECKING:  # imported on first use: it imports sandboxes and more
-    from retinue.operations.server.security import Exposed
-    from retinue.operations.server.security_facts import Ground
+    from retinue.operations.server.security import SecurityFinding
+    from retinue.operations.server.security_facts import SecurityContext
 
-for _check in EVERY_HOUSE:
-    register(_check)
-register(SKILLS_READ)
-register(TEMPLATES_GOOD)
-register(PLUGINS_LOADED)
-register(MCP_SERVERS)
-register(DOORS)
+for _check in STANDARD_CHECKS:
+    register_check(_check)
+register_check(SKILLS_CHECK)
+register_check(TEMPLATES_CHECK)
+register_check(PLUGINS_CHECK)
+register_check(MCP_SERVERS_CHECK)
+register_check(CONNECTORS_CHECK)
 
 
-class Doctor(msgspec.Struct, forbid_unknown_fields=True):
+class DoctorRequest(msgspec.Struct, forbid_unknown_fields=True):
     quick: bool = False  # skip checks that read the whole store
-    security: Annotated[bool, msgspec.Meta(description="look at how well the house is closed, and at nothing else")] = (
+    security: Annotated[bool, msgspec.Meta(description="run only the security checks")] = False
+    fix: Annotated[bool, msgspec.Meta(description="remove the permissions of other users on the server's files")] = (
         False
     )
-    fix: Annotated[bool, msgspec.Meta(description="take rights to files of the house away from others")] = False
 
 
-class HealthFound(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
-    health: Health
+class DoctorFindingRow(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
+    health: DoctorHealth
     sentence: str
     because: str
     try_this: str
 
 
-class HealthChecked(msgspec.Struct, frozen=True, rename="kebab"):
+class DoctorCheckRow(msgspec.Struct, frozen=True, rename="kebab"):
     name: str
     looks_at: str
     health: Literal["ok", "warning", "problem", "skipped"]
-    found: list[HealthFound]
+    found: list[DoctorFindingRow]
 
 
-class SecurityFound(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
+class SecurityFindingRow(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
     """`fixable`: `--fix` would fix it."""
 
     check: str
@@ -67,46 +74,50 @@ class SecurityFound(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
     fixable: bool
 
 
-class HouseExamined(msgspec.Struct, frozen=True):
+class DoctorReport(msgspec.Struct, frozen=True):
     """`lines` is the whole report as text. `security` and `fixed` are filled only on request."""
 
-    health: Health
-    checks: list[HealthChecked]
+    health: DoctorHealth
+    checks: list[DoctorCheckRow]
     lines: list[str]
-    security: list[SecurityFound] = []
+    security: list[SecurityFindingRow] = []
     fixed: list[str] = []
 
 
-async def doctor(desk: Desk, caller: Principal, asked: Doctor) -> HouseExamined:
-    environment = dict(desk.config.environment) if desk.config else {**os.environ, "RETINUE_HOME": str(desk.home)}
-    if asked.security or asked.fix:
-        from retinue.operations.server.security_facts import Ground
-
-        ground = Ground(
-            home=desk.home,
-            environment=environment,
-            now=desk.clock.now(),
-            store=desk.store,
-            toolbox=desk.toolbox,
-            quick=asked.quick,
-        )
-        return await closedness(ground, caller, fix=asked.fix)
-    scene = Scene(
-        home=desk.home,
-        environment=environment,
-        now=desk.clock.now(),
-        store=desk.store,
-        catalog=desk.catalog() if desk.catalog is not None else None,
-        runners=desk.runners_here,
-        plugins=desk.plugins,
-        mcp=desk.mcp,
-        switchboard=desk.switchboard,
-        quick=asked.quick,
+async def run_doctor(services: Services, caller: Principal, request: DoctorRequest) -> DoctorReport:
+    environment = (
+        dict(services.config_holder.environment)
+        if services.config_holder
+        else {**os.environ, "RETINUE_HOME": str(services.data_dir)}
     )
-    return report(await examine(scene))
+    if request.security or request.fix:
+        from retinue.operations.server.security_facts import SecurityContext
+
+        context = SecurityContext(
+            data_dir=services.data_dir,
+            environment=environment,
+            now=services.clock.now(),
+            store=services.store,
+            toolbox=services.toolbox,
+            is_quick=request.quick,
+        )
+        return await check_security(context, caller, fix=request.fix)
+    doctor_context = DoctorContext(
+        data_dir=services.data_dir,
+        environment=environment,
+        now=services.clock.now(),
+        store=services.store,
+        catalog=services.catalog() if services.catalog is not None else None,
+        runners=services.available_runners,
+        plugins=services.plugins,
+        mcp=services.mcp,
+        connector_supervisor=services.connector_supervisor,
+        is_quick=request.quick,
+    )
+    return build_report(await run_checks(doctor_context))
 
 
-async def closedness(ground: Ground, caller: Principal, *, fix: bool) -> HouseExamined:
+async def check_security(context: SecurityContext, caller: Principal, *, fix: bool) -> DoctorReport:
     """Run the security checks.
 
     With `fix`, first remove file permissions that are safe to remove.
@@ -114,45 +125,44 @@ async def closedness(ground: Ground, caller: Principal, *, fix: bool) -> HouseEx
     from retinue.operations.server import security
 
     if fix and caller.level is not PermissionLevel.BOSS:
-        raise NotAllowed(
-            "you may look, and change nothing",
-            because="only the owner closes files of the house",
-            try_this="leave out --fix, or ask the owner",
-            code="doctor.not-yours-to-fix",
-        )
-    found = await security.examine(ground)
+        raise DoctorFixNotAllowed(level=caller.level)
+    found = await security.run_security_checks(context)
     fixed: list[str] = []
     if fix:
         closings = [each.fix for each in found if each.fix is not None]
-        fixed = await asyncio.to_thread(lambda: [said for each in closings if (said := security.close(each))])
-        found = await security.examine(ground) if fixed else found
-    unseen = [] if ground.toolbox is not None else ["skipped  what agents may use: the house is closed"]
-    if ground.trouble is not None:
-        why = f"{ground.trouble.sentence} ({ground.trouble.because})"
+        fixed = await asyncio.to_thread(lambda: [line for each in closings if (line := security.fix_permissions(each))])
+        found = await security.run_security_checks(context) if fixed else found
+    unseen = [] if context.toolbox is not None else ["skipped  tools of agents: no server is running"]
+    if context.store_error is not None:
+        why = f"{context.store_error.sentence} ({context.store_error.because})"
         unseen.append(f"skipped  tokens, people, agents and the audit: {why}")
-    return security_report(found, fixed, unseen)
+    return build_security_report(found, fixed, unseen)
 
 
-def security_report(found: Sequence[Exposed], fixed: Sequence[str] = (), unseen: Sequence[str] = ()) -> HouseExamined:
+def build_security_report(
+    findings: Sequence[SecurityFinding], fixed: Sequence[str] = (), skipped: Sequence[str] = ()
+) -> DoctorReport:
     """Build the report, most severe findings first."""
     severities = ("critical", "warning", "info")
-    counts = {severity: sum(each.severity == severity for each in found) for severity in severities}
-    health = Health.PROBLEM if counts["critical"] else Health.WARNING if counts["warning"] else Health.OK
-    told = ", ".join(f"{count} {severity}" for severity, count in counts.items())
-    fixable = sum(each.fix is not None for each in found)
-    hint = f"; --fix would see to {fixable} of them" if fixable else ""
-    verdict = f"{told}{hint}" if found else "nothing was found open"
-    return HouseExamined(
+    counts = {severity: sum(each.severity == severity for each in findings) for severity in severities}
+    health = (
+        DoctorHealth.PROBLEM if counts["critical"] else DoctorHealth.WARNING if counts["warning"] else DoctorHealth.OK
+    )
+    counted = ", ".join(f"{count} {severity}" for severity, count in counts.items())
+    fixable = sum(each.fix is not None for each in findings)
+    hint = f"; --fix would fix {fixable} of them" if fixable else ""
+    verdict = f"{counted}{hint}" if findings else "no problems found"
+    return DoctorReport(
         health=health,
         checks=[],
         lines=[
             *(f"fixed    {each}" for each in fixed),
-            *(line for each in found for line in each.lines()),
-            *unseen,
+            *(line for each in findings for line in each.format_lines()),
+            *skipped,
             verdict,
         ],
         security=[
-            SecurityFound(
+            SecurityFindingRow(
                 each.check,
                 each.severity.value,
                 each.sentence,
@@ -160,43 +170,43 @@ def security_report(found: Sequence[Exposed], fixed: Sequence[str] = (), unseen:
                 each.try_this,
                 fixable=each.fix is not None,
             )
-            for each in found
+            for each in findings
         ],
         fixed=list(fixed),
     )
 
 
-def report(made: list[Checked]) -> HouseExamined:
-    health = worst(each.health for each in made)
-    counts = {kind: sum(found.health is kind for each in made for found in each.found) for kind in Health}
+def build_report(results: list[CheckResult]) -> DoctorReport:
+    health = worst_health(each.health for each in results)
+    counts = {kind: sum(found.health is kind for each in results for found in each.findings) for kind in DoctorHealth}
     verdict = (
-        "all is well"
-        if health is Health.OK
-        else f"{counts[Health.PROBLEM]} problems, {counts[Health.WARNING]} warnings"
+        "no problems found"
+        if health is DoctorHealth.OK
+        else f"{counts[DoctorHealth.PROBLEM]} problems, {counts[DoctorHealth.WARNING]} warnings"
     )
-    return HouseExamined(
+    return DoctorReport(
         health=health,
-        checks=[_checked_form(each) for each in made],
-        lines=[*(line for each in made for line in each.lines()), verdict],
+        checks=[_to_check_row(each) for each in results],
+        lines=[*(line for each in results for line in each.format_lines()), verdict],
     )
 
 
-def _checked_form(made: Checked) -> HealthChecked:
-    return HealthChecked(
-        name=made.name,
-        looks_at=made.looks_at,
-        health="skipped" if made.skipped else made.health.value,
-        found=[HealthFound(each.health, each.sentence, each.because, each.try_this) for each in made.found],
+def _to_check_row(result: CheckResult) -> DoctorCheckRow:
+    return DoctorCheckRow(
+        name=result.name,
+        looks_at=result.ok_message,
+        health="skipped" if result.is_skipped else result.health.value,
+        found=[DoctorFindingRow(each.health, each.sentence, each.because, each.try_this) for each in result.findings],
     )
 
 
 OPERATIONS = (
     Operation(
         name="house.doctor",
-        summary="Look for what is wrong with the house, and say what to do.",
-        parameters=Doctor,
-        handler=doctor,
-        result=HouseExamined,
+        summary="Check the server and its data, and report problems with a next step.",
+        parameters=DoctorRequest,
+        handler=run_doctor,
+        result=DoctorReport,
         permission=PermissionLevel.PRIVILEGED,
     ),
 )

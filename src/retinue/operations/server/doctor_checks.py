@@ -16,36 +16,36 @@ from typing import Any
 import sqlalchemy as sa
 from msgspec import Struct
 
-from retinue.config import Fault, Settings
-from retinue.config import examine as examine_settings
+from retinue.config import SettingFault, Settings
+from retinue.config import examine_configuration as examine_settings
 from retinue.config.validators import is_loopback
 from retinue.domain.agent import Agent
 from retinue.domain.errors import RetinueError
-from retinue.domain.session import Mind
+from retinue.domain.session import SessionOptions
 from retinue.domain.times import from_ms, to_ms
-from retinue.operations.doctor_registry import Check, Found, Scene, problem, warning
-from retinue.store.agents import agents as staff
+from retinue.operations.doctor_registry import DoctorCheck, DoctorContext, DoctorFinding, build_problem, build_warning
+from retinue.store.agents import agents as store_agents
 from retinue.store.core import tables as t
 from retinue.store.envelopes import dead_letters as store_dead_letters
 from retinue.store.ledger import ledger
 from retinue.store.open_store import SCHEMA, stored_revision
 
-PYTHON_LEAST = (3, 11)
-SQLITE_LEAST = (3, 35, 0)
-FREE_BYTES_LEAST = 1024**3
-FREE_BYTES_ALARMING = 100 * 1024**2
-LOG_BYTES_MAX = 512 * 1024**2
-AHEAD_S_MAX = 60
-WAITS_S_MAX = 3600
-DEAD_SHOWN_MAX = 50
-BACKUP_DAYS_MAX = 30
-NAMES_SHOWN_MAX = 10
-NETWORK_DISKS = frozenset(
+PYTHON_VERSION_MIN = (3, 11)
+SQLITE_VERSION_MIN = (3, 35, 0)
+FREE_BYTES_MIN = 1024**3
+FREE_BYTES_CRITICAL = 100 * 1024**2
+WAL_BYTES_MAX = 512 * 1024**2
+CLOCK_AHEAD_S_MAX = 60
+WAITING_S_MAX = 3600
+DEAD_LETTERS_COUNTED_MAX = 50
+BACKUP_AGE_DAYS_MAX = 30
+NAMES_LISTED_MAX = 10
+NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "beegfs"}
     | {"fuse.sshfs", "fuse.glusterfs", "fuse.s3fs", "fuse.rclone"}
 )
-KEYS = frozenset({"owner-token", "house.db"})
-PRIVATE = (
+KEY_FILES = frozenset({"owner-token", "house.db"})
+PRIVATE_PATHS = (
     "owner-token",
     "house.db",
     "house.db-wal",
@@ -60,273 +60,286 @@ PRIVATE = (
 )
 
 
-def _few(names: Iterable[str]) -> str:
+def _join_names(names: Iterable[str]) -> str:
     every = sorted(names)
-    more = f" and {len(every) - NAMES_SHOWN_MAX} more" if len(every) > NAMES_SHOWN_MAX else ""
-    return ", ".join(every[:NAMES_SHOWN_MAX]) + more
+    more = f" and {len(every) - NAMES_LISTED_MAX} more" if len(every) > NAMES_LISTED_MAX else ""
+    return ", ".join(every[:NAMES_LISTED_MAX]) + more
 
 
 # --- store ---
 
-_due = (
+_select_due = (
     sa.select(t.sessions.c.agent, sa.func.count().label("n"), sa.func.min(t.envelopes.c.due_ms).label("since"))
     .join_from(t.envelopes, t.sessions, t.sessions.c.id == t.envelopes.c.session)
     .where(
         t.envelopes.c.status == t.PENDING,
         t.envelopes.c.due_ms < sa.bindparam("before"),
         t.envelopes.c.silent == sa.false(),
-        ~sa.exists().where(t.runs.c.session == t.sessions.c.id, t.runs.c.status.in_(t.OPEN_RUN)),
+        ~sa.exists().where(t.runs.c.session == t.sessions.c.id, t.runs.c.status.in_(t.OPEN_RUN_STATUSES)),
     )
     .group_by(t.sessions.c.agent)
 )
-_latest = sa.select(t.house.c.latest_ms)
+_select_latest_ms = sa.select(t.house.c.latest_ms)
 
 
 class StoreFacts(Struct, frozen=True, kw_only=True):
     dialect: str
     revision: str | None
     file: Path | None
-    log_bytes: int
-    house_ms: int
+    wal_bytes: int
+    latest_ms: int
     now_ms: int
-    staff: tuple[Agent, ...]
+    agents: tuple[Agent, ...]
     waiting: tuple[tuple[str, int, int], ...]  # agent, count, oldest due time
-    dead: int
+    dead_letters: int
 
 
-class DeepFacts(Struct, frozen=True, kw_only=True):
+class IntegrityFacts(Struct, frozen=True, kw_only=True):
     """Facts that take reading the whole store."""
 
     integrity: tuple[str, ...]
-    strays: int  # rows with a dangling foreign key
-    ledger: ledger.Ledger
+    dangling_rows: int  # rows with a dangling foreign key
+    ledger: ledger.LedgerReport
 
 
-async def store_facts(scene: Scene) -> StoreFacts | None:
-    if scene.store is None:
-        if scene.trouble is not None:
-            raise scene.trouble
+async def gather_store_facts(context: DoctorContext) -> StoreFacts | None:
+    if context.store is None:
+        if context.store_error is not None:
+            raise context.store_error
         return None
-    return await scene.store.scan(partial(_look, now_ms=to_ms(scene.now)))
+    return await context.store.scan(partial(_read_store_facts, now_ms=to_ms(context.now)))
 
 
-def _look(conn: sa.Connection, *, now_ms: int) -> StoreFacts:
-    file = _file(conn)
+def _read_store_facts(conn: sa.Connection, *, now_ms: int) -> StoreFacts:
+    file = _database_file(conn)
     log = Path(f"{file}-wal") if file else None
-    house_ms: int = conn.execute(_latest).scalar_one()
-    due = conn.execute(_due, {"before": max(now_ms, house_ms) - WAITS_S_MAX * 1000})
+    server_ms: int = conn.execute(_select_latest_ms).scalar_one()
+    due = conn.execute(_select_due, {"before": max(now_ms, server_ms) - WAITING_S_MAX * 1000})
     return StoreFacts(
         dialect=conn.dialect.name,
         revision=stored_revision(conn),
         file=file,
-        log_bytes=log.stat().st_size if log is not None and log.exists() else 0,
-        house_ms=house_ms,
+        wal_bytes=log.stat().st_size if log is not None and log.exists() else 0,
+        latest_ms=server_ms,
         now_ms=now_ms,
-        staff=tuple(staff.everyone(conn)),
+        agents=tuple(store_agents.list_all(conn)),
         waiting=tuple((row.agent, row.n, row.since) for row in due),
-        dead=sum(letter.retry is None for letter in store_dead_letters.dead(conn, limit=DEAD_SHOWN_MAX)),
+        dead_letters=sum(
+            dead_letter.retry is None
+            for dead_letter in store_dead_letters.load_dead_letters(conn, limit=DEAD_LETTERS_COUNTED_MAX)
+        ),
     )
 
 
-def _file(conn: sa.Connection) -> Path | None:
+def _database_file(conn: sa.Connection) -> Path | None:
     if conn.dialect.name != "sqlite":
         return None
     raw: Any = conn.connection.dbapi_connection
     return next((Path(file) for _, name, file in raw.execute("PRAGMA database_list") if name == "main" and file), None)
 
 
-async def deep_facts(scene: Scene) -> DeepFacts | None:
-    if scene.store is None or scene.quick:
+async def gather_integrity_facts(context: DoctorContext) -> IntegrityFacts | None:
+    if context.store is None or context.is_quick:
         return None
-    return await scene.store.scan(partial(_look_deep, now_ms=to_ms(scene.now)))
+    return await context.store.scan(partial(_read_integrity_facts, now_ms=to_ms(context.now)))
 
 
-def _look_deep(conn: sa.Connection, *, now_ms: int) -> DeepFacts:
+def _read_integrity_facts(conn: sa.Connection, *, now_ms: int) -> IntegrityFacts:
     integrity: tuple[str, ...] = ()
     strays = 0
     if conn.dialect.name == "sqlite":
         raw: Any = conn.connection.dbapi_connection
         integrity = tuple(row[0] for row in raw.execute("PRAGMA integrity_check(5)") if row[0] != "ok")
         strays = len(raw.execute("PRAGMA foreign_key_check").fetchmany(100))
-    return DeepFacts(integrity=integrity, strays=strays, ledger=ledger.check(conn, now_ms=now_ms))
+    return IntegrityFacts(integrity=integrity, dangling_rows=strays, ledger=ledger.check_ledger(conn, now_ms=now_ms))
 
 
-def schema(facts: StoreFacts) -> Iterable[Found]:
+def check_schema(facts: StoreFacts) -> Iterable[DoctorFinding]:
     if facts.revision != SCHEMA.head:
-        yield problem(
-            f"the store's schema is {facts.revision}",
-            because=f"this version works with {SCHEMA.head}",
-            try_this="open the house once with `retinue up`: that brings it up to date",
+        yield build_problem(
+            f"the database schema is {facts.revision}",
+            because=f"this version of retinue needs {SCHEMA.head}",
+            try_this="start the server once to migrate it: retinue up",
         )
 
 
-def integrity(facts: DeepFacts) -> Iterable[Found]:
+def check_integrity(facts: IntegrityFacts) -> Iterable[DoctorFinding]:
     if facts.integrity:
-        yield problem(
-            "the store's file is damaged",
+        yield build_problem(
+            "the database file is damaged",
             because="; ".join(facts.integrity),
-            try_this="stop the house, set the file aside together with its -wal and restore the latest backup",
+            try_this="stop the server, move the file and its -wal away, and restore the latest backup",
         )
-    if facts.strays:
-        yield problem(
-            "rows of the store point to others that are not there",
-            because=f"{facts.strays} such rows were found",
-            try_this="keep a copy of the house before anything else, and report it",
+    if facts.dangling_rows:
+        yield build_problem(
+            "the database has rows with dangling foreign keys",
+            because=f"{facts.dangling_rows} rows refer to rows that do not exist",
+            try_this="copy the data directory first, then report it",
         )
 
 
-def sums(facts: DeepFacts) -> Iterable[Found]:
-    broken = [name for name in facts.ledger.broken if name != "readable"]
+def check_ledger(facts: IntegrityFacts) -> Iterable[DoctorFinding]:
+    broken = [name for name in facts.ledger.broken_equations if name != "readable"]
     if broken:
-        yield problem(
-            f"the ledger does not hold: {', '.join(broken)}",
-            because="sums over the store do not come out",
-            try_this="`retinue ledger` names what does not fit; keep a copy of the house, and report it",
+        yield build_problem(
+            f"the ledger is inconsistent: {', '.join(broken)}",
+            because="equations over the database do not hold",
+            try_this="copy the data directory, then report the output of `retinue ledger`",
         )
 
 
-def damaged_records(facts: DeepFacts) -> Iterable[Found]:
+def check_records(facts: IntegrityFacts) -> Iterable[DoctorFinding]:
     [readable] = [each for each in facts.ledger.equations if each.name == "readable"]
-    if not readable.ok:
+    if not readable.is_ok:
         sessions = {finding.id[:8] for finding in readable.findings}
-        yield problem(
-            f"{readable.count:,} records cannot be read back",
-            because=f"they were damaged in session {_few(sessions)}; agents are told of the gap",
+        yield build_problem(
+            f"{readable.count:,} records cannot be read",
+            because=f"they are damaged, in session {_join_names(sessions)}; agents see a note in their place",
             try_this="reset those sessions, or restore a backup from before the damage",
         )
 
 
-def clock(facts: StoreFacts) -> Iterable[Found]:
-    ahead_s = (facts.house_ms - facts.now_ms) / 1000
-    if ahead_s > AHEAD_S_MAX:
-        yield problem(
-            f"the house's time is {ahead_s:,.0f} s ahead of this machine's clock",
-            because=f"its time never goes back; its last page bears {from_ms(facts.house_ms):%Y-%m-%d %H:%M} UTC",
-            try_this="set the machine's clock by the network; the house goes on when the clock has caught up",
+def check_clock(facts: StoreFacts) -> Iterable[DoctorFinding]:
+    ahead_s = (facts.latest_ms - facts.now_ms) / 1000
+    if ahead_s > CLOCK_AHEAD_S_MAX:
+        yield build_problem(
+            f"the server's time is {ahead_s:,.0f} s ahead of this machine's clock",
+            because=f"its time never goes back; its last commit is of {from_ms(facts.latest_ms):%Y-%m-%d %H:%M} UTC",
+            try_this="synchronize the machine's clock; the server continues when the clock has caught up",
         )
 
 
-def log_size(facts: StoreFacts) -> Iterable[Found]:
-    if facts.log_bytes > LOG_BYTES_MAX:
-        yield warning(
-            f"the store's write-ahead log has {facts.log_bytes:,} bytes",
-            because="something has been reading an old picture of the store for long",
-            try_this="end exports or programs that hold the file open; stopping the house empties the log",
+def check_wal_size(facts: StoreFacts) -> Iterable[DoctorFinding]:
+    if facts.wal_bytes > WAL_BYTES_MAX:
+        yield build_warning(
+            f"the database's write-ahead log has {facts.wal_bytes:,} bytes",
+            because="a reader has kept an old snapshot open for a long time",
+            try_this="stop exports and programs that have the file open; stopping the server empties the log",
         )
 
 
-def waiting(facts: StoreFacts) -> Iterable[Found]:
+def check_waiting_envelopes(facts: StoreFacts) -> Iterable[DoctorFinding]:
     for name, count, since in facts.waiting:
-        yield problem(
-            f"{count} letters for {name} wait, and nobody reads them",
+        yield build_problem(
+            f"{count} envelopes for {name} wait, and no run reads them",
             because=f"the oldest has been due since {from_ms(since):%Y-%m-%d %H:%M} UTC, and no run is open",
-            try_this="open the house; if it is open, `retinue why ID` of one of them says what it waits for",
+            try_this="start the server; if it is running, `retinue why ID` explains what an envelope waits for",
         )
 
 
-def dead_letters(facts: StoreFacts) -> Iterable[Found]:
-    if facts.dead:
-        many = f"{facts.dead} or more" if facts.dead >= DEAD_SHOWN_MAX else str(facts.dead)
-        yield warning(
-            f"{many} letters ended without an answer",
-            because="they were interrupted, or failed too often, and nobody has tried them again",
-            try_this="`retinue dead` lists them, `retinue retry ID` tries one again",
+def check_dead_letters(facts: StoreFacts) -> Iterable[DoctorFinding]:
+    if facts.dead_letters:
+        many = (
+            f"{facts.dead_letters} or more"
+            if facts.dead_letters >= DEAD_LETTERS_COUNTED_MAX
+            else str(facts.dead_letters)
+        )
+        yield build_warning(
+            f"{many} dead letters",
+            because="their envelopes failed for good, and have not been retried",
+            try_this="list them with `retinue dead`, and retry one with `retinue retry ID`",
         )
 
 
 # --- agents ---
 
 
-class StaffFacts(Struct, frozen=True, kw_only=True):
-    staff: tuple[Agent, ...]
-    homes: frozenset[str]
-    wrong: Mapping[str, str]  # by agent: why its model cannot be used
+class AgentFacts(Struct, frozen=True, kw_only=True):
+    agents: tuple[Agent, ...]
+    directories: frozenset[str]
+    model_errors: Mapping[str, str]  # by agent: why its model cannot be used
     runners: frozenset[str] | None
-    retired: Mapping[str, str] = {}  # by agent: its retired models and their replacements
+    retired_models: Mapping[str, str] = {}  # by agent: its retired models and their replacements
 
 
-async def staff_facts(scene: Scene) -> StaffFacts | None:
-    if scene.store is None:
+async def gather_agent_facts(context: DoctorContext) -> AgentFacts | None:
+    if context.store is None:
         return None
-    found = await scene.store.scan(lambda conn: tuple(staff.everyone(conn)))
-    folder = scene.home / "agents"
+    found = await context.store.scan(lambda conn: tuple(store_agents.list_all(conn)))
+    folder = context.data_dir / "agents"
     homes = await asyncio.to_thread(
         lambda: (
             frozenset(each.name for each in folder.iterdir() if each.is_dir()) if folder.is_dir() else frozenset[str]()
         )
     )
-    wrong = {agent.name: why for agent in found if agent.runner == "loop" and (why := _wrong_model(scene, agent))}
-    retired = {
-        agent.name: ends for agent in found if agent.runner == "loop" and (ends := _retired_models(scene, agent))
+    wrong = {
+        agent.name: why for agent in found if agent.runner == "loop" and (why := _find_model_error(context, agent))
     }
-    return StaffFacts(staff=found, homes=homes, wrong=wrong, retired=retired, runners=scene.runners)
+    retired = {
+        agent.name: ends for agent in found if agent.runner == "loop" and (ends := _find_retired_models(context, agent))
+    }
+    return AgentFacts(
+        agents=found, directories=homes, model_errors=wrong, retired_models=retired, runners=context.runners
+    )
 
 
-def _wrong_model(scene: Scene, agent: Agent) -> str:
-    if scene.catalog is None:
+def _find_model_error(context: DoctorContext, agent: Agent) -> str:
+    if context.catalog is None:
         return ""
     try:
-        first = scene.catalog.links(agent=agent, mind=Mind())[0].ref
+        first = context.catalog.build_chain_links(agent=agent, session_options=SessionOptions())[0].ref
     except RetinueError as error:
         return f"{error.sentence}: {error.because}" if error.because else error.sentence
-    return "" if scene.catalog.has_key(first.provider) else scene.catalog.missing_key(first.provider)
+    return "" if context.catalog.has_key(first.provider) else context.catalog.explain_missing_key(first.provider)
 
 
-def _retired_models(scene: Scene, agent: Agent) -> str:
-    catalog = scene.catalog
+def _find_retired_models(context: DoctorContext, agent: Agent) -> str:
+    catalog = context.catalog
     if catalog is None:
         return ""
     try:
-        refs = [link.ref for link in catalog.links(agent=agent, mind=Mind())]
+        refs = [link.ref for link in catalog.build_chain_links(agent=agent, session_options=SessionOptions())]
     except RetinueError:
         return ""  # another check reports it
-    return "; ".join(f"{ref} {ends}" for ref in refs if (ends := catalog.retired(ref)))
+    return "; ".join(f"{ref} {ends}" for ref in refs if (ends := catalog.describe_retirement(ref)))
 
 
-def retired_models(facts: StaffFacts) -> Iterable[Found]:
-    for agent in facts.staff:
-        if ends := facts.retired.get(agent.name):
-            yield warning(
-                f"{agent.name} asks a model that its provider retires",
+def check_retired_models(facts: AgentFacts) -> Iterable[DoctorFinding]:
+    for agent in facts.agents:
+        if ends := facts.retired_models.get(agent.name):
+            yield build_warning(
+                f"{agent.name} uses a model that its provider retires",
                 because=ends,
                 try_this=f"retinue agent set {agent.name} --model NAME, or set `models.default`",
             )
 
 
-def unable(facts: StaffFacts) -> Iterable[Found]:
+def check_agents_usable(facts: AgentFacts) -> Iterable[DoctorFinding]:
     """Report agents that cannot take a turn.
 
     Without a running server the runners are unknown, and nothing is reported about them.
     """
-    for agent in facts.staff:
+    for agent in facts.agents:
         if facts.runners is not None and agent.runner not in facts.runners:
-            yield problem(
+            yield build_problem(
                 f"{agent.name} cannot work: its runner is '{agent.runner}'",
-                because=f"this house has {_few(facts.runners)}",
+                because=f"this server has {_join_names(facts.runners)}",
                 try_this=f"retinue agent set {agent.name} --runner NAME",
             )
-        elif why := facts.wrong.get(agent.name):
-            yield problem(
-                f"{agent.name} cannot work: its model is '{agent.model or 'as the house has it'}'",
+        elif why := facts.model_errors.get(agent.name):
+            yield build_problem(
+                f"{agent.name} cannot work: its model is '{agent.model or 'the default'}'",
                 because=why,
-                try_this=f"look at `retinue models`, or retinue agent set {agent.name} --model NAME",
+                try_this=f"see `retinue models`, or: retinue agent set {agent.name} --model NAME",
             )
 
 
-def orphaned_homes(facts: StaffFacts) -> Iterable[Found]:
-    orphans = {home for home in facts.homes if home.casefold() not in {agent.name.casefold() for agent in facts.staff}}
+def check_agent_directories(facts: AgentFacts) -> Iterable[DoctorFinding]:
+    orphans = {
+        home for home in facts.directories if home.casefold() not in {agent.name.casefold() for agent in facts.agents}
+    }
     if orphans:
-        yield warning(
-            f"homes without an agent: {_few(orphans)}",
-            because="their agents were let go, or the folders were put there by hand",
-            try_this="look into them, and remove what nobody wants",
+        yield build_warning(
+            f"agent directories without an agent: {_join_names(orphans)}",
+            because="their agents were removed, or the folders were created by hand",
+            try_this="look into them, and delete those you do not need",
         )
 
 
 # --- disk and files ---
 
 
-class Private(Struct, frozen=True, kw_only=True):
+class PrivatePath(Struct, frozen=True, kw_only=True):
     """A file or folder that only the owner may read."""
 
     path: Path
@@ -336,151 +349,157 @@ class Private(Struct, frozen=True, kw_only=True):
 
 
 class DiskFacts(Struct, frozen=True, kw_only=True):
-    home: Path
+    data_dir: Path
     uid: int
-    private: tuple[Private, ...]
+    private_paths: tuple[PrivatePath, ...]
     free_bytes: int
     file_system: str
-    logs_writable: bool | None  # None: no log folder yet
+    are_logs_writable: bool | None  # None: no log folder yet
     newest_backup_ms: int | None
-    holds_a_house: bool
+    has_database: bool
     now_ms: int
-    restore_under_way: str
+    restore_in_progress: str
 
 
-async def disk_facts(scene: Scene) -> DiskFacts | None:
-    return await asyncio.to_thread(_look_at_disk, scene.home, to_ms(scene.now)) if scene.home.is_dir() else None
-
-
-def _look_at_disk(home: Path, now_ms: int) -> DiskFacts:
-    from retinue.store.maintenance.backup import UNDER_WAY
-
-    paths = [home, *(home / name for name in PRIVATE)]
-    if (home / "socket").is_file():
-        paths.append(Path((home / "socket").read_text().strip()))
-    logs = home / "logs"
-    marker = home / UNDER_WAY
-    return DiskFacts(
-        home=home,
-        uid=os.getuid(),
-        private=tuple(private for path in dict.fromkeys(paths) if (private := _private(path)) is not None),
-        free_bytes=shutil.disk_usage(home).free,
-        file_system=file_system(home, _mounts()),
-        logs_writable=os.access(logs, os.W_OK | os.X_OK) if logs.exists() else None,
-        newest_backup_ms=_newest_backup(home / "backups"),
-        holds_a_house=(home / "house.db").exists(),
-        now_ms=now_ms,
-        restore_under_way=marker.read_text(errors="replace") if marker.is_file() else "",
+async def gather_disk_facts(context: DoctorContext) -> DiskFacts | None:
+    return (
+        await asyncio.to_thread(_read_disk_facts, context.data_dir, to_ms(context.now))
+        if context.data_dir.is_dir()
+        else None
     )
 
 
-def _private(path: Path) -> Private | None:
+def _read_disk_facts(data_dir: Path, now_ms: int) -> DiskFacts:
+    from retinue.store.maintenance.backup import RESTORE_MARKER
+
+    paths = [data_dir, *(data_dir / name for name in PRIVATE_PATHS)]
+    if (data_dir / "socket").is_file():
+        paths.append(Path((data_dir / "socket").read_text().strip()))
+    logs = data_dir / "logs"
+    marker = data_dir / RESTORE_MARKER
+    return DiskFacts(
+        data_dir=data_dir,
+        uid=os.getuid(),
+        private_paths=tuple(
+            private for path in dict.fromkeys(paths) if (private := _read_private_path(path)) is not None
+        ),
+        free_bytes=shutil.disk_usage(data_dir).free,
+        file_system=find_file_system(data_dir, _read_mounts()),
+        are_logs_writable=os.access(logs, os.W_OK | os.X_OK) if logs.exists() else None,
+        newest_backup_ms=_newest_backup_ms(data_dir / "backups"),
+        has_database=(data_dir / "house.db").exists(),
+        now_ms=now_ms,
+        restore_in_progress=marker.read_text(errors="replace") if marker.is_file() else "",
+    )
+
+
+def _read_private_path(path: Path) -> PrivatePath | None:
     try:
         found = path.lstat()
         if stat.S_ISLNK(found.st_mode):
             target = path.stat()
-            return Private(path=path, mode=stat.S_IMODE(target.st_mode), uid=target.st_uid, is_link=True)
+            return PrivatePath(path=path, mode=stat.S_IMODE(target.st_mode), uid=target.st_uid, is_link=True)
     except OSError:
         return None
-    return Private(path=path, mode=stat.S_IMODE(found.st_mode), uid=found.st_uid)
+    return PrivatePath(path=path, mode=stat.S_IMODE(found.st_mode), uid=found.st_uid)
 
 
-def _newest_backup(folder: Path) -> int | None:
+def _newest_backup_ms(folder: Path) -> int | None:
     made = [int(each.stat().st_mtime * 1000) for each in folder.glob("*/manifest.json")] if folder.is_dir() else []
     return max(made, default=None)
 
 
-def _mounts() -> str:
+def _read_mounts() -> str:
     try:
         return Path("/proc/self/mounts").read_text(errors="replace")
     except OSError:  # not Linux
         return ""
 
 
-def file_system(path: Path, mounts: str) -> str:
+def find_file_system(path: Path, mounts: str) -> str:
     """Return the file system type of a path, by its longest mount point; empty if unknown."""
     best, kind = "", ""
     for line in mounts.splitlines():
-        words = line.split()
-        if len(words) < 3:
+        fields = line.split()
+        if len(fields) < 3:
             continue
-        place = words[1].replace("\\040", " ")
+        place = fields[1].replace("\\040", " ")
         if len(place) >= len(best) and path.resolve().is_relative_to(place):
-            best, kind = place, words[2]
+            best, kind = place, fields[2]
     return kind
 
 
-def permissions(facts: DiskFacts) -> Iterable[Found]:
+def check_permissions(facts: DiskFacts) -> Iterable[DoctorFinding]:
     """Report files that others can access.
 
     Inside a private data directory only the key files must be private themselves. Otherwise every
     file must.
     """
-    closed = all(not each.mode & 0o077 for each in facts.private if each.path == facts.home)
-    for each in facts.private:
-        if closed and each.path.is_relative_to(facts.home) and each.path.name not in KEYS:
+    closed = all(not each.mode & 0o077 for each in facts.private_paths if each.path == facts.data_dir)
+    for each in facts.private_paths:
+        if closed and each.path.is_relative_to(facts.data_dir) and each.path.name not in KEY_FILES:
             continue
         if each.uid != facts.uid:
-            yield problem(
-                f"{each.path} belongs to someone else",
-                because=f"its owner is user {each.uid}, and the house is looked at by user {facts.uid}",
-                try_this=f"chown {facts.uid} {each.path}, once you know how that came about",
+            yield build_problem(
+                f"{each.path} belongs to another user",
+                because=f"its owner is user {each.uid}, and this check runs as user {facts.uid}",
+                try_this=f"find out why, then: chown {facts.uid} {each.path}",
             )
         elif each.mode & 0o077:
-            yield problem(
-                f"others than you can reach {each.path}",
+            yield build_problem(
+                f"other users can access {each.path}",
                 because=f"its permissions are {each.mode:04o}",
                 try_this=f"chmod go= {each.path}",
             )
 
 
-def disk_space(facts: DiskFacts) -> Iterable[Found]:
-    if facts.free_bytes < FREE_BYTES_LEAST:
-        tell = problem if facts.free_bytes < FREE_BYTES_ALARMING else warning
+def check_disk_space(facts: DiskFacts) -> Iterable[DoctorFinding]:
+    if facts.free_bytes < FREE_BYTES_MIN:
+        tell = build_problem if facts.free_bytes < FREE_BYTES_CRITICAL else build_warning
         yield tell(
-            f"{facts.free_bytes // 1024**2:,} MiB are free on the disk of the house",
-            because="a house that cannot write accepts nothing more",
-            try_this="free some space; `retinue house purge` says what of the house's own could go",
+            f"{facts.free_bytes // 1024**2:,} MiB are free on the disk of the data directory",
+            because="a server that cannot write accepts no messages",
+            try_this="free some space; `retinue house purge` shows what could be deleted",
         )
 
 
-def network_disk(facts: DiskFacts) -> Iterable[Found]:
-    if facts.file_system in NETWORK_DISKS:
-        yield problem(
-            f"the house lies on a network disk ({facts.file_system})",
-            because="such disks lose locks and commits that SQLite believes to be kept",
-            try_this="move RETINUE_HOME to a disk of this machine, or the store to PostgreSQL",
+def check_network_disk(facts: DiskFacts) -> Iterable[DoctorFinding]:
+    if facts.file_system in NETWORK_FILE_SYSTEMS:
+        yield build_problem(
+            f"the data directory is on a network disk ({facts.file_system})",
+            because="such disks can lose locks and commits that SQLite relies on",
+            try_this="move RETINUE_HOME to a local disk, or use PostgreSQL",
         )
 
 
-def log_folder(facts: DiskFacts) -> Iterable[Found]:
-    if facts.logs_writable is False:
-        yield warning(
-            f"{facts.home / 'logs'} cannot be written",
-            because="it is not ours, or no folder",
-            try_this=f"remove {facts.home / 'logs'}, or give it back to you",
+def check_log_directory(facts: DiskFacts) -> Iterable[DoctorFinding]:
+    if facts.are_logs_writable is False:
+        yield build_warning(
+            f"{facts.data_dir / 'logs'} cannot be written",
+            because="it belongs to another user, or is not a folder",
+            try_this=f"delete {facts.data_dir / 'logs'}, or make yourself its owner",
         )
 
 
-def backups(facts: DiskFacts) -> Iterable[Found]:
-    if facts.restore_under_way:
-        yield problem(
-            "a restore was begun and not finished",
-            because=f"what was there before lies in {facts.restore_under_way}",
-            try_this="restore the backup once more; a store and what belongs to it may not fit each other",
+def check_backups(facts: DiskFacts) -> Iterable[DoctorFinding]:
+    if facts.restore_in_progress:
+        yield build_problem(
+            "a restore was started but not finished",
+            because=f"the previous content is in {facts.restore_in_progress}",
+            try_this="restore the backup again; the database and its files may not match",
         )
-    if not facts.holds_a_house:
+    if not facts.has_database:
         return
     if facts.newest_backup_ms is None:
-        yield warning(
-            "there is no backup here",
-            because=f"{facts.home / 'backups'} holds none; one that was written elsewhere is not known",
+        yield build_warning(
+            "no backup found",
+            because=f"{facts.data_dir / 'backups'} has none; backups in other places are not known",
             try_this="retinue backup",
         )
-    elif facts.now_ms - facts.newest_backup_ms > BACKUP_DAYS_MAX * 86_400_000:
-        yield warning(
-            f"the newest backup here is {(facts.now_ms - facts.newest_backup_ms) // 86_400_000} days old",
-            because=f"it is over {BACKUP_DAYS_MAX} days",
+    elif facts.now_ms - facts.newest_backup_ms > BACKUP_AGE_DAYS_MAX * 86_400_000:
+        yield build_warning(
+            f"the newest backup is {(facts.now_ms - facts.newest_backup_ms) // 86_400_000} days old",
+            because=f"it is older than {BACKUP_AGE_DAYS_MAX} days",
             try_this="retinue backup",
         )
 
@@ -488,36 +507,36 @@ def backups(facts: DiskFacts) -> Iterable[Found]:
 # --- settings ---
 
 
-class SettingFacts(Struct, frozen=True, kw_only=True):
-    faults: tuple[Fault, ...]
+class SettingsFacts(Struct, frozen=True, kw_only=True):
+    faults: tuple[SettingFault, ...]
     settings: Settings
 
 
-async def setting_facts(scene: Scene) -> SettingFacts:
-    examined = await asyncio.to_thread(examine_settings, scene.environment)
-    return SettingFacts(faults=examined.faults, settings=examined.configuration.settings)
+async def gather_settings_facts(context: DoctorContext) -> SettingsFacts:
+    examined = await asyncio.to_thread(examine_settings, context.environment)
+    return SettingsFacts(faults=examined.faults, settings=examined.configuration.settings)
 
 
-def settings(facts: SettingFacts) -> Iterable[Found]:
+def check_settings(facts: SettingsFacts) -> Iterable[DoctorFinding]:
     for fault in facts.faults:
-        yield problem(
+        yield build_problem(
             fault.sentence,
-            because=f"{fault.because} ({fault.place})" if fault.because else str(fault.place),
-            try_this=fault.try_this or "correct it; the house does not open before that",
+            because=f"{fault.because} ({fault.position})" if fault.because else str(fault.position),
+            try_this=fault.try_this or "correct it; the server does not start before that",
         )
 
 
-def exposure(facts: SettingFacts) -> Iterable[Found]:
+def check_exposure(facts: SettingsFacts) -> Iterable[DoctorFinding]:
     listen = facts.settings.listen
     if listen.enabled and not is_loopback(listen.host):
-        yield warning(
-            f"the house listens on {listen.host}, beyond this machine",
-            because="house.listen.host says so",
-            try_this='host = "127.0.0.1", unless a proxy on another machine needs it',
+        yield build_warning(
+            f"the server listens on {listen.host}, which other machines can reach",
+            because="house.listen.host is set to it",
+            try_this='set host = "127.0.0.1", unless a proxy on another machine needs it',
         )
 
 
-def confined(facts: SettingFacts) -> Iterable[Found]:
+def check_sandbox(facts: SettingsFacts) -> Iterable[DoctorFinding]:
     sandbox = facts.settings.sandbox
     off = [
         f'`sandbox.{name} = "off"`'
@@ -525,10 +544,10 @@ def confined(facts: SettingFacts) -> Iterable[Found]:
         if value == "off"
     ]
     if off:
-        yield warning(
+        yield build_warning(
             "commands of agents run without a sandbox",
             because=" and ".join(off),
-            try_this='kind = "bubblewrap" and mode = "all" under [sandbox]; `retinue doctor --security` says more',
+            try_this='set kind = "bubblewrap" and mode = "all" in [sandbox]; see `retinue doctor --security`',
         )
 
 
@@ -540,39 +559,116 @@ class MachineFacts(Struct, frozen=True, kw_only=True):
     sqlite: tuple[int, int, int]
 
 
-async def machine_facts(scene: Scene) -> MachineFacts:
+async def gather_machine_facts(context: DoctorContext) -> MachineFacts:
     return MachineFacts(python=sys.version_info[:2], sqlite=sqlite3.sqlite_version_info)
 
 
-def machine(facts: MachineFacts) -> Iterable[Found]:
-    for name, found, least in (("Python", facts.python, PYTHON_LEAST), ("SQLite", facts.sqlite, SQLITE_LEAST)):
+def check_versions(facts: MachineFacts) -> Iterable[DoctorFinding]:
+    for name, found, least in (
+        ("Python", facts.python, PYTHON_VERSION_MIN),
+        ("SQLite", facts.sqlite, SQLITE_VERSION_MIN),
+    ):
         if found < least:
-            yield problem(
+            yield build_problem(
                 f"{name} {'.'.join(map(str, found))} is too old",
                 because=f"retinue needs {'.'.join(map(str, least))} or newer",
                 try_this=f"run it with a newer {name}",
             )
 
 
-EVERY_HOUSE: tuple[Check[Any], ...] = (
-    Check(name="settings", looks_at="the settings can be used", gather=setting_facts, judge=settings),
-    Check(name="exposure", looks_at="only this machine can reach it", gather=setting_facts, judge=exposure),
-    Check(name="sandbox", looks_at="commands of agents are confined", gather=setting_facts, judge=confined),
-    Check(name="machine", looks_at="Python and SQLite are new enough", gather=machine_facts, judge=machine),
-    Check(name="permissions", looks_at="what is the owner's alone is so", gather=disk_facts, judge=permissions),
-    Check(name="disk", looks_at="there is room on the disk", gather=disk_facts, judge=disk_space),
-    Check(name="place", looks_at="it lies on a disk of this machine", gather=disk_facts, judge=network_disk),
-    Check(name="logs", looks_at="the log can be written", gather=disk_facts, judge=log_folder),
-    Check(name="backups", looks_at="there is a backup, and it is not old", gather=disk_facts, judge=backups),
-    Check(name="schema", looks_at="the store's tables are current", gather=store_facts, judge=schema),
-    Check(name="clock", looks_at="its time is not ahead of the clock", gather=store_facts, judge=clock),
-    Check(name="log-size", looks_at="the write-ahead log is small", gather=store_facts, judge=log_size),
-    Check(name="waiting", looks_at="no mail waits without a reader", gather=store_facts, judge=waiting),
-    Check(name="dead", looks_at="no dead letters wait", gather=store_facts, judge=dead_letters),
-    Check(name="staff", looks_at="every agent has its runner and model", gather=staff_facts, judge=unable),
-    Check(name="models", looks_at="no agent asks a model that ends", gather=staff_facts, judge=retired_models),
-    Check(name="homes", looks_at="every home has its agent", gather=staff_facts, judge=orphaned_homes),
-    Check(name="integrity", looks_at="the store's file is sound", gather=deep_facts, judge=integrity),
-    Check(name="ledger", looks_at="the ledger holds", gather=deep_facts, judge=sums),
-    Check(name="records", looks_at="every record can be read", gather=deep_facts, judge=damaged_records),
+STANDARD_CHECKS: tuple[DoctorCheck[Any], ...] = (
+    DoctorCheck(
+        name="settings", ok_message="the settings are valid", gather=gather_settings_facts, evaluate=check_settings
+    ),
+    DoctorCheck(
+        name="exposure",
+        ok_message="only this machine can reach it",
+        gather=gather_settings_facts,
+        evaluate=check_exposure,
+    ),
+    DoctorCheck(
+        name="sandbox",
+        ok_message="commands run in a sandbox",
+        gather=gather_settings_facts,
+        evaluate=check_sandbox,
+    ),
+    DoctorCheck(
+        name="machine",
+        ok_message="Python and SQLite are new enough",
+        gather=gather_machine_facts,
+        evaluate=check_versions,
+    ),
+    DoctorCheck(
+        name="permissions",
+        ok_message="only you can access private files",
+        gather=gather_disk_facts,
+        evaluate=check_permissions,
+    ),
+    DoctorCheck(
+        name="disk", ok_message="there is enough free disk space", gather=gather_disk_facts, evaluate=check_disk_space
+    ),
+    DoctorCheck(
+        name="place",
+        ok_message="the data directory is on a local disk",
+        gather=gather_disk_facts,
+        evaluate=check_network_disk,
+    ),
+    DoctorCheck(name="logs", ok_message="the log is writable", gather=gather_disk_facts, evaluate=check_log_directory),
+    DoctorCheck(
+        name="backups",
+        ok_message="there is a recent backup",
+        gather=gather_disk_facts,
+        evaluate=check_backups,
+    ),
+    DoctorCheck(
+        name="schema", ok_message="the database schema is current", gather=gather_store_facts, evaluate=check_schema
+    ),
+    DoctorCheck(
+        name="clock",
+        ok_message="the server's time is not ahead of the clock",
+        gather=gather_store_facts,
+        evaluate=check_clock,
+    ),
+    DoctorCheck(
+        name="log-size", ok_message="the write-ahead log is small", gather=gather_store_facts, evaluate=check_wal_size
+    ),
+    DoctorCheck(
+        name="waiting",
+        ok_message="no envelope waits without a run",
+        gather=gather_store_facts,
+        evaluate=check_waiting_envelopes,
+    ),
+    DoctorCheck(
+        name="dead", ok_message="there are no dead letters", gather=gather_store_facts, evaluate=check_dead_letters
+    ),
+    DoctorCheck(
+        name="staff",
+        ok_message="every agent has its runner and model",
+        gather=gather_agent_facts,
+        evaluate=check_agents_usable,
+    ),
+    DoctorCheck(
+        name="models",
+        ok_message="no agent uses a model that is being retired",
+        gather=gather_agent_facts,
+        evaluate=check_retired_models,
+    ),
+    DoctorCheck(
+        name="homes",
+        ok_message="every agent directory has its agent",
+        gather=gather_agent_facts,
+        evaluate=check_agent_directories,
+    ),
+    DoctorCheck(
+        name="integrity",
+        ok_message="the database file is intact",
+        gather=gather_integrity_facts,
+        evaluate=check_integrity,
+    ),
+    DoctorCheck(
+        name="ledger", ok_message="the ledger is consistent", gather=gather_integrity_facts, evaluate=check_ledger
+    ),
+    DoctorCheck(
+        name="records", ok_message="every record can be read", gather=gather_integrity_facts, evaluate=check_records
+    ),
 )

@@ -14,87 +14,89 @@ from typing import BinaryIO
 
 from msgspec import Struct
 
-FOLDER = "logs"
-FILE = "retinue.log"
-START_FILE = "start.log"  # output of a server without its own log file
-FILES_MAX = 100
+LOG_DIRECTORY = "logs"
+LOG_FILE = "retinue.log"
+START_LOG_FILE = "start.log"  # output of a server without its own log file
+LOG_FILES_MAX = 100
 CHUNK_BYTES = 64 * 1024
-LOOKED_AT_BYTES_MAX = 8 * 1024 * 1024  # per request
+READ_BYTES_MAX = 8 * 1024 * 1024  # per request
 LINE_BYTES_MAX = 1024 * 1024
 ENTRY_BYTES_MAX = 64 * 1024  # per entry; the rest is not shown
 
-_HEAD = re.compile(r"(\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}[+-]\d{4}) (debug|info|warning|error|critical) (.*)", re.S)
+_LOG_FORMAT = re.compile(
+    r"(\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}[+-]\d{4}) (debug|info|warning|error|critical) (.*)", re.S
+)
 
 
-class Place(Struct, frozen=True):
+class LogPosition(Struct, frozen=True):
     """Position to resume reading before: a file and an offset in it."""
 
     inode: int
     position: int
 
 
-class Entry(Struct, frozen=True):
+class LogEntry(Struct, frozen=True):
     """`at` and `level` are empty if the line does not have the server's log format."""
 
     at: str
     level: str
     text: str
-    place: Place
+    position: LogPosition
 
 
-def read_back(
-    home: Path, *, before: Place | None, limit: int, fits: Callable[[Entry], bool]
-) -> tuple[list[Entry], Place | None]:
+def read_newest_entries(
+    data_dir: Path, *, before: LogPosition | None, limit: int, matches: Callable[[LogEntry], bool]
+) -> tuple[list[LogEntry], LogPosition | None]:
     """Return the newest matching entries, newest first, and the position to resume from if there may be more."""
-    found: list[Entry] = []
-    room = LOOKED_AT_BYTES_MAX
-    for path in _files(home, before):
+    found: list[LogEntry] = []
+    room = READ_BYTES_MAX
+    for path in _list_log_files(data_dir, before):
         try:
-            file = _open(path)
+            file = _open_log_file(path)
         except OSError:  # rotated away, or not readable
             continue
         with file:
             inode, end = os.fstat(file.fileno()).st_ino, os.fstat(file.fileno()).st_size
             if before is not None and before.inode == inode:
                 end = min(end, before.position)
-            for start, raw in _entries(file, end):
+            for start, raw in _read_entries(file, end):
                 room -= len(raw)
-                entry = _entry(raw, Place(inode, start))
-                if fits(entry):
+                entry = _parse_entry(raw, LogPosition(inode, start))
+                if matches(entry):
                     found.append(entry)
                 if len(found) == limit or room <= 0:
-                    return found, entry.place
+                    return found, entry.position
     return found, None
 
 
-def _files(home: Path, before: Place | None) -> list[Path]:
+def _list_log_files(data_dir: Path, before: LogPosition | None) -> list[Path]:
     """Return the log and its rotated files, newest first, starting with the file of `before`."""
-    folder = home / FOLDER
-    own = folder / FILE
-    paths = [own, *(folder / f"{FILE}.{number}" for number in range(1, FILES_MAX))]
-    there = [path for path in paths if path.exists()] or [folder / START_FILE]
+    folder = data_dir / LOG_DIRECTORY
+    own = folder / LOG_FILE
+    paths = [own, *(folder / f"{LOG_FILE}.{number}" for number in range(1, LOG_FILES_MAX))]
+    there = [path for path in paths if path.exists()] or [folder / START_LOG_FILE]
     if before is None:
         return there
-    inodes = [_inode(path) for path in there]
+    inodes = [_read_inode(path) for path in there]
     return there[inodes.index(before.inode) :] if before.inode in inodes else []
 
 
-def _inode(path: Path) -> int:
+def _read_inode(path: Path) -> int:
     try:
         return path.stat(follow_symlinks=False).st_ino
     except OSError:
         return -1
 
 
-def _open(path: Path) -> BinaryIO:
+def _open_log_file(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
 
 
-def _entries(file: BinaryIO, end: int) -> Iterator[tuple[int, bytes]]:
+def _read_entries(file: BinaryIO, end: int) -> Iterator[tuple[int, bytes]]:
     """Yield the entries that end before `end`, last first, each with its start offset."""
     below: list[bytes] = []  # indented lines whose first line is read later
     size = 0
-    for start, line in _lines(file, end):
+    for start, line in _read_lines(file, end):
         size += len(line)
         if line[:1] in (b" ", b"\t", b"\n") and start > 0:
             if size <= ENTRY_BYTES_MAX:
@@ -104,7 +106,7 @@ def _entries(file: BinaryIO, end: int) -> Iterator[tuple[int, bytes]]:
         below, size = [], 0
 
 
-def _lines(file: BinaryIO, end: int) -> Iterator[tuple[int, bytes]]:
+def _read_lines(file: BinaryIO, end: int) -> Iterator[tuple[int, bytes]]:
     """Yield whole lines, last first, each with its start offset."""
     rest, position = b"", end
     while position > 0:
@@ -122,7 +124,7 @@ def _lines(file: BinaryIO, end: int) -> Iterator[tuple[int, bytes]]:
             return
 
 
-def _entry(raw: bytes, place: Place) -> Entry:
+def _parse_entry(raw: bytes, position: LogPosition) -> LogEntry:
     text = raw.decode(errors="replace").rstrip("\n")
-    match = _HEAD.fullmatch(text)
-    return Entry(match[1], match[2], match[3], place) if match is not None else Entry("", "", text, place)
+    match = _LOG_FORMAT.fullmatch(text)
+    return LogEntry(match[1], match[2], match[3], position) if match is not None else LogEntry("", "", text, position)

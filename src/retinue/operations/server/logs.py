@@ -14,34 +14,37 @@ import msgspec
 
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.principal import Principal
-from retinue.operations.base import Desk, Operation
-from retinue.operations.pagination import check_limit, no_cursor
-from retinue.operations.server.log_reader import Entry, Place, read_back
+from retinue.operations.base import Operation, Services
+from retinue.operations.pagination import check_limit, invalid_cursor
+from retinue.operations.server.log_reader import LogEntry, LogPosition, read_newest_entries
 
-LISTED_MIN, LISTED_MAX = 1, 500
-DIGITS_MAX = 20  # per number in a cursor
+LIST_LIMIT_MIN, LIST_LIMIT_MAX = 1, 500
+CURSOR_DIGITS_MAX = 20  # per number in a cursor
 
 
-class Level(StrEnum):
+class MinimumLogLevel(StrEnum):
     DEBUG = "debug"
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
 
 
-_FROM = {level: frozenset([each.value for each in list(Level)[number:]]) for number, level in enumerate(Level)}
+_LEVELS_FROM = {
+    level: frozenset([each.value for each in list(MinimumLogLevel)[number:]])
+    for number, level in enumerate(MinimumLogLevel)
+}
 
 
-class Logs(msgspec.Struct, forbid_unknown_fields=True):
+class LogListRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Newest first. `cursor` is the `next` of the previous page."""
 
-    level: Annotated[Level, msgspec.Meta(description="only lines that are as grave as this, or graver")] = Level.DEBUG
-    text: Annotated[str, msgspec.Meta(description="only lines in which this stands, in whatever case")] = ""
+    level: Annotated[MinimumLogLevel, msgspec.Meta(description="minimum level")] = MinimumLogLevel.DEBUG
+    text: Annotated[str, msgspec.Meta(description="only entries that contain this text (case-insensitive)")] = ""
     limit: int = 100
     cursor: str = ""
 
 
-class LogLine(msgspec.Struct, frozen=True):
+class LogEntryRow(msgspec.Struct, frozen=True):
     """`text` is the phrase and its fields. Attached lines, such as a traceback, follow.
 
     A line without the server's log format has no `level`.
@@ -52,48 +55,50 @@ class LogLine(msgspec.Struct, frozen=True):
     text: str
 
 
-class LogShown(msgspec.Struct, frozen=True):
+class LogEntryList(msgspec.Struct, frozen=True):
     """`next` is the cursor of the next page, with older entries.
 
     Each request reads a limited part of the log. A page can be empty and still have a `next`.
     """
 
-    entries: list[LogLine]
+    entries: list[LogEntryRow]
     next: str | None
 
 
-async def show_logs(desk: Desk, caller: Principal, asked: Logs) -> LogShown:
-    check_limit(asked.limit, least=LISTED_MIN, most=LISTED_MAX)
-    wanted, grave = asked.text.casefold(), _FROM[asked.level] | {"critical"}
+async def list_log_entries(services: Services, caller: Principal, request: LogListRequest) -> LogEntryList:
+    check_limit(request.limit, least=LIST_LIMIT_MIN, most=LIST_LIMIT_MAX)
+    wanted, grave = request.text.casefold(), _LEVELS_FROM[request.level] | {"critical"}
 
-    def fits(entry: Entry) -> bool:
-        is_grave = entry.level in grave if entry.level else asked.level is Level.DEBUG
+    def fits(entry: LogEntry) -> bool:
+        is_grave = entry.level in grave if entry.level else request.level is MinimumLogLevel.DEBUG
         return is_grave and (not wanted or wanted in entry.text.casefold())
 
-    look = partial(read_back, desk.home, before=_place(asked.cursor), limit=asked.limit, fits=fits)
+    look = partial(
+        read_newest_entries, services.data_dir, before=_parse_cursor(request.cursor), limit=request.limit, matches=fits
+    )
     found, more = await asyncio.to_thread(look)
-    return LogShown(
-        entries=[LogLine(at=entry.at, level=entry.level, text=desk.mask(entry.text)) for entry in found],
+    return LogEntryList(
+        entries=[LogEntryRow(at=entry.at, level=entry.level, text=services.redact(entry.text)) for entry in found],
         next=f"{more.inode}.{more.position}" if more is not None else None,
     )
 
 
-def _place(cursor: str) -> Place | None:
+def _parse_cursor(cursor: str) -> LogPosition | None:
     if not cursor:
         return None
     inode, _, position = cursor.partition(".")
-    if all(part.isascii() and part.isdigit() and len(part) <= DIGITS_MAX for part in (inode, position)):
-        return Place(int(inode), int(position))
-    raise no_cursor(cursor)
+    if all(part.isascii() and part.isdigit() and len(part) <= CURSOR_DIGITS_MAX for part in (inode, position)):
+        return LogPosition(int(inode), int(position))
+    raise invalid_cursor(cursor)
 
 
 OPERATIONS = (
     Operation(
         name="house.logs",
-        summary="Show what the house has logged, the newest first.",
-        parameters=Logs,
-        handler=show_logs,
+        summary="Show the server log, newest first.",
+        parameters=LogListRequest,
+        handler=list_log_entries,
         permission=PermissionLevel.PRIVILEGED,
-        result=LogShown,
+        result=LogEntryList,
     ),
 )

@@ -18,54 +18,60 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from retinue.config.sandbox import SandboxKind, SandboxMode
-from retinue.config.skills import Trusted
-from retinue.config.tools import Asking, Elevated, Security, Where
+from retinue.config.skills import TrustedSkillSource
+from retinue.config.tools import CommandAsk, CommandLocation, CommandSecurity, ElevatedPolicy
 from retinue.config.validators import is_loopback
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import PermissionLevel, ToolLists
 from retinue.domain.person import Role
 from retinue.domain.times import to_ms
-from retinue.domain.tool import Effect
-from retinue.operations.server.security_facts import Abilities, Facts, Ground, Held, gather
-from retinue.policy.tools.tools import OUTSIDE_KEY
+from retinue.domain.tool import ToolEffect
+from retinue.operations.server.security_facts import (
+    AgentAbilities,
+    ProtectedPath,
+    SecurityContext,
+    SecurityFacts,
+    gather_security_facts,
+)
+from retinue.policy.tools.tools import OUTSIDE_SENDERS_KEY
 from retinue.text.glob_match import matches_glob
 
-NAMES_SHOWN_MAX = 10
-UNUSED_DAYS = 30
-SMALL_BILLIONS_MAX = 70
+NAMES_LISTED_MAX = 10
+UNUSED_TOKEN_DAYS = 30
+SMALL_MODEL_BILLIONS_MAX = 70
 DAY_MS = 86_400_000
-OTHERS = 0o077  # mode bits of group and others
-OWNERS_LABEL = "owner-token"
+GROUP_AND_OTHERS_BITS = 0o077  # mode bits of group and others
+OWNER_TOKEN_LABEL = "owner-token"
 LOCAL_PROVIDERS = frozenset({"local", "ollama", "lmstudio", "vllm", "bridge"})
 
-_SIZE = re.compile(r"(?<![a-z0-9])(\d{1,4}(?:\.\d{1,3})?)b(?![a-z0-9])", re.I)
+_MODEL_SIZE = re.compile(r"(?<![a-z0-9])(\d{1,4}(?:\.\d{1,3})?)b(?![a-z0-9])", re.I)
 
 
-class Severity(StrEnum):
+class SecuritySeverity(StrEnum):
     INFO = "info"
     WARNING = "warning"
     CRITICAL = "critical"
 
 
-class Closing(Struct, frozen=True, kw_only=True):
+class PermissionFix(Struct, frozen=True, kw_only=True):
     """File permissions of other users that can be removed safely."""
 
     path: Path
-    was: int
-    now: int
+    mode_before: int
+    mode_after: int
 
 
-class Exposed(Struct, frozen=True, kw_only=True):
+class SecurityFinding(Struct, frozen=True, kw_only=True):
     """One finding of a security check."""
 
     check: str
-    severity: Severity
+    severity: SecuritySeverity
     sentence: str
     because: str
     try_this: str
-    fix: Closing | None = None
+    fix: PermissionFix | None = None
 
-    def lines(self) -> list[str]:
+    def format_lines(self) -> list[str]:
         return [
             f"{self.severity:<8} {self.check}: {self.sentence}",
             f"         because: {self.because}",
@@ -73,69 +79,69 @@ class Exposed(Struct, frozen=True, kw_only=True):
         ]
 
 
-class _Found(Struct, frozen=True, kw_only=True):
+class _Finding(Struct, frozen=True, kw_only=True):
     """A finding without the id of its check."""
 
-    severity: Severity
+    severity: SecuritySeverity
     sentence: str
     because: str
     try_this: str
-    fix: Closing | None = None
+    fix: PermissionFix | None = None
 
 
-def critical(sentence: str, *, because: str, try_this: str, fix: Closing | None = None) -> _Found:
-    return _Found(severity=Severity.CRITICAL, sentence=sentence, because=because, try_this=try_this, fix=fix)
+def build_critical(sentence: str, *, because: str, try_this: str, fix: PermissionFix | None = None) -> _Finding:
+    return _Finding(severity=SecuritySeverity.CRITICAL, sentence=sentence, because=because, try_this=try_this, fix=fix)
 
 
-def warning(sentence: str, *, because: str, try_this: str, fix: Closing | None = None) -> _Found:
-    return _Found(severity=Severity.WARNING, sentence=sentence, because=because, try_this=try_this, fix=fix)
+def build_warning(sentence: str, *, because: str, try_this: str, fix: PermissionFix | None = None) -> _Finding:
+    return _Finding(severity=SecuritySeverity.WARNING, sentence=sentence, because=because, try_this=try_this, fix=fix)
 
 
-def info(sentence: str, *, because: str, try_this: str) -> _Found:
-    return _Found(severity=Severity.INFO, sentence=sentence, because=because, try_this=try_this)
+def build_info(sentence: str, *, because: str, try_this: str) -> _Finding:
+    return _Finding(severity=SecuritySeverity.INFO, sentence=sentence, because=because, try_this=try_this)
 
 
-def _few(names: Iterable[str]) -> str:
+def _join_names(names: Iterable[str]) -> str:
     every = sorted(names)
-    more = f" and {len(every) - NAMES_SHOWN_MAX} more" if len(every) > NAMES_SHOWN_MAX else ""
-    return ", ".join(every[:NAMES_SHOWN_MAX]) + more
+    more = f" and {len(every) - NAMES_LISTED_MAX} more" if len(every) > NAMES_LISTED_MAX else ""
+    return ", ".join(every[:NAMES_LISTED_MAX]) + more
 
 
 # --- network ---
 
 
-def beyond_loopback(facts: Facts) -> Iterator[_Found]:
+def check_listen_address(facts: SecurityFacts) -> Iterator[_Finding]:
     if not facts.listens_on or is_loopback(facts.listens_on):
         return
     behind = (facts.settings.public_url or "").startswith("https://") and bool(facts.settings.trusted_proxies)
-    yield (warning if behind else critical)(
-        f"the house listens on {facts.listens_on}, beyond this machine",
-        because="`house.listen.host` says so" + ("" if behind else ", and no https proxy stands before it"),
-        try_this='host = "127.0.0.1", unless a proxy on another machine needs it',
+    yield (build_warning if behind else build_critical)(
+        f"the server listens on {facts.listens_on}, which other machines can reach",
+        because="`house.listen.host` is set to it" + ("" if behind else ", without an https proxy in front of it"),
+        try_this='set host = "127.0.0.1", unless a proxy on another machine needs it',
     )
 
 
-def plain_http(facts: Facts) -> Iterator[_Found]:
+def check_public_url(facts: SecurityFacts) -> Iterator[_Finding]:
     url = facts.settings.public_url or ""
     if url.startswith("http://") and not is_loopback(urlsplit(url).hostname or ""):
-        yield critical(
-            f"people reach the house at {url}, which is not encrypted",
-            because="`house.public_url` is http: tokens and words can be read on the way",
-            try_this="put a proxy with a certificate before it, and write https",
+        yield build_critical(
+            f"people reach the server at {url}, which is not encrypted",
+            because="`house.public_url` is http: others on the network can read tokens and messages",
+            try_this="put an https proxy in front of it, and set the URL to https",
         )
 
 
-def any_proxy(facts: Facts) -> Iterator[_Found]:
-    wide = [each for each in facts.settings.trusted_proxies if _is_everyone(each)]
+def check_trusted_proxies(facts: SecurityFacts) -> Iterator[_Finding]:
+    wide = [each for each in facts.settings.trusted_proxies if _covers_all_addresses(each)]
     if wide:
-        yield critical(
-            f"any caller is believed to be a proxy ({_few(wide)})",
-            because="`house.trusted_proxies` names every address: anyone can say who they are",
-            try_this="name the address of your proxy, and no other",
+        yield build_critical(
+            f"every caller is trusted as a proxy ({_join_names(wide)})",
+            because="`house.trusted_proxies` covers every address, so any caller can forge its own address",
+            try_this="set it to the address of your proxy only",
         )
 
 
-def _is_everyone(network: str) -> bool:
+def _covers_all_addresses(network: str) -> bool:
     try:
         return ipaddress.ip_network(network, strict=False).prefixlen == 0
     except ValueError:
@@ -145,261 +151,273 @@ def _is_everyone(network: str) -> bool:
 # --- commands ---
 
 
-def _is_bare(facts: Facts) -> bool:
+def _runs_without_sandbox(facts: SecurityFacts) -> bool:
     """Whether the settings let commands run outside a sandbox."""
     sandbox = facts.settings.sandbox
     return (
         sandbox.kind is SandboxKind.OFF
         or sandbox.mode is SandboxMode.OFF
-        or facts.settings.tools.exec.host is Where.HOST
+        or facts.settings.tools.exec.host is CommandLocation.HOST
     )
 
 
-def _coders(facts: Facts) -> list[Abilities]:
-    return [each for each in facts.staff if each.can(Effect.RUNS_CODE)]
+def _agents_that_run_code(facts: SecurityFacts) -> list[AgentAbilities]:
+    return [each for each in facts.agents if each.tools_with_effect(ToolEffect.RUNS_CODE)]
 
 
-def sandbox_off(facts: Facts) -> Iterator[_Found]:
+def check_sandbox_on(facts: SecurityFacts) -> Iterator[_Finding]:
     sandbox = facts.settings.sandbox
     if sandbox.kind is SandboxKind.OFF or sandbox.mode is SandboxMode.OFF:
-        coders = _coders(facts)
+        coders = _agents_that_run_code(facts)
         key = "sandbox.kind" if sandbox.kind is SandboxKind.OFF else "sandbox.mode"
-        who = f", and {_few(each.agent.name for each in coders)} may run some" if coders else ""
-        yield (critical if coders else warning)(
+        who = f", and {_join_names(each.agent.name for each in coders)} may run them" if coders else ""
+        yield (build_critical if coders else build_warning)(
             "commands of agents run without a sandbox",
             because=f'`{key} = "off"`{who}',
-            try_this='kind = "bubblewrap" and mode = "all" under [sandbox]',
+            try_this='set kind = "bubblewrap" and mode = "all" in [sandbox]',
         )
 
 
-def sandbox_main(facts: Facts) -> Iterator[_Found]:
+def check_sandbox_mode(facts: SecurityFacts) -> Iterator[_Finding]:
     sandbox = facts.settings.sandbox
     if sandbox.mode is SandboxMode.NON_MAIN and sandbox.kind is not SandboxKind.OFF:
-        yield info(
-            "commands run bare where you sit before the session",
-            because='`sandbox.mode = "non-main"`: whatever an agent reads there can reach a command',
-            try_this='mode = "all" under [sandbox]',
+        yield build_info(
+            "commands in your own sessions run without a sandbox",
+            because='`sandbox.mode = "non-main"`: untrusted text that an agent reads there can lead to a command',
+            try_this='set mode = "all" in [sandbox]',
         )
 
 
-def sandbox_not_possible(facts: Facts) -> Iterator[_Found]:
+def check_sandbox_available(facts: SecurityFacts) -> Iterator[_Finding]:
     if facts.probe is not None and not facts.probe.works:
-        yield warning(
-            "commands cannot be confined on this machine",
-            because=f"{facts.probe.because}; each of them is asked about instead",
+        yield build_warning(
+            "the sandbox does not work on this machine",
+            because=f"{facts.probe.because}; each command needs an approval instead",
             try_this=facts.probe.try_this or "install bubblewrap",
         )
 
 
-def exec_bare(facts: Facts) -> Iterator[_Found]:
+def check_exec_rules(facts: SecurityFacts) -> Iterator[_Finding]:
     rules = facts.settings.tools.exec
-    if not _is_bare(facts) or rules.security is Security.DENY or not _coders(facts):
+    if not _runs_without_sandbox(facts) or rules.security is CommandSecurity.DENY or not _agents_that_run_code(facts):
         return
-    if rules.security is Security.FULL and rules.ask is Asking.OFF:
-        yield critical(
-            f"any command runs bare and unasked: {_few(each.agent.name for each in _coders(facts))}",
+    names = [each.agent.name for each in _agents_that_run_code(facts)]
+    if rules.security is CommandSecurity.FULL and rules.ask is CommandAsk.OFF:
+        yield build_critical(
+            f"any command runs without sandbox and approval: {_join_names(names)}",
             because='`tools.exec` has security = "full" and ask = "off", and there is no sandbox',
-            try_this='security = "allowlist" and ask = "on-miss" under [tools.exec], or a sandbox',
+            try_this='set security = "allowlist" and ask = "on-miss" in [tools.exec], or use a sandbox',
         )
-    elif rules.ask is not Asking.ALWAYS:
-        yield warning(
-            "some commands run bare and unasked",
-            because="there is no sandbox, and `tools.exec.allow` names commands that pass",
-            try_this='a sandbox, or ask = "always" under [tools.exec]',
+    elif rules.ask is not CommandAsk.ALWAYS:
+        yield build_warning(
+            "some commands run without sandbox and approval",
+            because="there is no sandbox, and `tools.exec.allow` allows some commands",
+            try_this='use a sandbox, or set ask = "always" in [tools.exec]',
         )
 
 
-def elevated(facts: Facts) -> Iterator[_Found]:
-    if facts.settings.tools.exec.elevated is Elevated.FULL:
-        yield warning(
-            "an agent that works for you leaves the sandbox whenever it asks to",
+def check_elevated_exec(facts: SecurityFacts) -> Iterator[_Finding]:
+    if facts.settings.tools.exec.elevated is ElevatedPolicy.FULL:
+        yield build_warning(
+            "in runs on your behalf, commands can leave the sandbox without an approval",
             because='`tools.exec.elevated = "full"`',
-            try_this='elevated = "ask", or "off"',
+            try_this='set elevated = "ask" or "off" in [tools.exec]',
         )
 
 
 # --- files ---
 
-_WHAT = {
-    "home": "the house",
-    "keys": "a key of the house",
+_KIND_LABELS = {
+    "home": "the data directory",
+    "keys": "a key of the server",
     "settings": "the settings",
-    "store": "what the house keeps",
+    "store": "the database",
     "logs": "the log",
-    "agents": "homes of agents",
+    "agents": "agent directories",
     "backups": "a backup",
     "mirror": "the mirror of sessions",
 }
 
 
-def _modes(kind: str) -> Callable[[Facts], Iterator[_Found]]:
+def _build_mode_check(kind: str) -> Callable[[SecurityFacts], Iterator[_Finding]]:
     """Return a check of the permissions of one kind of path.
 
     Inside a private data directory only keys and settings must be private themselves. Outside it
     every path must.
     """
 
-    def judge(facts: Facts) -> Iterator[_Found]:
-        closed = all(not each.mode & OTHERS for each in facts.held if each.kind == "home")
-        for each in facts.held:
+    def judge(facts: SecurityFacts) -> Iterator[_Finding]:
+        closed = all(not each.mode & GROUP_AND_OTHERS_BITS for each in facts.protected_paths if each.kind == "home")
+        for each in facts.protected_paths:
             if each.kind != kind:
                 continue
             if each.uid != facts.uid:
-                yield critical(
-                    f"{each.path} belongs to someone else",
-                    because=f"its owner is user {each.uid}, and the house is looked at by user {facts.uid}",
-                    try_this=f"chown {facts.uid} {each.path}, once you know how that came about",
+                yield build_critical(
+                    f"{each.path} belongs to another user",
+                    because=f"its owner is user {each.uid}, and this check runs as user {facts.uid}",
+                    try_this=f"find out why, then: chown {facts.uid} {each.path}",
                 )
-            elif each.mode & OTHERS and not (closed and _is_inside(each, facts)):
-                yield (critical if kind in ("home", "keys", "settings") else warning)(
-                    f"others than you can reach {each.path}, {_WHAT[kind]}",
+            elif each.mode & GROUP_AND_OTHERS_BITS and not (closed and _is_inside(each, facts)):
+                yield (build_critical if kind in ("home", "keys", "settings") else build_warning)(
+                    f"other users can access {each.path} ({_KIND_LABELS[kind]})",
                     because=f"its permissions are {each.mode:04o}",
                     try_this=f"chmod go= {each.path}, or retinue doctor --security --fix",
-                    fix=None if each.is_link else Closing(path=each.path, was=each.mode, now=each.mode & ~OTHERS),
+                    fix=None
+                    if each.is_link
+                    else PermissionFix(
+                        path=each.path, mode_before=each.mode, mode_after=each.mode & ~GROUP_AND_OTHERS_BITS
+                    ),
                 )
 
     return judge
 
 
-def _is_inside(each: Held, facts: Facts) -> bool:
-    return each.kind not in ("home", "keys", "settings") and each.path.is_relative_to(facts.home) and not each.is_link
+def _is_inside(path: ProtectedPath, facts: SecurityFacts) -> bool:
+    return (
+        path.kind not in ("home", "keys", "settings") and path.path.is_relative_to(facts.data_dir) and not path.is_link
+    )
 
 
-def home_link(facts: Facts) -> Iterator[_Found]:
-    if any(each.kind == "home" and each.is_link for each in facts.held):
-        yield warning(
-            f"{facts.home} is a link",
-            because=f"it leads to {facts.real_home}: whoever can change the link decides what the house is",
+def check_data_dir_link(facts: SecurityFacts) -> Iterator[_Finding]:
+    if any(each.kind == "home" and each.is_link for each in facts.protected_paths):
+        yield build_warning(
+            f"{facts.data_dir} is a link",
+            because=f"it leads to {facts.real_data_dir}: anyone who can change the link controls the data directory",
             try_this="set RETINUE_HOME to the folder itself",
         )
 
 
-def home_synced(facts: Facts) -> Iterator[_Found]:
+def check_data_dir_synced(facts: SecurityFacts) -> Iterator[_Finding]:
     if facts.synced_by:
-        yield warning(
-            "the house lies in a folder that is carried elsewhere",
-            because=f"{facts.synced_by} belongs to a program that copies files; keys go with them, and a store that is "
-            "copied while it is written is damaged",
-            try_this="move RETINUE_HOME to a folder of this machine alone, and back up with `retinue backup`",
+        yield build_warning(
+            "the data directory is in a folder that another program synchronizes",
+            because=f"{facts.synced_by} belongs to a program that copies files: it copies keys too, and a database "
+            "that is copied while it is written is damaged",
+            try_this="move RETINUE_HOME to a local folder, and back up with `retinue backup`",
         )
 
 
 # --- settings and secrets ---
 
 
-def plain_secret(facts: Facts) -> Iterator[_Found]:
-    open_files = {str(each.path) for each in facts.held if each.kind == "settings" and each.mode & OTHERS}
-    for place in facts.plain:
+def check_plaintext_secrets(facts: SecurityFacts) -> Iterator[_Finding]:
+    open_files = {
+        str(each.path)
+        for each in facts.protected_paths
+        if each.kind == "settings" and each.mode & GROUP_AND_OTHERS_BITS
+    }
+    for place in facts.plaintext_secrets:
         exposed = place.partition(": ")[0] in open_files
-        yield (critical if exposed else warning)(
-            f"{place} holds a secret in plain text",
-            because="whoever reads the file, or a copy of it, has it" + ("; others can read it now" if exposed else ""),
-            try_this='put it into a file of its own and name that: { file = "/PATH" }, or { env = "NAME" }',
+        yield (build_critical if exposed else build_warning)(
+            f"{place} has a secret in plain text",
+            because="anyone who reads the file or a copy of it knows the secret"
+            + ("; other users can read it now" if exposed else ""),
+            try_this='move it to a separate file and refer to it: { file = "/PATH" }, or { env = "NAME" }',
         )
 
 
-def short_secret(facts: Facts) -> Iterator[_Found]:
-    if facts.unmasked:
-        yield info(
-            f"these secrets are not masked where they come up: {_few(facts.unmasked)}",
-            because="they are too short to be told from other words, or too long",
-            try_this="use longer ones",
+def check_unredacted_secrets(facts: SecurityFacts) -> Iterator[_Finding]:
+    if facts.unredacted_secrets:
+        yield build_info(
+            f"these secrets are not redacted: {_join_names(facts.unredacted_secrets)}",
+            because="they are too short to be distinguished from other words, or too long",
+            try_this="use longer secrets",
         )
 
 
-def lowered(facts: Facts) -> Iterator[_Found]:
-    for name, (own, now) in sorted(facts.lowered.items()):
+def check_lowered_permissions(facts: SecurityFacts) -> Iterator[_Finding]:
+    for name, (own, now) in sorted(facts.lowered_operations.items()):
         wide = now is PermissionLevel.RESTRICTED or own is PermissionLevel.BOSS
-        yield (critical if wide else warning)(
-            f"{name} may be asked for by {now} callers",
-            because=f"`house.permission_policy` says so; it needs {own} by itself",
-            try_this=f"take {name} out of [house.permission_policy]",
+        yield (build_critical if wide else build_warning)(
+            f"{name} is allowed for level {now}",
+            because=f"`house.permission_policy` lowers it from {own}",
+            try_this=f"remove {name} from [house.permission_policy]",
         )
 
 
-def private_hosts(facts: Facts) -> Iterator[_Found]:
+def check_private_hosts(facts: SecurityFacts) -> Iterator[_Finding]:
     hosts = {*facts.settings.web.private_hosts, *facts.settings.sandbox.private_hosts}
     if hosts:
-        yield info(
-            f"agents reach hosts of your own network: {_few(hosts)}",
-            because="`private_hosts` names them; a page can make an agent ask them anything",
-            try_this="name only what agents need, with its port",
+        yield build_info(
+            f"agents can reach hosts in your own network: {_join_names(hosts)}",
+            because="`private_hosts` lists them; a web page can make an agent send requests to them",
+            try_this="list only the hosts that agents need, with their ports",
         )
 
 
-def trusted_skills(facts: Facts) -> Iterator[_Found]:
-    written = {Trusted.WORKSPACE, Trusted.AGENT} & set(facts.settings.skills.trusted)
+def check_trusted_skills(facts: SecurityFacts) -> Iterator[_Finding]:
+    written = {TrustedSkillSource.WORKSPACE, TrustedSkillSource.AGENT} & set(facts.settings.skills.trusted)
     if written:
-        yield warning(
-            "skills are used that nobody has looked at, from where agents can write",
-            because=f"`skills.trusted` names {_few(written)}",
-            try_this="trust `house` and `extra` at most, and approve the others",
+        yield build_warning(
+            "unapproved skills are used from folders that agents can write to",
+            because=f"`skills.trusted` contains {_join_names(written)}",
+            try_this="trust at most `house` and `extra`, and approve the others",
         )
 
 
-def trusted_requests(facts: Facts) -> Iterator[_Found]:
+def check_trusted_webhooks(facts: SecurityFacts) -> Iterator[_Finding]:
     connectors = facts.settings.connectors.items()
     believed = [name for name, each in connectors if each.enabled and getattr(each.own, "trusted", False)]
     if believed:
-        yield warning(
-            f"what comes in by webhooks is believed: {_few(believed)}",
-            because="`trusted` is set for them: whoever can write into what is sent there tells agents what to do",
-            try_this="take `trusted` out, unless nobody but you can write into it",
+        yield build_warning(
+            f"content from webhooks is trusted: {_join_names(believed)}",
+            because="`trusted` is set for them, so anyone who can influence their content can instruct agents",
+            try_this="remove `trusted`, unless only you can influence their content",
         )
 
 
-def direct_calls(facts: Facts) -> Iterator[_Found]:
+def check_direct_tool_calls(facts: SecurityFacts) -> Iterator[_Finding]:
     for name in facts.settings.tools.invoke_allow:
         spec = (facts.specs or {}).get(name)
-        if name == "*" or (spec is not None and spec.effects & {Effect.RUNS_CODE, Effect.SENDS_OUT}):
-            yield warning(
-                f"'{name}' can be called from outside of any run",
-                because="`tools.invoke_allow` names it: no record of a conversation stands behind such a call",
-                try_this="take it out, unless a program of yours needs it",
+        if name == "*" or (spec is not None and spec.effects & {ToolEffect.RUNS_CODE, ToolEffect.SENDS_OUT}):
+            yield build_warning(
+                f"'{name}' can be called outside any run",
+                because="`tools.invoke_allow` contains it, and no conversation records such a call",
+                try_this="remove it, unless a program of yours needs it",
             )
 
 
 # --- people, agents, tokens ---
 
 
-def unused_tokens(facts: Facts) -> Iterator[_Found]:
+def check_unused_tokens(facts: SecurityFacts) -> Iterator[_Finding]:
     old = [
         each
         for each in facts.tokens
-        if each.used_at is None and facts.now_ms - to_ms(each.created_at) > UNUSED_DAYS * DAY_MS
+        if each.used_at is None and facts.now_ms - to_ms(each.created_at) > UNUSED_TOKEN_DAYS * DAY_MS
     ]
     if old:
-        yield info(
-            f"{len(old)} tokens were never used: {_few(each.label or str(each.principal) for each in old)}",
-            because=f"they were made over {UNUSED_DAYS} days ago",
-            try_this="retinue token revoke, for each that nobody misses",
+        yield build_info(
+            f"{len(old)} tokens were never used: {_join_names(each.label or str(each.principal) for each in old)}",
+            because=f"they were created over {UNUSED_TOKEN_DAYS} days ago",
+            try_this="revoke those that are not needed: retinue token revoke ID",
         )
 
 
-def wide_tokens(facts: Facts) -> Iterator[_Found]:
+def check_owner_tokens(facts: SecurityFacts) -> Iterator[_Finding]:
     roles = {person.name: person.role for person in facts.people}
     for token in facts.tokens:
         owners = token.principal.kind is AddressKind.PERSON and roles.get(token.principal.name) is Role.OWNER
-        if owners and token.expires_at is None and token.label != OWNERS_LABEL:
-            yield warning(
-                f"the token '{token.label or token.id[:8]}' can do whatever the owner can, for good",
-                because="it is the owner's, and has no end",
-                try_this="make one for an agent or a member instead, or one that ends: --expires-in-days",
+        if owners and token.expires_at is None and token.label != OWNER_TOKEN_LABEL:
+            yield build_warning(
+                f"the token '{token.label or token.id[:8]}' has the owner's rights and never expires",
+                because="it belongs to the owner, and has no expiry",
+                try_this="create one for an agent or a member instead, or one that expires: --expires-in-days",
             )
 
 
-def guests(facts: Facts) -> Iterator[_Found]:
+def check_guests(facts: SecurityFacts) -> Iterator[_Finding]:
     names = {person.name for person in facts.people if person.role is Role.GUEST}
     shared = {name: facts.shared_with[name] for name in names if facts.shared_with.get(name)}
     if shared:
-        yield warning(
-            f"guests see sessions that were shared with them: {_few(f'{name} ({n})' for name, n in shared.items())}",
-            because="what an agent says there may hold what a guest is not to know",
-            try_this="take back what is no longer needed: retinue session unshare",
+        yield build_warning(
+            f"guests see shared sessions: {_join_names(f'{name} ({n})' for name, n in shared.items())}",
+            because="what an agent writes there may contain what guests should not know",
+            try_this="stop sharing what is no longer needed: retinue session unshare",
         )
 
 
-def outside_senders(facts: Facts) -> Iterator[_Found]:
+def check_outside_senders(facts: SecurityFacts) -> Iterator[_Finding]:
     """Report settings that give outside senders more tools than the default.
 
     Outside senders are guests, paired senders, people in groups, and webhooks.
@@ -407,26 +425,26 @@ def outside_senders(facts: Facts) -> Iterator[_Found]:
     tools = facts.settings.tools
     guests = [f"person:{person.name}" for person in facts.people if person.role is Role.GUEST]
     looser: list[str] = []
-    if _is_looser(tools.outside_senders, without_profile=True):
-        looser.append(OUTSIDE_KEY)
+    if _exceeds_minimal(tools.outside_senders, without_profile=True):
+        looser.append(OUTSIDE_SENDERS_KEY)
     for name, lists in tools.by_sender.items():
         outside = name.casefold().startswith(("*", "channel:")) or any(matches_glob(name, guest) for guest in guests)
-        if outside and _is_looser(lists):
+        if outside and _exceeds_minimal(lists):
             looser.append(f"tools.by_sender.{name}")
     for channel, rules in tools.by_channel.items():
-        looser += [f"tools.by_channel.{channel}"] if _is_looser(rules) else []
+        looser += [f"tools.by_channel.{channel}"] if _exceeds_minimal(rules) else []
         senders = rules.by_sender.items()
-        looser += [f"tools.by_channel.{channel}.by_sender.{name}" for name, lists in senders if _is_looser(lists)]
+        looser += [f"tools.by_channel.{channel}.by_sender.{name}" for name, lists in senders if _exceeds_minimal(lists)]
     if looser:
-        yield warning(
-            f"senders who are neither you nor a member have more than the minimal tools: {_few(looser)}",
+        yield build_warning(
+            f"senders who are neither you nor a member have more than the minimal tools: {_join_names(looser)}",
             because="these settings add tools for guests, paired senders, people in groups or webhooks, and the agent "
             "reads with them whatever it may read itself",
             try_this="remove what they do not need, or make the people members: retinue person role NAME member",
         )
 
 
-def _is_looser(lists: ToolLists, *, without_profile: bool = False) -> bool:
+def _exceeds_minimal(lists: ToolLists, *, without_profile: bool = False) -> bool:
     """Whether these rules give an outside sender more than the profile `minimal`.
 
     `without_profile`: a missing profile counts too, because no other rule sets one.
@@ -435,77 +453,82 @@ def _is_looser(lists: ToolLists, *, without_profile: bool = False) -> bool:
     return lists.profile not in profiles or bool(lists.also_allow or lists.ask)
 
 
-def bosses(facts: Facts) -> Iterator[_Found]:
-    names = [each.agent.name for each in facts.staff if each.agent.permission_level is PermissionLevel.BOSS]
+def check_boss_agents(facts: SecurityFacts) -> Iterator[_Finding]:
+    names = [each.agent.name for each in facts.agents if each.agent.permission_level is PermissionLevel.BOSS]
     if names:
-        yield warning(
-            f"agents may ask for everything that you may: {_few(names)}",
-            because="their `permission_level` is boss; whatever they read can ask through them",
+        yield build_warning(
+            f"agents have your permission level: {_join_names(names)}",
+            because="their `permission_level` is boss, so untrusted text that they read can lead to any operation",
             try_this="retinue agent set NAME --permission-level privileged",
         )
 
 
-def code_for_strangers(facts: Facts) -> Iterator[_Found]:
-    for each in facts.staff:
-        tools = each.can(Effect.RUNS_CODE)
-        if each.strangers and tools:
-            yield (critical if _is_bare(facts) else warning)(
-                f"{each.agent.name} runs commands, and strangers can write to it",
-                because=f"it is in the room {each.strangers}, and may use {_few(tools)} unasked"
-                + (", without a sandbox" if _is_bare(facts) else ""),
-                try_this="deny those tools for that room under [tools.by_channel], or have them asked about",
+def check_code_for_unknown_senders(facts: SecurityFacts) -> Iterator[_Finding]:
+    for each in facts.agents:
+        tools = each.tools_with_effect(ToolEffect.RUNS_CODE)
+        if each.public_channel and tools:
+            yield (build_critical if _runs_without_sandbox(facts) else build_warning)(
+                f"{each.agent.name} runs commands, and unknown senders can write to it",
+                because=f"it is in the channel {each.public_channel}, and may use {_join_names(tools)} without approval"
+                + (", without a sandbox" if _runs_without_sandbox(facts) else ""),
+                try_this="deny these tools for the channel in [tools.by_channel], or require an approval",
             )
 
 
-def open_rooms(facts: Facts) -> Iterator[_Found]:
-    if not _is_looser(facts.settings.tools.outside_senders, without_profile=True):
+def check_channel_rules(facts: SecurityFacts) -> Iterator[_Finding]:
+    if not _exceeds_minimal(facts.settings.tools.outside_senders, without_profile=True):
         return  # senders there have the minimal tools, whatever the agent has
     rules = facts.settings.tools.by_channel
-    for agent, rooms in sorted(facts.rooms.items()):
-        ruled = [room for room in rooms if room in rules or room.partition(":")[0] in rules or "*" in rules]
-        if len(ruled) < len(rooms):
-            yield warning(
-                f"whoever writes in {_few(set(rooms) - set(ruled))} may have done all that {agent} can",
-                because="no rule under [tools.by_channel] is for it",
-                try_this='[tools.by_channel."*"] with a `profile` or a `deny`',
+    for agent, channels in sorted(facts.channels.items()):
+        ruled = [each for each in channels if each in rules or each.partition(":")[0] in rules or "*" in rules]
+        if len(ruled) < len(channels):
+            yield build_warning(
+                f"everyone who writes in {_join_names(set(channels) - set(ruled))} can use all tools of {agent}",
+                because="no rule in [tools.by_channel] applies to it",
+                try_this='add [tools.by_channel."*"] with a `profile` or a `deny`',
             )
 
 
-def small_models(facts: Facts) -> Iterator[_Found]:
-    for each in facts.staff:
-        tools = each.can(Effect.READS_UNTRUSTED)
-        if tools and _is_bare(facts) and (why := _is_small(each.agent.model, each.agent.provider)):
-            yield critical(
-                f"{each.agent.name} thinks with a small model, reads the web, and has no sandbox",
-                because=f"{each.agent.model} {why}: such models do what a page tells them; it may use {_few(tools)}",
-                try_this="a sandbox, a larger model, or no web tools for it",
+def check_small_models(facts: SecurityFacts) -> Iterator[_Finding]:
+    for each in facts.agents:
+        tools = each.tools_with_effect(ToolEffect.READS_UNTRUSTED)
+        if (
+            tools
+            and _runs_without_sandbox(facts)
+            and (why := _explain_small_model(each.agent.model, each.agent.provider))
+        ):
+            yield build_critical(
+                f"{each.agent.name} has a small model, reads the web, and has no sandbox",
+                because=f"{each.agent.model} {why}: such models follow instructions in web pages; "
+                f"it may use {_join_names(tools)}",
+                try_this="use a sandbox, a larger model, or no web tools for it",
             )
 
 
-def _is_small(model: str, provider: str | None) -> str:
+def _explain_small_model(model: str, provider: str | None) -> str:
     if (provider or model.partition("/")[0]) in LOCAL_PROVIDERS:
-        return "runs on a machine of your own"
-    sizes = [float(found) for found in _SIZE.findall(model)]
-    return f"has {max(sizes):g} billion parameters" if sizes and max(sizes) <= SMALL_BILLIONS_MAX else ""
+        return "runs locally"
+    sizes = [float(found) for found in _MODEL_SIZE.findall(model)]
+    return f"has {max(sizes):g} billion parameters" if sizes and max(sizes) <= SMALL_MODEL_BILLIONS_MAX else ""
 
 
-def unknown_plugins(facts: Facts) -> Iterator[_Found]:
+def check_unknown_plugins(facts: SecurityFacts) -> Iterator[_Finding]:
     known = {each.plugin or name for name, each in facts.settings.plugins.items()}
     unknown = [name for name in facts.plugins if name not in known]
     if unknown:
-        yield warning(
-            f"plug-ins are installed that your settings do not name: {_few(unknown)}",
-            because="they came with some package; a plug-in can do whatever the house can, once it is loaded",
-            try_this="name those you want under [plugins], and uninstall the others",
+        yield build_warning(
+            f"installed plugins that the settings do not name: {_join_names(unknown)}",
+            because="they came with a package; a loaded plugin can do everything that the server can",
+            try_this="name those you want in [plugins], and uninstall the others",
         )
 
 
-def broken_audit(facts: Facts) -> Iterator[_Found]:
-    if facts.flaws:
-        yield critical(
-            "the audit is not as it was written",
-            because="; ".join(facts.flaws[:3]),
-            try_this="retinue audit verify, and a look at who can write to the store",
+def check_audit(facts: SecurityFacts) -> Iterator[_Finding]:
+    if facts.audit_flaws:
+        yield build_critical(
+            "the audit log was changed",
+            because="; ".join(facts.audit_flaws[:3]),
+            try_this="run `retinue audit verify`, and check who can write to the database",
         )
 
 
@@ -513,12 +536,12 @@ class SecurityCheck(Struct, frozen=True, kw_only=True):
     """`ok_message` is shown if there are no findings."""
 
     id: str
-    looks_at: str
-    judge: Callable[[Facts], Iterable[_Found]]
+    ok_message: str
+    evaluate: Callable[[SecurityFacts], Iterable[_Finding]]
 
-    def findings(self, facts: Facts) -> list[Exposed]:
+    def findings(self, facts: SecurityFacts) -> list[SecurityFinding]:
         return [
-            Exposed(
+            SecurityFinding(
                 check=self.id,
                 severity=each.severity,
                 sentence=each.sentence,
@@ -526,57 +549,63 @@ class SecurityCheck(Struct, frozen=True, kw_only=True):
                 try_this=each.try_this,
                 fix=each.fix,
             )
-            for each in self.judge(facts)
+            for each in self.evaluate(facts)
         ]
 
 
-def _check(id_: str, looks_at: str, judge: Callable[[Facts], Iterable[_Found]]) -> SecurityCheck:
-    return SecurityCheck(id=id_, looks_at=looks_at, judge=judge)
+def _build_check(id_: str, ok_message: str, evaluate: Callable[[SecurityFacts], Iterable[_Finding]]) -> SecurityCheck:
+    return SecurityCheck(id=id_, ok_message=ok_message, evaluate=evaluate)
 
 
-CHECKS: tuple[SecurityCheck, ...] = (
-    _check("listen.beyond-loopback", "only this machine can reach it", beyond_loopback),
-    _check("listen.plain-http", "what goes over the network is encrypted", plain_http),
-    _check("listen.any-proxy", "only proxies of yours are believed", any_proxy),
-    _check("sandbox.off", "commands are confined", sandbox_off),
-    _check("sandbox.main-bare", "commands are confined in every session", sandbox_main),
-    _check("sandbox.not-possible", "commands can be confined here", sandbox_not_possible),
-    _check("exec.bare", "no command runs bare and unasked", exec_bare),
-    _check("exec.elevated", "no command leaves the sandbox unasked", elevated),
-    _check("files.home", "the home is the owner's alone", _modes("home")),
-    _check("files.keys", "keys are the owner's alone", _modes("keys")),
-    _check("files.settings", "settings are the owner's alone", _modes("settings")),
-    _check("files.store", "the store is the owner's alone", _modes("store")),
-    _check("files.logs", "logs are the owner's alone", _modes("logs")),
-    _check("files.agents", "homes of agents are the owner's alone", _modes("agents")),
-    _check("files.backups", "backups are the owner's alone", _modes("backups")),
-    _check("files.mirror", "the mirror is the owner's alone", _modes("mirror")),
-    _check("home.link", "the home is no link", home_link),
-    _check("home.synced", "the home is on this machine alone", home_synced),
-    _check("settings.plain-secret", "no secret stands in the settings", plain_secret),
-    _check("settings.lowered", "operations need what they need", lowered),
-    _check("secrets.unmasked", "every secret is masked where it comes up", short_secret),
-    _check("web.private-hosts", "agents reach nothing of your own network", private_hosts),
-    _check("skills.trusted", "skills of agents are looked at", trusted_skills),
-    _check("webhooks.trusted", "requests from elsewhere are words from outside", trusted_requests),
-    _check("tools.direct", "tools with effects are used in runs alone", direct_calls),
-    _check("tokens.unused", "every token is used", unused_tokens),
-    _check("tokens.wide", "no token is the owner's for good", wide_tokens),
-    _check("people.guests", "guests have nothing of their own", guests),
-    _check("people.outside-senders", "outside senders have the minimal tools", outside_senders),
-    _check("agents.boss", "no agent may ask for all", bosses),
-    _check("agents.code-for-strangers", "no stranger writes to who runs commands", code_for_strangers),
-    _check("agents.open-rooms", "every room has its rules", open_rooms),
-    _check("agents.small-model", "small models read the web in a sandbox alone", small_models),
-    _check("plugins.unknown", "every plug-in is one you named", unknown_plugins),
-    _check("audit.broken", "the audit is as it was written", broken_audit),
+SECURITY_CHECKS: tuple[SecurityCheck, ...] = (
+    _build_check("listen.beyond-loopback", "only this machine can reach it", check_listen_address),
+    _build_check("listen.plain-http", "network traffic is encrypted", check_public_url),
+    _build_check("listen.any-proxy", "only your own proxies are trusted", check_trusted_proxies),
+    _build_check("sandbox.off", "commands run in a sandbox", check_sandbox_on),
+    _build_check("sandbox.main-bare", "commands run in a sandbox in every session", check_sandbox_mode),
+    _build_check("sandbox.not-possible", "the sandbox works on this machine", check_sandbox_available),
+    _build_check("exec.bare", "no command runs without sandbox and approval", check_exec_rules),
+    _build_check("exec.elevated", "no command leaves the sandbox without approval", check_elevated_exec),
+    _build_check("files.home", "only you can access the data directory", _build_mode_check("home")),
+    _build_check("files.keys", "only you can access the keys", _build_mode_check("keys")),
+    _build_check("files.settings", "only you can access the settings", _build_mode_check("settings")),
+    _build_check("files.store", "only you can access the database", _build_mode_check("store")),
+    _build_check("files.logs", "only you can access the logs", _build_mode_check("logs")),
+    _build_check("files.agents", "only you can access the agent directories", _build_mode_check("agents")),
+    _build_check("files.backups", "only you can access the backups", _build_mode_check("backups")),
+    _build_check("files.mirror", "only you can access the mirror", _build_mode_check("mirror")),
+    _build_check("home.link", "the data directory is not a link", check_data_dir_link),
+    _build_check("home.synced", "the data directory is not synchronized", check_data_dir_synced),
+    _build_check("settings.plain-secret", "no secret is in the settings", check_plaintext_secrets),
+    _build_check("settings.lowered", "no operation has a lowered permission level", check_lowered_permissions),
+    _build_check("secrets.unmasked", "every secret is redacted", check_unredacted_secrets),
+    _build_check("web.private-hosts", "agents cannot reach your own network", check_private_hosts),
+    _build_check("skills.trusted", "skills that agents can write need an approval", check_trusted_skills),
+    _build_check("webhooks.trusted", "content from webhooks is untrusted", check_trusted_webhooks),
+    _build_check("tools.direct", "tools with effects are called only in runs", check_direct_tool_calls),
+    _build_check("tokens.unused", "every token is used", check_unused_tokens),
+    _build_check("tokens.wide", "every token of the owner expires", check_owner_tokens),
+    _build_check("people.guests", "no session is shared with guests", check_guests),
+    _build_check("people.outside-senders", "outside senders have the minimal tools", check_outside_senders),
+    _build_check("agents.boss", "no agent has level boss", check_boss_agents),
+    _build_check(
+        "agents.code-for-strangers",
+        "unknown senders cannot write to agents that run commands",
+        check_code_for_unknown_senders,
+    ),
+    _build_check("agents.open-rooms", "every channel has tool rules", check_channel_rules),
+    _build_check("agents.small-model", "small models read the web only in a sandbox", check_small_models),
+    _build_check("plugins.unknown", "the settings name every installed plugin", check_unknown_plugins),
+    _build_check("audit.broken", "the audit log is unchanged", check_audit),
 )
 
 
-async def examine(ground: Ground, checks: Sequence[SecurityCheck] = CHECKS) -> list[Exposed]:
+async def run_security_checks(
+    context: SecurityContext, checks: Sequence[SecurityCheck] = SECURITY_CHECKS
+) -> list[SecurityFinding]:
     """Return all findings, most severe first."""
-    facts = await gather(ground)
-    order = list(Severity)
+    facts = await gather_security_facts(context)
+    order = list(SecuritySeverity)
     found = [each for check in checks for each in check.findings(facts)]
     return sorted(found, key=lambda each: (-order.index(each.severity), each.check))
 
@@ -584,46 +613,46 @@ async def examine(ground: Ground, checks: Sequence[SecurityCheck] = CHECKS) -> l
 # --- fixing ---
 
 
-def close(closing: Closing) -> str:
+def fix_permissions(fix: PermissionFix) -> str:
     """Remove other users' permissions and return the change as text; empty if nothing changed.
 
     Never follows a symbolic link, never changes another user's file, and never adds a permission.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
-        found = closing.path.lstat()
+        found = fix.path.lstat()
         if stat.S_ISSOCK(found.st_mode):
-            return _close_socket(closing, found)
-        descriptor = os.open(closing.path, flags)
+            return _fix_socket_permissions(fix, found)
+        descriptor = os.open(fix.path, flags)
     except OSError:
         return ""
     try:
         found = os.fstat(descriptor)
-        if not _may_close(found):
+        if not _can_fix(found):
             return ""
-        os.fchmod(descriptor, stat.S_IMODE(found.st_mode) & ~OTHERS)
+        os.fchmod(descriptor, stat.S_IMODE(found.st_mode) & ~GROUP_AND_OTHERS_BITS)
     except OSError:
         return ""
     finally:
         os.close(descriptor)
-    return _closed(closing.path, found)
+    return _describe_fix(fix.path, found)
 
 
-def _close_socket(closing: Closing, found: os.stat_result) -> str:
+def _fix_socket_permissions(fix: PermissionFix, status: os.stat_result) -> str:
     """Change a socket by its path, because it cannot be opened.
 
     This is safe: only the owner can replace a file in our folder.
     """
-    if not _may_close(found):
+    if not _can_fix(status):
         return ""
-    os.chmod(closing.path, stat.S_IMODE(found.st_mode) & ~OTHERS)
-    return _closed(closing.path, found)
+    os.chmod(fix.path, stat.S_IMODE(status.st_mode) & ~GROUP_AND_OTHERS_BITS)
+    return _describe_fix(fix.path, status)
 
 
-def _may_close(found: os.stat_result) -> bool:
-    return found.st_uid == os.getuid() and bool(found.st_mode & OTHERS)
+def _can_fix(status: os.stat_result) -> bool:
+    return status.st_uid == os.getuid() and bool(status.st_mode & GROUP_AND_OTHERS_BITS)
 
 
-def _closed(path: Path, found: os.stat_result) -> str:
-    was = stat.S_IMODE(found.st_mode)
-    return f"{path}: permissions were {was:04o}, and are {was & ~OTHERS:04o}"
+def _describe_fix(path: Path, status: os.stat_result) -> str:
+    was = stat.S_IMODE(status.st_mode)
+    return f"{path}: permissions changed from {was:04o} to {was & ~GROUP_AND_OTHERS_BITS:04o}"

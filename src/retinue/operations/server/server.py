@@ -9,87 +9,87 @@ import msgspec
 import sqlalchemy as sa
 
 from retinue.domain.address import AddressKind
-from retinue.domain.agent import Agent, Colour, PermissionLevel
+from retinue.domain.agent import Agent, Color, PermissionLevel
 from retinue.domain.principal import Principal
-from retinue.domain.times import show, to_ms
-from retinue.operations.approval.approvals import ApprovalShown, waiting
-from retinue.operations.base import Desk, Nothing, Operation
-from retinue.operations.session.sessions import SessionListed, with_marks
+from retinue.domain.times import format_time, to_ms
+from retinue.operations.approval.approvals import ApprovalDetails, list_open_approvals
+from retinue.operations.base import EmptyRequest, Operation, Services
+from retinue.operations.session.sessions import SessionRow, to_session_rows
 from retinue.store.agents import agents
 from retinue.store.core import events
 from retinue.store.envelopes import envelope_lists
 from retinue.store.ledger import ledger
 from retinue.store.sessions import sessions
 
-SESSIONS_SHOWN_MAX = 50
+SESSIONS_LISTED_MAX = 50
 
 
-class Why(msgspec.Struct, forbid_unknown_fields=True):
+class WhyRequest(msgspec.Struct, forbid_unknown_fields=True):
     id: str
 
 
-class State(msgspec.Struct, forbid_unknown_fields=True):
-    hidden: Annotated[bool, msgspec.Meta(description="also the agents that pages do not show")] = False
+class InitialStateRequest(msgspec.Struct, forbid_unknown_fields=True):
+    hidden: Annotated[bool, msgspec.Meta(description="also agents that the web app hides")] = False
 
 
-class AgentHere(msgspec.Struct, frozen=True):
+class ServerAgentRow(msgspec.Struct, frozen=True):
     name: str
     display_name: str  # empty: use `name`
     model: str
     description: str
     icon: str
-    colour: Colour | None
+    colour: Color | None
     visible: bool
 
 
-class HouseStatus(msgspec.Struct, frozen=True):
+class ServerStatus(msgspec.Struct, frozen=True):
     version: str
     cursor: int
-    agents: list[AgentHere]
+    agents: list[ServerAgentRow]
     default_agent: str | None  # used if no agent is named
-    approvals: list[ApprovalShown]
+    approvals: list[ApprovalDetails]
     you: str
     now: str
 
 
-class HouseState(msgspec.Struct, frozen=True):
+class InitialState(msgspec.Struct, frozen=True):
     """Initial state of a client, as of `cursor`. Events continue from there."""
 
     cursor: int
     you: str
     level: PermissionLevel
-    agents: list[AgentHere]
-    sessions: list[SessionListed]
-    approvals: list[ApprovalShown]
+    agents: list[ServerAgentRow]
+    sessions: list[SessionRow]
+    approvals: list[ApprovalDetails]
     unread: int
 
 
-class LedgerChecked(msgspec.Struct, frozen=True):
+class LedgerCheckResult(msgspec.Struct, frozen=True):
     holds: bool
     lines: list[str]
 
 
-class Explained(msgspec.Struct, frozen=True):
+class WhyExplanation(msgspec.Struct, frozen=True):
     lines: list[str]
 
 
-async def status(desk: Desk, caller: Principal, asked: Nothing) -> HouseStatus:
-    def body(conn: sa.Connection) -> HouseStatus:
-        return HouseStatus(
-            version=desk.version,
-            cursor=events.newest(conn),
-            agents=(here := [_here(agent) for agent in agents.everyone(conn)]),
-            default_agent=desk.default_agent(conn) if here else None,
-            approvals=waiting(desk, conn, caller),
+async def show_status(services: Services, caller: Principal, request: EmptyRequest) -> ServerStatus:
+    def body(conn: sa.Connection) -> ServerStatus:
+        return ServerStatus(
+            version=services.version,
+            cursor=events.newest_seq(conn),
+            agents=(here := [_to_agent_row(agent) for agent in agents.list_all(conn)]),
+            default_agent=services.default_agent(conn) if here else None,
+            approvals=list_open_approvals(services, conn, caller),
             you=str(caller.address),
-            now=show(desk.clock.now(), desk.zone),
+            now=format_time(services.clock.now(), services.zone),
         )
 
-    return await desk.store.scan(body)
+    return await services.store.scan(body)
 
 
-def _here(agent: Agent) -> AgentHere:
-    return AgentHere(
+def _to_agent_row(agent: Agent) -> ServerAgentRow:
+    return ServerAgentRow(
         agent.name,
         agent.display_name,
         agent.model,
@@ -100,67 +100,69 @@ def _here(agent: Agent) -> AgentHere:
     )
 
 
-async def state(desk: Desk, caller: Principal, asked: State) -> HouseState:
+async def show_initial_state(services: Services, caller: Principal, request: InitialStateRequest) -> InitialState:
     person = caller.address.name if caller.address.kind is AddressKind.PERSON else None
 
-    def body(conn: sa.Connection) -> HouseState:
-        found = sessions.listed(conn, after=sessions.Place(), limit=SESSIONS_SHOWN_MAX, seen_by=caller)
-        return HouseState(
-            cursor=events.newest(conn),
+    def body(conn: sa.Connection) -> InitialState:
+        found = sessions.list_sessions(
+            conn, after=sessions.SessionListPosition(), limit=SESSIONS_LISTED_MAX, seen_by=caller
+        )
+        return InitialState(
+            cursor=events.newest_seq(conn),
             you=str(caller.address),
             level=caller.level,
-            agents=[_here(agent) for agent in agents.everyone(conn) if agent.visible or asked.hidden],
-            sessions=with_marks(desk, conn, caller, found),
-            approvals=waiting(desk, conn, caller),
+            agents=[_to_agent_row(agent) for agent in agents.list_all(conn) if agent.visible or request.hidden],
+            sessions=to_session_rows(services, conn, caller, found),
+            approvals=list_open_approvals(services, conn, caller),
             unread=envelope_lists.count_unread(conn, person) if person else 0,
         )
 
-    return await desk.store.scan(body)
+    return await services.store.scan(body)
 
 
-async def check_ledger(desk: Desk, caller: Principal, asked: Nothing) -> LedgerChecked:
-    checked = await desk.store.scan(partial(ledger.check, now_ms=to_ms(desk.clock.now())))
-    return LedgerChecked(holds=checked.holds, lines=checked.lines())
+async def check_ledger(services: Services, caller: Principal, request: EmptyRequest) -> LedgerCheckResult:
+    checked = await services.store.scan(partial(ledger.check_ledger, now_ms=to_ms(services.clock.now())))
+    return LedgerCheckResult(holds=checked.is_ok, lines=checked.lines())
 
 
-async def explain(desk: Desk, caller: Principal, asked: Why) -> Explained:
-    from retinue.store.runs.why import why  # many rarely used queries: keep them out of startup
+async def explain_why(services: Services, caller: Principal, request: WhyRequest) -> WhyExplanation:
+    from retinue.store.runs.why import explain  # many rarely used queries: keep them out of startup
 
-    found = await desk.store.scan(partial(why, id_text=asked.id, seen_by=caller))
-    return Explained(found.lines(desk.zone))
+    found = await services.store.scan(partial(explain, id_text=request.id, seen_by=caller))
+    return WhyExplanation(found.format_lines(services.zone))
 
 
 OPERATIONS = (
     Operation(
         name="house.status",
-        summary="Who is here, and what waits for you.",
-        parameters=Nothing,
-        handler=status,
-        result=HouseStatus,
+        summary="Show the agents and what waits for you.",
+        parameters=EmptyRequest,
+        handler=show_status,
+        result=ServerStatus,
         permission=PermissionLevel.RESTRICTED,
     ),
     Operation(
         name="house.state",
-        summary="Everything a client shows first, and the cursor from which its news goes on.",
-        parameters=State,
-        handler=state,
-        result=HouseState,
+        summary="Return the initial state of a client, and the cursor from which its events continue.",
+        parameters=InitialStateRequest,
+        handler=show_initial_state,
+        result=InitialState,
         permission=PermissionLevel.RESTRICTED,
     ),
     Operation(
         name="house.ledger",
-        summary="Prove that nothing is lost.",
-        parameters=Nothing,
+        summary="Check the ledger: prove that no message was lost.",
+        parameters=EmptyRequest,
         handler=check_ledger,
-        result=LedgerChecked,
+        result=LedgerCheckResult,
         permission=PermissionLevel.PRIVILEGED,
     ),
     Operation(
         name="house.why",
-        summary="Tell why something became what it is.",
-        parameters=Why,
-        handler=explain,
-        result=Explained,
+        summary="Explain what happened to an envelope, run, approval or session.",
+        parameters=WhyRequest,
+        handler=explain_why,
+        result=WhyExplanation,
         permission=PermissionLevel.RESTRICTED,
     ),
 )

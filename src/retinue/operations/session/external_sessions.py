@@ -12,28 +12,35 @@ import sqlalchemy as sa
 
 from retinue.domain.address import EXTERNAL
 from retinue.domain.agent import Agent, PermissionLevel
-from retinue.domain.errors import Conflict, Invalid, NotFound
+from retinue.domain.errors import NotFound
 from retinue.domain.ids import SessionId
 from retinue.domain.principal import Principal
 from retinue.domain.session import Session
 from retinue.domain.times import to_ms
-from retinue.operations.base import Desk, Operation
-from retinue.operations.session.deleted_sessions import bring_back
-from retinue.operations.session.sessions import RESTORABLE_DAYS, SessionSummary, agent_named, own_origin, summary
-from retinue.store.core.transaction import Page
+from retinue.operations.base import Operation, Services
+from retinue.operations.session.deleted_sessions import restore_in_transaction
+from retinue.operations.session.errors import SessionIdInvalid, SessionIdTaken, SessionNotExternal
+from retinue.operations.session.sessions import (
+    RESTORABLE_DAYS,
+    SessionSummary,
+    build_own_origin,
+    require_agent,
+    to_session_summary,
+)
+from retinue.store.core.transaction import Transaction
 from retinue.store.sessions import external_keys, sessions
 
 ID_LENGTH_MAX = 128
 
-_ID = re.compile(rf"[A-Za-z0-9_-]{{1,{ID_LENGTH_MAX}}}")
+_ID_PATTERN = re.compile(rf"[A-Za-z0-9_-]{{1,{ID_LENGTH_MAX}}}")
 
 
-class Attach(msgspec.Struct, forbid_unknown_fields=True):
+class SessionAttachRequest(msgspec.Struct, forbid_unknown_fields=True):
     agent: str
-    id: Annotated[str, msgspec.Meta(description="what the far side is to know the session by")]
+    id: Annotated[str, msgspec.Meta(description="id of your choice for the session")]
 
 
-class Attached(StrEnum):
+class AttachStatus(StrEnum):
     CREATED = "created"
     ATTACHED = "attached"  # it existed
     REVIVED = "revived"  # it was deleted, and is restored
@@ -41,94 +48,82 @@ class Attached(StrEnum):
 
 class SessionAttached(SessionSummary):
     external_id: str
-    attached: Attached
+    attached: AttachStatus
 
 
-async def attach(desk: Desk, caller: Principal, asked: Attach) -> SessionAttached:
+async def attach_session(services: Services, caller: Principal, request: SessionAttachRequest) -> SessionAttached:
     """Return the session with this id: create, find or restore it. Idempotent."""
-    key = _valid(asked.id)
-    new = SessionId(desk.ids.new())
+    key = _parse_id(request.id)
+    new = SessionId(services.ids.new())
 
-    def body(conn: sa.Connection) -> tuple[Session, Attached]:
-        page = Page(conn, to_ms(desk.clock.now()))
-        done = _attach(desk, page, caller, agent_elsewhere(conn, asked.agent), key, new)
-        page.close()
+    def body(conn: sa.Connection) -> tuple[Session, AttachStatus]:
+        tx = Transaction(conn, to_ms(services.clock.now()))
+        done = _find_or_create_session(services, tx, caller, require_external_agent(conn, request.agent), key, new)
+        tx.close()
         return done
 
-    session, attached = await desk.store.write(body, point="session")
-    form = msgspec.structs.asdict(summary(desk, session))
+    session, attached = await services.store.write(body, point="session")
+    form = msgspec.structs.asdict(to_session_summary(services, session))
     return SessionAttached(**form, external_id=key, attached=attached)
 
 
-def _attach(
-    desk: Desk, page: Page, caller: Principal, agent: Agent, key: str, new: SessionId
-) -> tuple[Session, Attached]:
-    own = sessions.get(page.conn, key)
-    chosen = external_keys.get(page.conn, key)
-    known = own or (sessions.get(page.conn, chosen) if chosen is not None else None)
+def _find_or_create_session(
+    services: Services, tx: Transaction, caller: Principal, agent: Agent, key: str, new_id: SessionId
+) -> tuple[Session, AttachStatus]:
+    own = sessions.get(tx.conn, key)
+    chosen = external_keys.get(tx.conn, key)
+    known = own or (sessions.get(tx.conn, chosen) if chosen is not None else None)
     if known is not None:
-        if not _is_theirs(page.conn, caller, agent, known):
-            raise _taken(key, "a session of another agent, or of somebody else, has it")
+        if not _belongs_to_caller(tx.conn, caller, agent, known):
+            raise SessionIdTaken(key)
         if known.deleted_at is None:
-            return known, Attached.ATTACHED
-        if known.deleted_at >= desk.clock.now() - timedelta(days=RESTORABLE_DAYS):
-            return bring_back(page, caller, known), Attached.REVIVED
+            return known, AttachStatus.ATTACHED
+        if known.deleted_at >= services.clock.now() - timedelta(days=RESTORABLE_DAYS):
+            return restore_in_transaction(tx, caller, known), AttachStatus.REVIVED
         if own is not None:
-            raise _taken(key, f"it is that of a session which was deleted over {RESTORABLE_DAYS} days ago")
-    sessions.start(page, new, agent=agent.name, origin=own_origin(caller, agent, new))
-    external_keys.put(page.conn, key, new)
-    made = sessions.get(page.conn, new)
+            raise SessionIdTaken(key, deleted_days=RESTORABLE_DAYS)
+    sessions.start(tx, new_id, agent=agent.name, origin=build_own_origin(caller, agent, new_id))
+    external_keys.set_key(tx.conn, key, new_id)
+    made = sessions.get(tx.conn, new_id)
     assert made is not None  # written above, in the same transaction
-    return made, Attached.CREATED
+    return made, AttachStatus.CREATED
 
 
-def _taken(key: str, because: str) -> Conflict:
-    return Conflict(f"the id '{key}' is taken", because=because, try_this="choose another one", code="session.id-taken")
-
-
-def _is_theirs(conn: sa.Connection, caller: Principal, agent: Agent, session: Session) -> bool:
+def _belongs_to_caller(conn: sa.Connection, caller: Principal, agent: Agent, session: Session) -> bool:
     if session.agent != agent.name:
         return False
-    if caller.sees_all or session.origin.belongs_to(str(caller.address)):
+    if caller.sees_everything or session.origin.belongs_to(str(caller.address)):
         return True
     try:
-        return sessions.resolve(conn, session.id, seen_by=caller).id == session.id  # shared with them, not deleted
+        return (
+            sessions.get_by_short_id(conn, session.id, seen_by=caller).id == session.id
+        )  # shared with them, not deleted
     except NotFound:
         return False
 
 
-def agent_elsewhere(conn: sa.Connection, name: str) -> Agent:
-    agent = agent_named(conn, name)
+def require_external_agent(conn: sa.Connection, name: str) -> Agent:
+    agent = require_agent(conn, name)
     if agent.runner != EXTERNAL:
-        raise Invalid(
-            f"{agent.name} runs here",
-            because="ids are chosen for sessions of agents that run elsewhere; here, each has its own",
-            try_this="use `session.create`",
-            code="session.not-external",
-        )
+        raise SessionNotExternal(agent.name)
     return agent
 
 
-def _valid(text: str) -> str:
+def _parse_id(text: str) -> str:
     trimmed = text.strip()
-    if not _ID.fullmatch(trimmed):
-        raise Invalid(
-            f"{text[:ID_LENGTH_MAX]!r} cannot be the id of a session",
-            because=f"an id is 1 to {ID_LENGTH_MAX} letters, digits, hyphens and underscores",
-            try_this="for example: garden-2027",
-            code="session.id-invalid",
-        )
+    if not _ID_PATTERN.fullmatch(trimmed):
+        raise SessionIdInvalid(text, chars_max=ID_LENGTH_MAX)
     return trimmed
 
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
         name="session.attach",
-        summary="Open the session of an agent that runs elsewhere by an id of your choice.",
-        parameters=Attach,
-        handler=attach,
+        summary="Open a session of an external agent by an id of your choice.",
+        parameters=SessionAttachRequest,
+        handler=attach_session,
         permission=PermissionLevel.STANDARD,
-        effect=True,
+        has_effect=True,
         result=SessionAttached,
     ),
 )

@@ -6,19 +6,19 @@ import msgspec
 import sqlalchemy as sa
 
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.event import NewsKind
+from retinue.domain.event import EventKind
 from retinue.domain.principal import Principal
 from retinue.domain.times import to_ms
-from retinue.operations.base import Desk, Operation
-from retinue.operations.envelope.envelope_lists import whose_inbox
-from retinue.operations.session.sessions import OfSession
-from retinue.store.core.transaction import Page
+from retinue.operations.base import Operation, Services
+from retinue.operations.envelope.envelope_lists import require_inbox_owner
+from retinue.operations.session.sessions import SessionIdRequest
+from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelope_lists
 from retinue.store.sessions import sessions
 from retinue.store.sessions import unread as store_unread
 
 
-class SessionRead(msgspec.Struct, frozen=True):
+class SessionMarkedRead(msgspec.Struct, frozen=True):
     """`read` is the number of envelopes marked, and `unread` the number still unread in the whole inbox."""
 
     session: str
@@ -26,34 +26,34 @@ class SessionRead(msgspec.Struct, frozen=True):
     unread: int
 
 
-async def read(desk: Desk, caller: Principal, asked: OfSession) -> SessionRead:
+async def mark_session_read(services: Services, caller: Principal, request: SessionIdRequest) -> SessionMarkedRead:
     """Mark the messages from a session as read by the caller.
 
     Other people's read marks stay unchanged.
     """
-    person = whose_inbox(caller)
+    person = require_inbox_owner(caller)
 
-    def body(conn: sa.Connection) -> SessionRead:
-        page = Page(conn, to_ms(desk.clock.now()))
-        session = sessions.resolve(conn, asked.session, seen_by=caller)
-        found = store_unread.unread_from(conn, person, agent=session.agent, session=session.id)
-        marked = envelope_lists.mark_read(conn, found, person=person, at_ms=page.at_ms)
+    def body(conn: sa.Connection) -> SessionMarkedRead:
+        tx = Transaction(conn, to_ms(services.clock.now()))
+        session = sessions.get_by_short_id(conn, request.session, seen_by=caller)
+        found = store_unread.list_unread_from(conn, person, agent=session.agent, session=session.id)
+        marked = envelope_lists.mark_read(conn, found, person=person, at_ms=tx.at_ms)
         if marked:
-            page.tell(NewsKind.SESSION_CHANGED, session=session.id, read_by=person)
-        page.close()
-        return SessionRead(session=session.id, read=marked, unread=envelope_lists.count_unread(conn, person))
+            tx.emit(EventKind.SESSION_CHANGED, session=session.id, read_by=person)
+        tx.close()
+        return SessionMarkedRead(session=session.id, read=marked, unread=envelope_lists.count_unread(conn, person))
 
-    return await desk.store.write(body, point="ack")
+    return await services.store.write(body, point="ack")
 
 
 OPERATIONS = (
     Operation(
         name="session.read",
-        summary="Mark the mail from a session as read.",
-        parameters=OfSession,
-        handler=read,
+        summary="Mark the messages from a session as read.",
+        parameters=SessionIdRequest,
+        handler=mark_session_read,
         permission=PermissionLevel.RESTRICTED,
-        effect=True,
-        result=SessionRead,
+        has_effect=True,
+        result=SessionMarkedRead,
     ),
 )

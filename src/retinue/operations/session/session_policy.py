@@ -8,43 +8,42 @@ from typing import Annotated
 import msgspec
 import sqlalchemy as sa
 
-from retinue.config.sessions import PLAIN
+from retinue.config.sessions import BUILT_IN_SESSION_SETTINGS
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.principal import Principal
-from retinue.domain.reset_rules import BECAUSE_LENGTH_MAX
+from retinue.domain.reset_rules import REASONS_LENGTH_MAX
 from retinue.domain.session import Session
-from retinue.domain.times import from_ms, show, to_ms
-from retinue.engine.context_reset import refresh as begin_afresh
-from retinue.engine.context_reset import rules_in
-from retinue.engine.session_commands import keep_sending
-from retinue.operations.base import Desk, Operation
-from retinue.operations.session.sessions import OfSession
-from retinue.policy.limits.reset_policy import ahead
+from retinue.domain.times import format_time, from_ms, to_ms
+from retinue.engine.context_reset import request_reset, reset_rules_of
+from retinue.engine.session_commands import store_sending
+from retinue.operations.base import Operation, Services
+from retinue.operations.session.sessions import SessionIdRequest
+from retinue.policy.limits.reset_policy import find_next_reset
 from retinue.store.agents import agents
-from retinue.store.core.transaction import Page
+from retinue.store.core.transaction import Transaction
 from retinue.store.sessions import sessions
 
 
-class Refresh(msgspec.Struct, forbid_unknown_fields=True):
+class SessionRefreshRequest(msgspec.Struct, forbid_unknown_fields=True):
     """`why` is stored with the record that starts the new context."""
 
     session: str
-    why: Annotated[str, msgspec.Meta(max_length=BECAUSE_LENGTH_MAX // 2)] = ""
+    why: Annotated[str, msgspec.Meta(max_length=REASONS_LENGTH_MAX // 2)] = ""
 
 
-class Sending(StrEnum):
+class SendOverride(StrEnum):
     ON = "on"
     OFF = "off"
     INHERIT = "inherit"
 
 
-_SENDS = {Sending.ON: True, Sending.OFF: False, Sending.INHERIT: None}
-_SENDING = {sends: sending for sending, sends in _SENDS.items()}
+_SENDS_BY_OVERRIDE = {SendOverride.ON: True, SendOverride.OFF: False, SendOverride.INHERIT: None}
+_OVERRIDE_BY_SENDS = {sends: sending for sending, sends in _SENDS_BY_OVERRIDE.items()}
 
 
-class Send(msgspec.Struct, forbid_unknown_fields=True):
+class SessionSendingRequest(msgspec.Struct, forbid_unknown_fields=True):
     session: str
-    send: Sending
+    send: SendOverride
 
 
 class SessionRefreshed(msgspec.Struct, frozen=True):
@@ -59,12 +58,12 @@ class SessionRefreshed(msgspec.Struct, frozen=True):
     refresh: str | None
 
 
-class SessionSends(msgspec.Struct, frozen=True):
+class SessionSendingSet(msgspec.Struct, frozen=True):
     session: str
-    send: Sending
+    send: SendOverride
 
 
-class SessionPolicy(msgspec.Struct, frozen=True, kw_only=True):
+class SessionPolicyDetails(msgspec.Struct, frozen=True, kw_only=True):
     """The reset rules of a session, and its next reset.
 
     Without `next_at`, no rule resets the context at a known time. With `refresh`, the next run
@@ -80,91 +79,91 @@ class SessionPolicy(msgspec.Struct, frozen=True, kw_only=True):
     next_at: str | None
     next_because: str
     refresh: str | None
-    send: Sending
+    send: SendOverride
 
 
-async def show_policy(desk: Desk, caller: Principal, asked: OfSession) -> SessionPolicy:
-    now_ms = to_ms(desk.clock.now())
-    settings = desk.settings().sessions if desk.settings is not None else PLAIN
+async def show_policy(services: Services, caller: Principal, request: SessionIdRequest) -> SessionPolicyDetails:
+    now_ms = to_ms(services.clock.now())
+    settings = services.settings().sessions if services.settings is not None else BUILT_IN_SESSION_SETTINGS
 
-    def body(conn: sa.Connection) -> SessionPolicy:
-        session = sessions.resolve(conn, asked.session, seen_by=caller)
+    def body(conn: sa.Connection) -> SessionPolicyDetails:
+        session = sessions.get_by_short_id(conn, request.session, seen_by=caller)
         agent = agents.find(conn, session.agent)
-        rules = rules_in(session, agent, settings) if agent is not None else settings.reset
-        found = ahead(rules, session, now_ms=now_ms, zone=desk.zone)
-        return SessionPolicy(
+        rules = reset_rules_of(session, agent, settings) if agent is not None else settings.reset
+        found = find_next_reset(rules, session, now_ms=now_ms, zone=services.zone)
+        return SessionPolicyDetails(
             session=session.id,
             daily_at=rules.daily_at,
             idle_minutes=rules.idle_minutes,
             context_tokens_max=rules.context_tokens_max,
-            began_at=show(from_ms(session.began_ms), desk.zone),
-            active_at=show(from_ms(session.active_ms), desk.zone),
-            next_at=show(found.at, desk.zone) if found is not None else None,
+            began_at=format_time(from_ms(session.context_started_ms), services.zone),
+            active_at=format_time(from_ms(session.last_active_ms), services.zone),
+            next_at=format_time(found.at, services.zone) if found is not None else None,
             next_because=found.because if found is not None else "",
-            refresh=session.refresh,
-            send=_SENDING[session.mind.send],
+            refresh=session.reset_because,
+            send=_OVERRIDE_BY_SENDS[session.options.send],
         )
 
-    return await desk.store.scan(body)
+    return await services.store.scan(body)
 
 
-async def refresh(desk: Desk, caller: Principal, asked: Refresh) -> SessionRefreshed:
+async def refresh_session(services: Services, caller: Principal, request: SessionRefreshRequest) -> SessionRefreshed:
     """Reset the context without stopping a run.
 
     The reset happens immediately if nothing runs or waits, otherwise when the next run starts.
     """
-    said = f": {asked.why}" if asked.why else ""
+    reason = f": {request.why}" if request.why else ""
 
     def body(conn: sa.Connection) -> SessionRefreshed:
-        page = Page(conn, to_ms(desk.clock.now()))
-        session = sessions.resolve(conn, asked.session, seen_by=caller)
-        at_once = begin_afresh(page, session, because=f"{caller.address} asked for it{said}")
+        tx = Transaction(conn, to_ms(services.clock.now()))
+        session = sessions.get_by_short_id(conn, request.session, seen_by=caller)
+        at_once = request_reset(tx, session, because=f"requested by {caller.address}{reason}")
         now = sessions.get(conn, session.id) or session
-        page.close()
-        return SessionRefreshed(session=session.id, refreshed=at_once, refresh=now.refresh)
+        tx.close()
+        return SessionRefreshed(session=session.id, refreshed=at_once, refresh=now.reset_because)
 
-    return await desk.store.write(body, point="refresh")
+    return await services.store.write(body, point="refresh")
 
 
-async def set_send(desk: Desk, caller: Principal, asked: Send) -> SessionSends:
+async def set_sending(services: Services, caller: Principal, request: SessionSendingRequest) -> SessionSendingSet:
     """Set whether replies of this session are sent. Overrides all rules."""
 
     def body(conn: sa.Connection) -> Session:
-        page = Page(conn, to_ms(desk.clock.now()))
-        session = sessions.resolve(conn, asked.session, seen_by=caller)
-        keep_sending(page, session, _SENDS[asked.send])
-        page.close()
+        tx = Transaction(conn, to_ms(services.clock.now()))
+        session = sessions.get_by_short_id(conn, request.session, seen_by=caller)
+        store_sending(tx, session, _SENDS_BY_OVERRIDE[request.send])
+        tx.close()
         return session
 
-    session = await desk.store.write(body, point="send-policy")
-    return SessionSends(session=session.id, send=asked.send)
+    session = await services.store.write(body, point="send-policy")
+    return SessionSendingSet(session=session.id, send=request.send)
 
 
 OPERATIONS = (
     Operation(
         name="session.policy",
-        summary="Show when a context begins anew.",
-        parameters=OfSession,
+        summary="Show when a session's context is reset.",
+        parameters=SessionIdRequest,
         handler=show_policy,
         permission=PermissionLevel.RESTRICTED,
-        result=SessionPolicy,
+        result=SessionPolicyDetails,
     ),
     Operation(
         name="session.refresh",
-        summary="Begin a fresh context after what runs.",
-        parameters=Refresh,
-        handler=refresh,
+        summary="Reset the context after the current run.",
+        parameters=SessionRefreshRequest,
+        handler=refresh_session,
         permission=PermissionLevel.RESTRICTED,
-        effect=True,
+        has_effect=True,
         result=SessionRefreshed,
     ),
     Operation(
         name="session.sending",
-        summary="Set whether a session's words go out.",
-        parameters=Send,
-        handler=set_send,
+        summary="Set whether a session's replies are sent.",
+        parameters=SessionSendingRequest,
+        handler=set_sending,
         permission=PermissionLevel.BOSS,
-        effect=True,
-        result=SessionSends,
+        has_effect=True,
+        result=SessionSendingSet,
     ),
 )

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import msgspec
 
-from retinue.agents.agent_directory import home_of
-from retinue.agents.skill_commands import skill_commands
+from retinue.agents.agent_directory import agent_directory_of
+from retinue.agents.skill_commands import build_skill_commands
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.principal import Principal
 from retinue.domain.slash_command import DIRECTIVES, SUMMARIES
-from retinue.operations.base import Desk, Operation
-from retinue.operations.skill.skills import shelf
+from retinue.operations.base import Operation, Services
+from retinue.operations.skill.skills import build_skill_loader
 from retinue.store.agents import agents
 
 
-class CommandList(msgspec.Struct, forbid_unknown_fields=True):
+class SlashCommandListRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Includes the commands of an agent's skills if one is named."""
 
     agent: str = ""
 
 
-class CommandShown(msgspec.Struct, frozen=True):
+class SlashCommandRow(msgspec.Struct, frozen=True):
     """`form` is the syntax.
 
     A `directive` can also appear inside a message, and then applies to that message only.
@@ -33,38 +33,42 @@ class CommandShown(msgspec.Struct, frozen=True):
     skill: str = ""
 
 
-class CommandsListed(msgspec.Struct):
-    commands: list[CommandShown]
+class SlashCommandList(msgspec.Struct):
+    commands: list[SlashCommandRow]
 
 
-async def listed(desk: Desk, caller: Principal, asked: CommandList) -> CommandsListed:
+async def list_slash_commands(
+    services: Services, caller: Principal, request: SlashCommandListRequest
+) -> SlashCommandList:
     """List slash commands.
 
     The list is the same for every caller; permission is checked when a command is used.
     """
     found = [
-        CommandShown(name=name.value, form=form, summary=what, directive=name in DIRECTIVES)
+        SlashCommandRow(name=name.value, form=form, summary=what, directive=name in DIRECTIVES)
         for name, (form, what) in SUMMARIES.items()
     ]
-    agent = await desk.store.read(lambda conn: agents.find(conn, asked.agent)) if asked.agent else None
+    agent = await services.store.read(lambda conn: agents.find(conn, request.agent)) if request.agent else None
     if agent is not None:
-        home = home_of(desk.home, agent.name)
-        workspace = desk.defaults.workspace_of(agent, home)
-        _, stood = await shelf(desk).look(agent=agent.name, agent_home=home, workspace=workspace)
+        home = agent_directory_of(services.data_dir, agent.name)
+        workspace = services.defaults.workspace_of(agent, home)
+        _, stood = await build_skill_loader(services).find_skills(
+            agent=agent.name, agent_directory=home, workspace=workspace
+        )
         found += [
-            CommandShown(name=each.name, form=f"/{each.name} [WORDS]", summary=each.description, skill=each.skill)
-            for each in skill_commands(stood)
+            SlashCommandRow(name=each.name, form=f"/{each.name} [TEXT]", summary=each.description, skill=each.skill)
+            for each in build_skill_commands(stood)
         ]
-    return CommandsListed(found)
+    return SlashCommandList(found)
 
 
 OPERATIONS = (
     Operation(
         name="command.list",
-        summary="List what can be asked of the house in a conversation.",
-        parameters=CommandList,
-        handler=listed,
-        result=CommandsListed,
+        summary="List the slash commands of a conversation.",
+        parameters=SlashCommandListRequest,
+        handler=list_slash_commands,
+        result=SlashCommandList,
         permission=PermissionLevel.RESTRICTED,
     ),
 )

@@ -9,39 +9,39 @@ import sqlalchemy as sa
 
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.delegation import DelegationKind
-from retinue.domain.envelope import Envelope, Kind
+from retinue.domain.envelope import Envelope, EnvelopeKind
 from retinue.domain.ids import SessionId
 from retinue.domain.principal import Principal
 from retinue.domain.record import Record, RecordKind, UserTurn
-from retinue.domain.times import show
+from retinue.domain.times import format_time
 from retinue.domain.trust import Trust
-from retinue.intake.subagent_results import outcome_of
-from retinue.operations.base import Desk, Operation
-from retinue.operations.envelope.envelopes import AttachmentShown, attachments_form
+from retinue.intake.subagent_results import describe_outcome
+from retinue.operations.base import Operation, Services
+from retinue.operations.envelope.envelopes import AttachmentDetails, to_attachment_details
 from retinue.operations.session.sessions import (
-    PartialShown,
-    RecordDamaged,
-    RunShown,
-    damaged_form,
-    partial_form,
-    shown,
+    DamagedRecordRow,
+    OpenRun,
+    PartialReplyDetails,
+    to_damaged_record_rows,
+    to_partial_reply_details,
+    without_provider_pieces,
 )
 from retinue.store.core import events
 from retinue.store.envelopes import envelopes
 from retinue.store.runs import delegations, runs
 from retinue.store.sessions import records, sessions
 
-LINES_DEFAULT, LINES_MAX = 100, 500
+RECORDS_DEFAULT, RECORDS_MAX = 100, 500
 
 
-class Transcript(msgspec.Struct, forbid_unknown_fields=True):
+class TranscriptRequest(msgspec.Struct, forbid_unknown_fields=True):
     session: str
-    before: Annotated[int | None, msgspec.Meta(description="only lines before this one")] = None
-    after: Annotated[int | None, msgspec.Meta(description="only lines after this one")] = None
-    limit: int = LINES_DEFAULT
+    before: Annotated[int | None, msgspec.Meta(description="only records before this number")] = None
+    after: Annotated[int | None, msgspec.Meta(description="only records after this number")] = None
+    limit: int = RECORDS_DEFAULT
 
 
-class WorkRead(msgspec.Struct, frozen=True, rename="kebab"):
+class TranscriptDelegation(msgspec.Struct, frozen=True, rename="kebab"):
     """A delegation. `outcome` is open, ok, error, timeout or stopped."""
 
     id: str
@@ -51,7 +51,7 @@ class WorkRead(msgspec.Struct, frozen=True, rename="kebab"):
     outcome: str
 
 
-class MailRead(msgspec.Struct, frozen=True, rename="kebab"):
+class TranscriptEnvelope(msgspec.Struct, frozen=True, rename="kebab"):
     """An envelope as written, without what was added for the model.
 
     `work` is the delegation that it requests, or whose result it carries.
@@ -59,14 +59,14 @@ class MailRead(msgspec.Struct, frozen=True, rename="kebab"):
 
     envelope: str
     sender: str = msgspec.field(name="from")
-    kind: Kind
+    kind: EnvelopeKind
     text: str
     at: str
-    attachments: list[AttachmentShown]
-    work: WorkRead | None
+    attachments: list[AttachmentDetails]
+    work: TranscriptDelegation | None
 
 
-class Line(msgspec.Struct, frozen=True, rename="kebab"):
+class TranscriptRecord(msgspec.Struct, frozen=True, rename="kebab"):
     """A record.
 
     `mail` has the envelopes that were read with it. If they were purged, `body` has what the model
@@ -79,10 +79,10 @@ class Line(msgspec.Struct, frozen=True, rename="kebab"):
     run: str | None
     trust: Trust
     body: Any
-    mail: list[MailRead]
+    mail: list[TranscriptEnvelope]
 
 
-class TranscriptRead(msgspec.Struct, rename="kebab"):
+class SessionTranscript(msgspec.Struct, rename="kebab"):
     """`lines` are in order.
 
     The first page has only records of the current context, which starts at `begins`. The model no
@@ -93,95 +93,103 @@ class TranscriptRead(msgspec.Struct, rename="kebab"):
     session: str
     agent: str
     revision: int
-    run: RunShown | None
+    run: OpenRun | None
     begins: int
     earlier: bool
-    lines: list[Line]
-    damaged: list[RecordDamaged]
-    partials: list[PartialShown]
+    lines: list[TranscriptRecord]
+    damaged: list[DamagedRecordRow]
+    partials: list[PartialReplyDetails]
 
 
-async def transcript(desk: Desk, caller: Principal, asked: Transcript) -> TranscriptRead:
-    limit = max(1, min(asked.limit, LINES_MAX))
+async def read_transcript(services: Services, caller: Principal, request: TranscriptRequest) -> SessionTranscript:
+    limit = max(1, min(request.limit, RECORDS_MAX))
 
-    def body(conn: sa.Connection) -> TranscriptRead:
-        session = sessions.resolve(conn, asked.session, seen_by=caller)
-        begins = records.begun(conn, session.id, before=session.record_seq + 1)
+    def body(conn: sa.Connection) -> SessionTranscript:
+        session = sessions.get_by_short_id(conn, request.session, seen_by=caller)
+        begins = records.context_start_seq(conn, session.id, before=session.record_seq + 1)
         last = session.record_seq
-        if asked.before is not None:
-            last = max(0, min(last, asked.before - 1))
-        first = max(1, last - limit + 1, (asked.after or 0) + 1)
+        if request.before is not None:
+            last = max(0, min(last, request.before - 1))
+        first = max(1, last - limit + 1, (request.after or 0) + 1)
         if last >= begins:
             first = max(first, begins)
-        found, damaged = records.read(conn, session.id, first=first, last=last)
-        run = runs.open_in(conn, session.id)
-        return TranscriptRead(
-            cursor=events.newest(conn),
+        found, damaged = records.read_range(conn, session.id, first=first, last=last)
+        run = runs.get_open(conn, session.id)
+        return SessionTranscript(
+            cursor=events.newest_seq(conn),
             session=session.id,
             agent=session.agent,
             revision=session.revision,
-            run=RunShown(id=run.id, status=run.status, attempt=run.attempt) if run else None,
+            run=OpenRun(id=run.id, status=run.status, attempt=run.attempt) if run else None,
             begins=begins,
-            earlier=first > max(1, (asked.after or 0) + 1),
-            lines=[_line(desk, conn, record) for record in found],
-            damaged=damaged_form(damaged),
+            earlier=first > max(1, (request.after or 0) + 1),
+            lines=[_to_transcript_record(services, conn, record) for record in found],
+            damaged=to_damaged_record_rows(damaged),
             partials=[],
         )
 
-    found = await desk.store.scan(body)
-    found.partials = [partial_form(said) for said in desk.live.partials(SessionId(found.session))]
+    found = await services.store.scan(body)
+    found.partials = [
+        to_partial_reply_details(reply) for reply in services.event_broadcast.partial_replies(SessionId(found.session))
+    ]
     return found
 
 
-def _line(desk: Desk, conn: sa.Connection, record: Record) -> Line:
+def _to_transcript_record(services: Services, conn: sa.Connection, record: Record) -> TranscriptRecord:
     read = record.body.envelopes if isinstance(record.body, UserTurn) else ()
-    mail = [_mail(desk, conn, envelope) for id_ in read if (envelope := envelopes.get(conn, id_)) is not None]
-    return Line(
+    mail = [
+        _to_transcript_envelope(services, conn, envelope)
+        for id_ in read
+        if (envelope := envelopes.get(conn, id_)) is not None
+    ]
+    return TranscriptRecord(
         seq=record.seq,
         kind=record.kind,
-        at=record.at.astimezone(desk.zone).isoformat(timespec="milliseconds"),  # clients distinguish calls by time
+        at=record.at.astimezone(services.zone).isoformat(timespec="milliseconds"),  # clients distinguish calls by time
         run=record.run,
         trust=record.trust,
-        body=shown(record.body),
+        body=without_provider_pieces(record.body),
         mail=mail,
     )
 
 
-def _mail(desk: Desk, conn: sa.Connection, envelope: Envelope) -> MailRead:
-    return MailRead(
+def _to_transcript_envelope(services: Services, conn: sa.Connection, envelope: Envelope) -> TranscriptEnvelope:
+    return TranscriptEnvelope(
         envelope=envelope.id,
         sender=str(envelope.sender),
         kind=envelope.kind,
         text=envelope.text,
-        at=show(envelope.accepted_at, desk.zone),
-        attachments=attachments_form(envelope.attachments),
-        work=_work(conn, envelope),
+        at=format_time(envelope.accepted_at, services.zone),
+        attachments=to_attachment_details(envelope.attachments),
+        work=_find_delegation(conn, envelope),
     )
 
 
-def _work(conn: sa.Connection, envelope: Envelope) -> WorkRead | None:
+def _find_delegation(conn: sa.Connection, envelope: Envelope) -> TranscriptDelegation | None:
     """Return the delegation of an envelope, if its kind can have one.
 
     Most envelopes are from people.
     """
-    if envelope.kind is Kind.DELEGATION:
+    if envelope.kind is EnvelopeKind.DELEGATION:
         found = delegations.get(conn, envelope.id)
-    elif envelope.kind in (Kind.ANSWER, Kind.NOTICE):
-        found = delegations.by_result(conn, envelope.id)
+    elif envelope.kind in (EnvelopeKind.ANSWER, EnvelopeKind.NOTICE):
+        found = delegations.get_by_result(conn, envelope.id)
     else:
         return None
     if found is None:
         return None
-    return WorkRead(found.id, found.kind, found.label, found.target, outcome_of(conn, found, found.state))
+    return TranscriptDelegation(
+        found.id, found.kind, found.label, found.target, describe_outcome(conn, found, found.state)
+    )
 
 
 OPERATIONS = (
     Operation(
         name="session.transcript",
         summary="Read a conversation, newest first.",
-        parameters=Transcript,
-        handler=transcript,
+        parameters=TranscriptRequest,
+        handler=read_transcript,
         permission=PermissionLevel.RESTRICTED,
-        result=TranscriptRead,
+        result=SessionTranscript,
     ),
 )

@@ -8,42 +8,44 @@ from typing import Annotated
 import msgspec
 import sqlalchemy as sa
 
-from retinue.agents.hook_runner import Happened, Hooks
-from retinue.agents.hooks import KIND, Hook, HookSource, HookState, Standing
+from retinue.agents.hook_runner import HookEvent, HookRunner
+from retinue.agents.hooks import APPROVAL_KIND, EvaluatedHook, Hook, HookSource, HookState
 from retinue.domain import address
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.envelope import Draft, Kind
-from retinue.domain.errors import Conflict, NotFound
-from retinue.domain.ids import EnvelopeId, SessionId, derived
+from retinue.domain.envelope import EnvelopeDraft, EnvelopeKind
+from retinue.domain.ids import EnvelopeId, SessionId, derive_id
 from retinue.domain.principal import Principal
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
-from retinue.intake.routing import OWNER, who_listens
-from retinue.operations.base import Desk, Operation
+from retinue.intake.routing import OWNER, get_session_address
+from retinue.operations.base import Operation, Services
+from retinue.operations.skill.errors import HookChanged, HookNotFound, HooksUnavailable
 from retinue.store.agents import approved_hashes
 from retinue.store.sessions import sessions
 
 HASH_DIGITS_MIN = 8
 
-HookName = Annotated[str, msgspec.Meta(description="a hook by name")]
+HookName = Annotated[str, msgspec.Meta(description="name of a hook")]
 
 
-class List(msgspec.Struct, forbid_unknown_fields=True):
+class HookListRequest(msgspec.Struct, forbid_unknown_fields=True):
     pass
 
 
-class One(msgspec.Struct, forbid_unknown_fields=True):
+class HookNameRequest(msgspec.Struct, forbid_unknown_fields=True):
     name: HookName
 
 
-class Enable(msgspec.Struct, forbid_unknown_fields=True):
+class HookEnableRequest(msgspec.Struct, forbid_unknown_fields=True):
     """With `hash`, the hook is enabled only if it still has that hash."""
 
     name: HookName
-    hash: Annotated[str, msgspec.Meta(description="of what you have read; left out, as it stands now")] = ""
+    hash: Annotated[
+        str, msgspec.Meta(description="hash of the version that you read; default: the current version")
+    ] = ""
 
 
-class HookShown(msgspec.Struct, frozen=True):
+class HookDetails(msgspec.Struct, frozen=True):
     name: str
     description: str
     events: list[str]
@@ -54,26 +56,26 @@ class HookShown(msgspec.Struct, frozen=True):
     hash: str
 
 
-class HookBroken(msgspec.Struct, frozen=True):
+class BrokenHookRow(msgspec.Struct, frozen=True):
     folder: str
     because: str
 
 
-class HooksListed(msgspec.Struct, frozen=True):
+class HookList(msgspec.Struct, frozen=True):
     """`shadowed` are overridden by another hook of the same name.
 
     `broken` are folders without a valid hook.
     """
 
-    hooks: list[HookShown]
+    hooks: list[HookDetails]
     shadowed: list[str]
-    broken: list[HookBroken]
+    broken: list[BrokenHookRow]
 
 
-class HookRead(msgspec.Struct, frozen=True):
+class HookContent(msgspec.Struct, frozen=True):
     """`content` is the current HOOK.md and handler."""
 
-    hook: HookShown
+    hook: HookDetails
     content: str
 
 
@@ -82,45 +84,40 @@ class HookDisabled(msgspec.Struct, frozen=True):
     was_enabled: bool
 
 
-async def listed(desk: Desk, caller: Principal, asked: List) -> HooksListed:
-    found, stood = await _hooks(desk).look()
-    return HooksListed(
-        hooks=[_shown(each) for each in stood],
+async def list_hooks(services: Services, caller: Principal, request: HookListRequest) -> HookList:
+    found, stood = await _require_hooks(services).find_hooks()
+    return HookList(
+        hooks=[_to_hook_details(each) for each in stood],
         shadowed=[str(each.folder) for each in found.shadowed],
-        broken=[HookBroken(str(each.folder), each.because) for each in found.broken],
+        broken=[BrokenHookRow(str(each.folder), each.because) for each in found.invalid],
     )
 
 
-async def show(desk: Desk, caller: Principal, asked: One) -> HookRead:
-    stood = await _one(desk, asked.name)
-    return HookRead(_shown(stood), stood.hook.content)
+async def show_hook(services: Services, caller: Principal, request: HookNameRequest) -> HookContent:
+    stood = await _require_hook(services, request.name)
+    return HookContent(_to_hook_details(stood), stood.hook.content)
 
 
-async def enable(desk: Desk, caller: Principal, asked: Enable) -> HookShown:
+async def enable_hook(services: Services, caller: Principal, request: HookEnableRequest) -> HookDetails:
     """Enable a hook by approving its current hash.
 
     After a change of its files it does not run until approved again.
     """
-    hook = (await _one(desk, asked.name)).hook
-    if asked.hash and (len(asked.hash) < HASH_DIGITS_MIN or not hook.hash.startswith(asked.hash.lower())):
-        raise Conflict(
-            f"the hook '{hook.name}' is not what you have read",
-            because=f"its hash is {hook.hash[:12]} now",
-            try_this=f"read it again: retinue hook show {hook.name}",
-            code="hook.changed",
-        )
-    keep = partial(_pin, hook=hook, caller=caller, at_ms=to_ms(desk.clock.now()))
-    await desk.store.write(keep, point="hook")
-    return _shown(await _one(desk, hook.name))
+    hook = (await _require_hook(services, request.name)).hook
+    if request.hash and (len(request.hash) < HASH_DIGITS_MIN or not hook.hash.startswith(request.hash.lower())):
+        raise HookChanged(hook.name, hash_shown=hook.hash[:12])
+    keep = partial(_store_approved_hash, hook=hook, caller=caller, at_ms=to_ms(services.clock.now()))
+    await services.store.write(keep, point="hook")
+    return _to_hook_details(await _require_hook(services, hook.name))
 
 
-async def disable(desk: Desk, caller: Principal, asked: One) -> HookDisabled:
-    hook = (await _one(desk, asked.name)).hook
-    gone = await desk.store.write(partial(approved_hashes.remove, kind=KIND, name=hook.key), point="hook")
+async def disable_hook(services: Services, caller: Principal, request: HookNameRequest) -> HookDisabled:
+    hook = (await _require_hook(services, request.name)).hook
+    gone = await services.store.write(partial(approved_hashes.remove, kind=APPROVAL_KIND, name=hook.key), point="hook")
     return HookDisabled(hook.name, gone)
 
 
-async def say(desk: Desk, event: Happened, hook: Hook, text: str) -> None:
+async def send_hook_output(services: Services, event: HookEvent, hook: Hook, text: str) -> None:
     """Send a hook's output as a notification to the person of the event's session.
 
     No model reads it.
@@ -128,63 +125,63 @@ async def say(desk: Desk, event: Happened, hook: Hook, text: str) -> None:
 
     def find(conn: sa.Connection) -> address.Address:
         session = sessions.get(conn, SessionId(event.session)) if event.session else None
-        return who_listens(session.origin) if session is not None else OWNER
+        return get_session_address(session.origin) if session is not None else OWNER
 
-    to = await desk.store.read(find)
-    key = f"{event.key}/{hook.name}/{derived(event.key, text)}"
-    draft = Draft(
-        id=EnvelopeId(derived(key, "hook")),
-        sender=address.HOUSE,
+    to = await services.store.read(find)
+    key = f"{event.key}/{hook.name}/{derive_id(event.key, text)}"
+    draft = EnvelopeDraft(
+        id=EnvelopeId(derive_id(key, "hook")),
+        sender=address.SERVER_ADDRESS,
         recipient=to,
-        text=desk.mask(text),
+        text=services.redact(text),
         source="hook",
-        key=derived(key, "key"),
-        kind=Kind.NOTICE,
+        idempotency_key=derive_id(key, "key"),
+        kind=EnvelopeKind.NOTICE,
         trust=Trust.PRIVATE,
     )
-    await desk.post.post(draft)
+    await services.intake.accept(draft)
 
 
-def _pin(conn: sa.Connection, *, hook: Hook, caller: Principal, at_ms: int) -> None:
-    approved_hashes.put(
-        conn, KIND, hook.key, hash_=hook.hash, content=hook.content, decided_by=str(caller.address), at_ms=at_ms
+def _store_approved_hash(conn: sa.Connection, *, hook: Hook, caller: Principal, at_ms: int) -> None:
+    approved_hashes.upsert(
+        conn,
+        APPROVAL_KIND,
+        hook.key,
+        hash_=hook.hash,
+        content=hook.content,
+        decided_by=str(caller.address),
+        at_ms=at_ms,
     )
 
 
-async def _one(desk: Desk, name: str) -> Standing:
-    found, stood = await _hooks(desk).look()
+async def _require_hook(services: Services, name: str) -> EvaluatedHook:
+    found, stood = await _require_hooks(services).find_hooks()
     for each in stood:
         if each.hook.name == name:
             return each
-    broken = next((each for each in found.broken if each.folder.name == name), None)
-    raise NotFound(
-        f"there is no hook '{name[:64]}'",
-        because=f"{broken.folder} is none: {broken.because}" if broken else "no folder of hooks has one of that name",
-        try_this="look at `retinue hook list`",
-        code="hook.not-found",
+    broken = next((each for each in found.invalid if each.folder.name == name), None)
+    raise HookNotFound(
+        name,
+        broken_folder=str(broken.folder) if broken else "",
+        broken_because=broken.because if broken else "",
     )
 
 
-def _hooks(desk: Desk) -> Hooks:
-    if desk.hooks is None:
-        raise NotFound(
-            "this house has no hooks",
-            because="it was furnished by hand",
-            try_this="open it with `retinue run`",
-            code="hook.not-found",
-        )
-    return desk.hooks
+def _require_hooks(services: Services) -> HookRunner:
+    if services.hooks is None:
+        raise HooksUnavailable()
+    return services.hooks
 
 
-def _shown(stood: Standing) -> HookShown:
-    hook = stood.hook
-    return HookShown(
+def _to_hook_details(status: EvaluatedHook) -> HookDetails:
+    hook = status.hook
+    return HookDetails(
         name=hook.name,
         description=hook.description,
         events=list(hook.events),
         source=hook.source,
-        state=stood.state,
-        because=stood.because,
+        state=status.state,
+        because=status.because,
         path=str(hook.folder),
         hash=hook.hash,
     )
@@ -193,36 +190,36 @@ def _shown(stood: Standing) -> HookShown:
 OPERATIONS = (
     Operation(
         name="hook.list",
-        summary="List hooks, how they stand, and where they lie.",
-        parameters=List,
-        handler=listed,
-        result=HooksListed,
+        summary="List hooks, their status and folders.",
+        parameters=HookListRequest,
+        handler=list_hooks,
+        result=HookList,
         permission=PermissionLevel.PRIVILEGED,
     ),
     Operation(
         name="hook.show",
-        summary="Show all of a hook: what it says of itself, and what it runs.",
-        parameters=One,
-        handler=show,
-        result=HookRead,
+        summary="Show a hook: its description and its program.",
+        parameters=HookNameRequest,
+        handler=show_hook,
+        result=HookContent,
         permission=PermissionLevel.PRIVILEGED,
     ),
     Operation(
         name="hook.enable",
-        summary="Have a hook run from now on, as it stands.",
-        parameters=Enable,
-        handler=enable,
-        result=HookShown,
+        summary="Enable a hook's current version.",
+        parameters=HookEnableRequest,
+        handler=enable_hook,
+        result=HookDetails,
         permission=PermissionLevel.BOSS,
-        effect=True,
+        has_effect=True,
     ),
     Operation(
         name="hook.disable",
-        summary="Have a hook not run any more.",
-        parameters=One,
-        handler=disable,
+        summary="Disable a hook.",
+        parameters=HookNameRequest,
+        handler=disable_hook,
         result=HookDisabled,
         permission=PermissionLevel.BOSS,
-        effect=True,
+        has_effect=True,
     ),
 )

@@ -10,89 +10,79 @@ from typing import Annotated, Any
 
 import msgspec
 
-from retinue.agents.agent_directory import ensure_home, ensure_workspace
+from retinue.agents.agent_directory import ensure_agent_directory, ensure_workspace
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.decision import Verdict
-from retinue.domain.errors import NotAllowed, NotFound
+from retinue.domain.decision import DecisionKind
 from retinue.domain.principal import Principal
 from retinue.domain.tool import Call
-from retinue.operations.base import Desk, Operation
-from retinue.operations.tool_context import occasion_for
-from retinue.policy.tools.tools import Door
-from retinue.tools.toolbox import Occasion, Toolbox
+from retinue.operations.base import Operation, Services
+from retinue.operations.tool.errors import ToolNeedsApproval, ToolNotFound
+from retinue.operations.tool_context import build_tool_context
+from retinue.policy.tools.tools import CallSource
+from retinue.tools.toolbox import Toolbox, TurnContext
 
 
-class Invoke(msgspec.Struct, forbid_unknown_fields=True):
+class ToolInvokeRequest(msgspec.Struct, forbid_unknown_fields=True):
     tool: str
-    args: Annotated[dict[str, Any], msgspec.Meta(description="the arguments of the call")] = {}
-    agent: Annotated[str, msgspec.Meta(description="as which agent; left out, who answers where nobody is named")] = ""
-    session: Annotated[str, msgspec.Meta(description="in which of its sessions")] = ""
+    args: Annotated[dict[str, Any], msgspec.Meta(description="arguments of the call")] = {}
+    agent: Annotated[str, msgspec.Meta(description="agent that calls the tool; default: the default agent")] = ""
+    session: Annotated[str, msgspec.Meta(description="session of the agent; default: none")] = ""
 
 
-class Invoked(msgspec.Struct):
+class ToolInvokeResult(msgspec.Struct):
     tool: str
     output: str
     failed: bool
 
 
-async def invoke(desk: Desk, caller: Principal, asked: Invoke) -> Invoked:
+async def invoke_tool(services: Services, caller: Principal, request: ToolInvokeRequest) -> ToolInvokeResult:
     """Call a tool directly.
 
     A call that needs approval is refused, because only a conversation can ask for one.
     """
-    return await call_directly(desk, caller, asked, door=Door.INVOKE)
+    return await call_tool_directly(services, caller, request, call_source=CallSource.INVOKE)
 
 
-async def call_directly(desk: Desk, caller: Principal, asked: Invoke, *, door: Door) -> Invoked:
-    toolbox = desk.toolbox
+async def call_tool_directly(
+    services: Services, caller: Principal, request: ToolInvokeRequest, *, call_source: CallSource
+) -> ToolInvokeResult:
+    toolbox = services.toolbox
     if toolbox is None:
-        raise _no_tool(asked.tool, "this house was opened without any")
-    agent = asked.agent or await desk.store.read(desk.default_agent)
-    occasion = await occasion_for(desk, caller, agent=agent, session=asked.session, door=door)
-    home = ensure_home(desk.home, occasion.agent.name)
-    ensure_workspace(occasion.rights.workspace, home=home)
-    call = Call(id=occasion.run[:8], tool=asked.tool, arguments=asked.args)
-    return await _perform(toolbox, call, occasion, effect_begins=desk.effect_begins)
+        raise ToolNotFound(request.tool, because="this server was started without tools")
+    agent = request.agent or await services.store.read(services.default_agent)
+    occasion = await build_tool_context(services, caller, agent=agent, session=request.session, entry_point=call_source)
+    home = ensure_agent_directory(services.data_dir, occasion.agent.name)
+    ensure_workspace(occasion.rights.workspace, agent_directory=home)
+    call = Call(id=occasion.run[:8], tool=request.tool, arguments=request.args)
+    return await _decide_and_perform(toolbox, call, occasion, mark_effect_started=services.mark_effect_started)
 
 
-async def _perform(toolbox: Toolbox, call: Call, occasion: Occasion, *, effect_begins: Callable[[], None]) -> Invoked:
+async def _decide_and_perform(
+    toolbox: Toolbox, call: Call, context: TurnContext, *, mark_effect_started: Callable[[], None]
+) -> ToolInvokeResult:
     if toolbox.spec(call.tool) is None:
-        raise _no_tool(call.tool, "no tool of this house has that name")
-    plan = await toolbox.decide_directly(call, occasion)
-    match plan.decision.verdict:
-        case Verdict.DENY:
-            raise _no_tool(call.tool, plan.decision.because, plan.decision.key)
-        case Verdict.ASK:
-            raise NotAllowed(
-                f"'{call.tool}' is asked about first, and here is nobody to ask",
-                because=plan.decision.because,
-                try_this="let the agent do it in a conversation, or grant it: retinue grant add",
-                code="tool.asks",
-            )
-        case Verdict.ALLOW:
-            effect_begins()
-            result = await toolbox.perform(call, plan.scene, kept=False)
-    return Invoked(tool=call.tool, output=result.output, failed=result.failed)
-
-
-def _no_tool(name: str, because: str, key: str = "") -> NotFound:
-    return NotFound(
-        f"there is no tool '{name[:64]}' here",
-        because=because,
-        try_this=f"change {key}" if key else "list them: retinue tool list",
-        code="tool.not-found",
-    )
+        raise ToolNotFound(call.tool)
+    plan = await toolbox.decide_direct_call(call, context)
+    match plan.decision.kind:
+        case DecisionKind.DENY:
+            raise ToolNotFound(call.tool, because=plan.decision.because, setting=plan.decision.setting_key)
+        case DecisionKind.ASK:
+            raise ToolNeedsApproval(call.tool, because=plan.decision.because)
+        case DecisionKind.ALLOW:
+            mark_effect_started()
+            result = await toolbox.perform(call, plan.context, is_recorded=False)
+    return ToolInvokeResult(tool=call.tool, output=result.output, failed=result.failed)
 
 
 OPERATIONS = (
     Operation(
         name="tool.invoke",
         summary="Call a tool directly, as an agent would.",
-        parameters=Invoke,
-        handler=invoke,
+        parameters=ToolInvokeRequest,
+        handler=invoke_tool,
         permission=PermissionLevel.BOSS,
-        effect=True,
+        has_effect=True,
         claims_key=True,
-        result=Invoked,
+        result=ToolInvokeResult,
     ),
 )

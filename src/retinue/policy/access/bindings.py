@@ -4,35 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from retinue.domain.binding import Binding, Bound, Match, MatchedBy, PeerKind, Place
+from retinue.domain.binding import Binding, BindingMatch, BindingResult, ChannelFacts, MatchedBy, PeerKind
 
-_ORDER = {level: rank for rank, level in enumerate(MatchedBy)}
+_SPECIFICITY = {level: rank for rank, level in enumerate(MatchedBy)}
 
 
-def who_answers(bindings: Iterable[Binding], place: Place, *, default: str | None) -> Bound | None:
+def resolve_binding(bindings: Iterable[Binding], channel: ChannelFacts, *, default: str | None) -> BindingResult | None:
     """Return the agents that answer in a channel, and the binding that decides; None if no agent does.
 
     Specificity, in order: the channel itself, the channel it is a topic of, the guild or team above
     it, the account, every account of the connector, the default. Between equals, the binding with
     more conditions wins.
     """
-    fitting = [(level, binding) for binding in bindings if (level := matched(binding.match, place)) is not None]
+    fitting = [(level, binding) for binding in bindings if (level := match_binding(binding.match, channel)) is not None]
     if fitting:
-        level, binding = min(fitting, key=lambda each: _nearness(*each))
-        return Bound(agents=binding.agents, matched_by=level, binding=binding)
-    return Bound(agents=(default,), matched_by=MatchedBy.DEFAULT) if default is not None else None
+        level, binding = min(fitting, key=lambda each: _sort_key(*each))
+        return BindingResult(agents=binding.agents, matched_by=level, binding=binding)
+    return BindingResult(agents=(default,), matched_by=MatchedBy.DEFAULT) if default is not None else None
 
 
-def matched(match: Match, place: Place) -> MatchedBy | None:
+def match_binding(match: BindingMatch, channel: ChannelFacts) -> MatchedBy | None:
     """Return what of a binding matches a channel; None if it does not match."""
-    if not _same_account(match, place):
+    if not _is_same_account(match, channel):
         return None
-    above = ((match.guild, place.guild), (match.team, place.team), (match.parent, place.parent))
+    above = ((match.guild, channel.guild), (match.team, channel.team), (match.parent, channel.parent))
     if any(asked and asked != found for asked, found in above):
         return None
     if match.peer:
-        return _by_peer(match, place)
-    if match.peer_kind is not None and match.peer_kind is not place.kind:
+        return _match_peer(match, channel)
+    if match.peer_kind is not None and match.peer_kind is not channel.kind:
         return None
     if match.parent:
         return MatchedBy.PARENT
@@ -40,40 +40,40 @@ def matched(match: Match, place: Place) -> MatchedBy | None:
         return MatchedBy.GUILD
     if match.team:
         return MatchedBy.TEAM
-    return MatchedBy.ACCOUNT if _names_account(match, place) else MatchedBy.CHANNEL
+    return MatchedBy.ACCOUNT if _names_account(match, channel) else MatchedBy.CHANNEL
 
 
-def _by_peer(match: Match, place: Place) -> MatchedBy | None:
-    if match.peer in (place.peer, place.room):
-        return MatchedBy.PEER if match.peer_kind in (None, place.kind) else None
+def _match_peer(match: BindingMatch, channel: ChannelFacts) -> MatchedBy | None:
+    if match.peer in (channel.peer, channel.channel):
+        return MatchedBy.PEER if match.peer_kind in (None, channel.kind) else None
     # A topic inherits the binding of its group, unless it has its own.
-    if match.peer == place.parent and match.peer_kind is not PeerKind.DM:
+    if match.peer == channel.parent and match.peer_kind is not PeerKind.DM:
         return MatchedBy.PARENT
     return None
 
 
-def _same_account(match: Match, place: Place) -> bool:
-    return match.connector in (place.service, place.instance) and match.account in ("", place.instance)
+def _is_same_account(match: BindingMatch, channel: ChannelFacts) -> bool:
+    return match.connector in (channel.platform, channel.connector) and match.account in ("", channel.connector)
 
 
-def _names_account(match: Match, place: Place) -> bool:
-    return bool(match.account) or (match.connector == place.instance and place.instance != place.service)
+def _names_account(match: BindingMatch, channel: ChannelFacts) -> bool:
+    return bool(match.account) or (match.connector == channel.connector and channel.connector != channel.platform)
 
 
-def _nearness(level: MatchedBy, binding: Binding) -> tuple[int, int, int, str]:
+def _sort_key(level: MatchedBy, binding: Binding) -> tuple[int, int, int, str]:
     match = binding.match
     asked = sum(map(bool, (match.peer_kind, match.peer, match.parent, match.guild, match.team)))
-    return _ORDER[level], -asked, 0 if match.account else 1, binding.id
+    return _SPECIFICITY[level], -asked, 0 if match.account else 1, binding.id
 
 
-def reaches(binding: Binding, *, agent: str, service: str, instance: str, room: str) -> bool:
+def allows_writing(binding: Binding, *, agent: str, platform: str, connector: str, channel: str) -> bool:
     """Whether an agent may write into a channel because of this binding.
 
     A binding for a guild, a team or a kind of channel does not name its channels. The agent may
     only reply there.
     """
     match = binding.match
-    place = Place(service=service, instance=instance, kind=PeerKind.GROUP, peer=room, room=room)
-    if agent.casefold() not in (each.casefold() for each in binding.agents) or not _same_account(match, place):
+    place = ChannelFacts(platform=platform, connector=connector, kind=PeerKind.GROUP, peer=channel, channel=channel)
+    if agent.casefold() not in (each.casefold() for each in binding.agents) or not _is_same_account(match, place):
         return False
-    return match.whole_account or match.peer == room or match.parent == room
+    return match.is_account_wide or match.peer == channel or match.parent == channel

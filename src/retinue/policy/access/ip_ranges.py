@@ -14,10 +14,10 @@ HOST_LENGTH_MAX = 253
 LABEL_LENGTH_MAX = 63
 
 # From the IANA special-purpose address registries; stricter where no public site can be.
-_V4: tuple[tuple[IPv4Network, str], ...] = tuple(
+_NON_PUBLIC_V4: tuple[tuple[IPv4Network, str], ...] = tuple(
     (IPv4Network(network), because)
     for network, because in (
-        ("0.0.0.0/8", "it means this machine itself"),
+        ("0.0.0.0/8", "it is the address of this machine"),
         ("10.0.0.0/8", "it is private"),
         ("100.64.0.0/10", "it is shared behind a carrier's NAT"),
         ("127.0.0.0/8", "it is loopback"),
@@ -34,10 +34,10 @@ _V4: tuple[tuple[IPv4Network, str], ...] = tuple(
         ("240.0.0.0/4", "it is reserved"),
     )
 )
-_V6: tuple[tuple[IPv6Network, str], ...] = tuple(
+_NON_PUBLIC_V6: tuple[tuple[IPv6Network, str], ...] = tuple(
     (IPv6Network(network), because)
     for network, because in (
-        ("::/128", "it means this machine itself"),
+        ("::/128", "it is the address of this machine"),
         ("::1/128", "it is loopback"),
         ("fc00::/7", "it is private"),
         ("fe80::/10", "it is link-local"),
@@ -50,12 +50,12 @@ _V6: tuple[tuple[IPv6Network, str], ...] = tuple(
 )
 _V6_GLOBAL = IPv6Network("2000::/3")  # nothing else has been allocated
 _NAT64 = IPv6Network("64:ff9b::/96")
-_COMPATIBLE = IPv6Network("::/96")
+_V4_COMPATIBLE = IPv6Network("::/96")
 _ISATAP = (0x00005EFE, 0x02005EFE)
 
 # Ranges that an owner may use locally and name in the settings. Link-local is excluded: cloud
 # metadata services, which serve credentials, are there.
-_LAN = tuple(
+_LAN_V4 = tuple(
     map(
         IPv4Network,
         ("10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"),
@@ -64,52 +64,52 @@ _LAN = tuple(
 _LAN_V6 = (IPv6Network("fc00::/7"), IPv6Network("::1/128"))
 
 _LOCAL_NAMES = ("localhost", "localdomain", "local", "internal", "intranet", "lan", "home.arpa")
-_DOTS = re.compile(r"[\u3002\uff0e\uff61]")
+_UNICODE_DOTS = re.compile(r"[\u3002\uff0e\uff61]")
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
 
-def refused(address: str) -> str:
+def explain_refused_address(address: str) -> str:
     """Return why an address must not be reached; empty if it is public.
 
     An address that embeds another one (tunnel, translation) is judged by the embedded one.
     """
-    parsed = _parsed(address)
+    parsed = _parse_address(address)
     if parsed is None:
-        return "it is no address"
-    return _refused_v4(parsed) if isinstance(parsed, IPv4Address) else _refused_v6(parsed)
+        return "it is not an IP address"
+    return _explain_refused_v4(parsed) if isinstance(parsed, IPv4Address) else _explain_refused_v6(parsed)
 
 
-def refused_host(name: str) -> str:
+def explain_refused_host(name: str) -> str:
     """Return why a host must not be requested, by its name alone; empty if its addresses decide.
 
     Also accepts an IP address, with or without brackets.
     """
-    host = plain_host(name)
+    host = normalize_host(name)
     if not host:
-        return "it is no host name"
-    if _parsed(host) is not None:
-        return refused(host)
+        return "it is not a valid host name"
+    if _parse_address(host) is not None:
+        return explain_refused_address(host)
     if any(host == local or host.endswith(f".{local}") for local in _LOCAL_NAMES):
-        return "it names this machine, or its network"
+        return "it is a name of this machine or of its network"
     return ""
 
 
-def is_lan(address: str) -> bool:
+def is_private_address(address: str) -> bool:
     """Whether the address is in a private range: only such a host can be named in the settings."""
-    parsed = _parsed(address)
+    parsed = _parse_address(address)
     if isinstance(parsed, IPv6Address):
         if parsed.ipv4_mapped is None:
             return any(parsed in network for network in _LAN_V6)
         parsed = parsed.ipv4_mapped
-    return parsed is not None and any(parsed in network for network in _LAN)
+    return parsed is not None and any(parsed in network for network in _LAN_V4)
 
 
-def is_address(host: str) -> bool:
-    return _parsed(host) is not None
+def is_ip_address(host: str) -> bool:
+    return _parse_address(host) is not None
 
 
-def plain_host(name: str) -> str:
+def normalize_host(name: str) -> str:
     """Return the canonical form of a host: lower-case ASCII, no trailing dot, no brackets.
 
     Empty if it is not a host.
@@ -118,33 +118,33 @@ def plain_host(name: str) -> str:
     rejected: resolvers disagree about their meaning.
     """
     if name.startswith("[") or ":" in name:
-        parsed = _parsed(name.removeprefix("[").removesuffix("]") if name.startswith("[") else name)
+        parsed = _parse_address(name.removeprefix("[").removesuffix("]") if name.startswith("[") else name)
         return str(parsed) if isinstance(parsed, IPv6Address) else ""
-    host = _ascii(name).removesuffix(".")
+    host = _to_ascii(name).removesuffix(".")
     if not host or len(host) > HOST_LENGTH_MAX:
         return ""
     labels = host.split(".")
     if not all(len(label) <= LABEL_LENGTH_MAX and _LABEL.fullmatch(label) for label in labels):
         return ""
     if _NUMBER.fullmatch(labels[-1]):
-        return host if isinstance(_parsed(host), IPv4Address) else ""
+        return host if isinstance(_parse_address(host), IPv4Address) else ""
     return host
 
 
-def _ascii(name: str) -> str:
+def _to_ascii(name: str) -> str:
     """Return the name as it is looked up. Maps full-width letters and dots, and removes soft hyphens and the like."""
     if name.isascii():
         return name.lower()
     if len(name) > HOST_LENGTH_MAX:  # normalization is slow for long names
         return ""
-    folded = unicodedata.normalize("NFKC", _DOTS.sub(".", name))
+    folded = unicodedata.normalize("NFKC", _UNICODE_DOTS.sub(".", name))
     try:
         return folded.encode("idna").decode("ascii").lower()
     except UnicodeError:
         return ""
 
 
-def _parsed(address: str) -> IPv4Address | IPv6Address | None:
+def _parse_address(address: str) -> IPv4Address | IPv6Address | None:
     if "%" in address:  # a zone id has a meaning on one machine only
         return None
     try:
@@ -153,24 +153,24 @@ def _parsed(address: str) -> IPv4Address | IPv6Address | None:
         return None
 
 
-def _refused_v4(address: IPv4Address) -> str:
-    return next((because for network, because in _V4 if address in network), "")
+def _explain_refused_v4(address: IPv4Address) -> str:
+    return next((because for network, because in _NON_PUBLIC_V4 if address in network), "")
 
 
-def _refused_v6(address: IPv6Address) -> str:
+def _explain_refused_v6(address: IPv6Address) -> str:
     if address.ipv4_mapped is not None:
-        return _refused_v4(address.ipv4_mapped)
+        return _explain_refused_v4(address.ipv4_mapped)
     if address in _NAT64:
-        return _refused_v4(IPv4Address(int(address) & 0xFFFFFFFF))
+        return _explain_refused_v4(IPv4Address(int(address) & 0xFFFFFFFF))
     if address.teredo is not None:
         server, client = address.teredo
-        return _refused_v4(server) or _refused_v4(client)
+        return _explain_refused_v4(server) or _explain_refused_v4(client)
     if address.sixtofour is not None:
-        return _refused_v4(address.sixtofour)
-    if because := next((because for network, because in _V6 if address in network), ""):
+        return _explain_refused_v4(address.sixtofour)
+    if because := next((because for network, because in _NON_PUBLIC_V6 if address in network), ""):
         return because
-    if address in _COMPATIBLE or address not in _V6_GLOBAL:
+    if address in _V4_COMPATIBLE or address not in _V6_GLOBAL:
         return "it is reserved"
     if (int(address) >> 32) & 0xFFFFFFFF in _ISATAP:
-        return _refused_v4(IPv4Address(int(address) & 0xFFFFFFFF))
+        return _explain_refused_v4(IPv4Address(int(address) & 0xFFFFFFFF))
     return ""

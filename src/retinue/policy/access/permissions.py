@@ -11,37 +11,39 @@ from msgspec import Struct
 
 from retinue.domain.agent import PermissionLevel
 
-ORDER = (
+LEVELS = (
     PermissionLevel.RESTRICTED,
     PermissionLevel.STANDARD,
     PermissionLevel.PRIVILEGED,
     PermissionLevel.BOSS,
 )
-_RANK = {level: rank for rank, level in enumerate(ORDER)}
+_RANK = {level: rank for rank, level in enumerate(LEVELS)}
 
 
-class Permission(Struct, frozen=True):
+class OperationPermission(Struct, frozen=True):
     """Whether an operation may be called, and the reason."""
 
-    allowed: bool
+    is_allowed: bool
     because: str
 
 
-def reaches(level: PermissionLevel, needed: PermissionLevel) -> bool:
+def is_at_least(level: PermissionLevel, needed: PermissionLevel) -> bool:
     return _RANK[level] >= _RANK[needed]
 
 
-def least_level(levels: Iterable[PermissionLevel]) -> PermissionLevel:
+def lowest_level(levels: Iterable[PermissionLevel]) -> PermissionLevel:
     return min(levels, key=_RANK.__getitem__)
 
 
-def needed_for(operation: str, policy: Mapping[str, PermissionLevel]) -> PermissionLevel:
+def required_level(operation: str, policy: Mapping[str, PermissionLevel]) -> PermissionLevel:
     return policy.get(operation, PermissionLevel.BOSS)
 
 
-def decide(operation: str, level: PermissionLevel, policy: Mapping[str, PermissionLevel]) -> Permission:
+def decide_operation(
+    operation: str, level: PermissionLevel, policy: Mapping[str, PermissionLevel]
+) -> OperationPermission:
     """Decide whether a level may call an operation. Pure, and the same for every interface."""
-    needed = needed_for(operation, policy)
+    needed = required_level(operation, policy)
     named = operation in policy
-    because = f"{operation} needs {needed}" if named else f"no rule names {operation}, so it needs {needed}"
-    return Permission(reaches(level, needed), f"{because}, and you have {level}")
+    because = f"{operation} needs {needed}" if named else f"{operation} needs {needed} by default"
+    return OperationPermission(is_at_least(level, needed), f"{because}, and you have {level}")

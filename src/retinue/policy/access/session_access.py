@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from retinue.domain.agent import Agent
-from retinue.domain.decision import Decision, Verdict
-from retinue.policy.access.agent_visibility import Sight, may_see
+from retinue.domain.decision import Decision, DecisionKind
+from retinue.policy.access.agent_visibility import SessionVisibility, may_see_session
 
 
-def may_reach(agent: Agent, target: Agent, *, confined: bool, came_of_it: bool, behalf_sees: bool) -> Decision:
+def may_access_session(
+    agent: Agent, target: Agent, *, is_confined: bool, is_descendant: bool, principal_can_see: bool
+) -> Decision:
     """Decide whether a run of `agent` may access a session of `target`.
 
     `is_descendant`: it is the session of the run, or descends from it. `principal_can_see`: the run
     principal could see it directly. Without that, the session does not exist for the run, whatever
     the agent itself may do. So a guest cannot read through an agent what the guest may not read.
     """
-    if came_of_it:
-        return may_see(agent, Sight.SPAWNED, target, spawned=True)
-    if not behalf_sees:
-        return Decision(Verdict.DENY, "it is not there for whom this run works for")
-    widest = Sight.ALL if agent.delegation.histories else Sight.OWN
-    return may_see(agent, Sight.SPAWNED if confined else widest, target, spawned=False)
+    if is_descendant:
+        return may_see_session(agent, SessionVisibility.SPAWNED, target, is_spawned=True)
+    if not principal_can_see:
+        return Decision(DecisionKind.DENY, "the person on whose behalf this run acts cannot see it")
+    widest = SessionVisibility.ALL if agent.delegation.histories else SessionVisibility.OWN
+    return may_see_session(agent, SessionVisibility.SPAWNED if is_confined else widest, target, is_spawned=False)

@@ -6,54 +6,58 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from retinue.domain.credential import FORGOTTEN_AFTER, Cooling, Credential, Mark
-from retinue.domain.model import Failure
+from retinue.domain.credential import FAILURE_FORGOTTEN_AFTER, Credential, CredentialCooldown, CredentialFailureRecord
+from retinue.domain.model import ModelFailureKind
 
-STEPS = tuple(timedelta(minutes=minutes) for minutes in (1, 5, 25, 60))  # by consecutive failures
-BILLING_STEPS = tuple(timedelta(hours=hours) for hours in (5, 10, 20, 24))
+BACKOFF_STEPS = tuple(timedelta(minutes=minutes) for minutes in (1, 5, 25, 60))  # by consecutive failures
+QUOTA_BACKOFF_STEPS = tuple(timedelta(hours=hours) for hours in (5, 10, 20, 24))
 RETRY_AFTER_MAX = timedelta(hours=24)  # the longest wait that we accept from a provider
 
-_WHOLE = frozenset({Failure.AUTH, Failure.QUOTA})  # a rejected or exhausted key fails for every model
-_OF_MODEL = frozenset({Failure.RATE_LIMIT, Failure.OVERLOADED, Failure.TIMEOUT, Failure.PERMISSION})
-COOLS = _WHOLE | _OF_MODEL
+_CREDENTIAL_FAILURES = frozenset(
+    {ModelFailureKind.AUTH, ModelFailureKind.QUOTA}
+)  # a rejected or exhausted key fails for every model
+_MODEL_FAILURES = frozenset(
+    {ModelFailureKind.RATE_LIMIT, ModelFailureKind.OVERLOADED, ModelFailureKind.TIMEOUT, ModelFailureKind.PERMISSION}
+)
+COOLDOWN_FAILURES = _CREDENTIAL_FAILURES | _MODEL_FAILURES
 
 
-def mark(
+def build_failure_record(
     credential: Credential,
     model: str,
-    failure: Failure,
+    failure: ModelFailureKind,
     *,
     at: datetime,
     asked_at: datetime | None = None,
     retry_after_s: float | None = None,
-) -> Mark | None:
+) -> CredentialFailureRecord | None:
     """Return the failure to record; None if the credential is not at fault."""
-    if failure not in COOLS:
+    if failure not in COOLDOWN_FAILURES:
         return None
-    return Mark(
+    return CredentialFailureRecord(
         credential=credential,
-        model="" if failure in _WHOLE else model,
+        model="" if failure in _CREDENTIAL_FAILURES else model,
         failure=failure,
         at=at,
-        asked_at=at if asked_at is None else asked_at,
+        requested_at=at if asked_at is None else asked_at,
         retry_after_s=retry_after_s,
     )
 
 
-def cooled(earlier: Cooling | None, mark: Mark) -> Cooling:
+def apply_failure(earlier: CredentialCooldown | None, mark: CredentialFailureRecord) -> CredentialCooldown:
     """Return the new cooldown of a credential after a failure. A failure never shortens an existing cooldown."""
-    if earlier is not None and mark.at - earlier.failed_at > FORGOTTEN_AFTER and earlier.until <= mark.at:
+    if earlier is not None and mark.at - earlier.failed_at > FAILURE_FORGOTTEN_AFTER and earlier.until <= mark.at:
         earlier = None
-    alike = earlier is not None and _is_billing(earlier.failure) == _is_billing(mark.failure)
+    alike = earlier is not None and _is_quota_failure(earlier.failure) == _is_quota_failure(mark.failure)
     errors = 1
     if earlier is not None and alike:
-        errors = earlier.errors + (mark.asked_at >= earlier.failed_at)
-    until = mark.at + _step(mark, errors)
+        errors = earlier.errors + (mark.requested_at >= earlier.failed_at)
+    until = mark.at + _cooldown_duration(mark, errors)
     if earlier is not None and earlier.until > until:
         if not alike:
             return earlier
         until = earlier.until
-    return Cooling(
+    return CredentialCooldown(
         agent=mark.credential.agent,
         credential=mark.credential.id,
         model=mark.model,
@@ -64,12 +68,12 @@ def cooled(earlier: Cooling | None, mark: Mark) -> Cooling:
     )
 
 
-def _is_billing(failure: Failure) -> bool:
-    return failure is Failure.QUOTA
+def _is_quota_failure(failure: ModelFailureKind) -> bool:
+    return failure is ModelFailureKind.QUOTA
 
 
-def _step(mark: Mark, errors: int) -> timedelta:
-    steps = BILLING_STEPS if _is_billing(mark.failure) else STEPS
+def _cooldown_duration(mark: CredentialFailureRecord, errors: int) -> timedelta:
+    steps = QUOTA_BACKOFF_STEPS if _is_quota_failure(mark.failure) else BACKOFF_STEPS
     step = steps[min(errors, len(steps)) - 1]
     if mark.retry_after_s is None or mark.retry_after_s <= step.total_seconds():
         return step
@@ -78,35 +82,37 @@ def _step(mark: Mark, errors: int) -> timedelta:
 
 
 @dataclass(frozen=True, slots=True)
-class States:
+class CredentialCooldowns:
     """The cooldowns of all credentials that ever failed, as read from the store.
 
     Immutable: a failure makes a new object.
     """
 
-    coolings: Sequence[Cooling] = ()
-    _of: dict[tuple[str, str, str], Cooling] = field(init=False, repr=False, compare=False)
+    cooldowns: Sequence[CredentialCooldown] = ()
+    _by_key: dict[tuple[str, str, str], CredentialCooldown] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        found = {(each.agent, each.credential, each.model): each for each in self.coolings}
-        object.__setattr__(self, "_of", found)
+        found = {(each.agent, each.credential, each.model): each for each in self.cooldowns}
+        object.__setattr__(self, "_by_key", found)
 
-    def holding(self, credential: Credential, model: str, now: datetime) -> Cooling | None:
+    def find_active(self, credential: Credential, model: str, now: datetime) -> CredentialCooldown | None:
         """Return the cooldown that blocks this credential for this model now; of two, the longer one."""
-        if not self._of:  # the common case
+        if not self._by_key:  # the common case
             return None
-        found = [self._of.get((*credential.key, whom)) for whom in ("", model)]
+        found = [self._by_key.get((*credential.row_key, whom)) for whom in ("", model)]
         held = [each for each in found if each is not None and each.until > now]
         return max(held, key=lambda each: each.until, default=None)
 
-    def of(self, credential: Credential) -> list[Cooling]:
-        return [each for each in self.coolings if (each.agent, each.credential) == credential.key]
+    def list_for(self, credential: Credential) -> list[CredentialCooldown]:
+        return [each for each in self.cooldowns if (each.agent, each.credential) == credential.row_key]
 
-    def after(self, mark: Mark) -> States:
-        place = (*mark.credential.key, mark.model)
-        return States(_replaced(self.coolings, cooled(self._of.get(place), mark)))
+    def with_failure(self, mark: CredentialFailureRecord) -> CredentialCooldowns:
+        place = (*mark.credential.row_key, mark.model)
+        return CredentialCooldowns(_replace_cooldown(self.cooldowns, apply_failure(self._by_key.get(place), mark)))
 
 
-def _replaced(coolings: Iterable[Cooling], new: Cooling) -> tuple[Cooling, ...]:
+def _replace_cooldown(
+    cooldowns: Iterable[CredentialCooldown], new: CredentialCooldown
+) -> tuple[CredentialCooldown, ...]:
     place = (new.agent, new.credential, new.model)
-    return (*(each for each in coolings if (each.agent, each.credential, each.model) != place), new)
+    return (*(each for each in cooldowns if (each.agent, each.credential, each.model) != place), new)

@@ -14,30 +14,30 @@ from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 from retinue.domain.address import Address, AddressKind
-from retinue.domain.envelope import Kind
-from retinue.domain.reset_rules import NO_RULES, ResetRules, time_of_day
-from retinue.domain.session import SENT_OUT, Origin, OriginKind, Session
-from retinue.domain.session_keys import connectors_of
-from retinue.domain.times import from_ms, show
+from retinue.domain.envelope import EnvelopeKind
+from retinue.domain.reset_rules import NO_RESET_RULES, ResetRules, parse_time_of_day
+from retinue.domain.session import SPAWNED_ORIGINS, Origin, OriginKind, Session
+from retinue.domain.session_keys import connector_names
+from retinue.domain.times import format_time, from_ms
 
 # One-shot work, and scheduled sessions (their schedule says whether they remember). They are reset
 # only if the rules name their kind.
-_OF_ITS_OWN = SENT_OUT | {OriginKind.SCHEDULE, OriginKind.HEARTBEAT}
-_GOES_ON = frozenset({Kind.ANSWER, Kind.NOTICE, Kind.DECISION})
+_KIND_RULES_ONLY = SPAWNED_ORIGINS | {OriginKind.SCHEDULE, OriginKind.HEARTBEAT}
+_CONTINUATION_KINDS = frozenset({EnvelopeKind.ANSWER, EnvelopeKind.NOTICE, EnvelopeKind.DECISION})
 _MINUTE_MS = 60_000
 
 
-class Ahead(NamedTuple):
+class UpcomingReset(NamedTuple):
     """When a context will be reset, unless there is activity before, and by which rule."""
 
     at: datetime
     because: str
 
 
-def rules_for(
+def resolve_reset_rules(
     session: Session,
     own: ResetRules,
-    house: ResetRules,
+    server: ResetRules,
     *,
     by_kind: Mapping[str, ResetRules],
     by_channel: Mapping[str, ResetRules],
@@ -48,68 +48,68 @@ def rules_for(
     all.
     """
     kind = session.origin.kind
-    if kind in _OF_ITS_OWN:
-        return by_kind.get(kind, NO_RULES)
+    if kind in _KIND_RULES_ONLY:
+        return by_kind.get(kind, NO_RESET_RULES)
     rules = own
     if by_channel and kind is OriginKind.CHAT:
-        for connector in connectors_of(session.origin.key):
-            rules = rules.over(by_channel.get(connector, NO_RULES))
+        for connector in connector_names(session.origin.key):
+            rules = rules.with_defaults(by_channel.get(connector, NO_RESET_RULES))
     if by_kind:
         if session.chat_type is not None:
-            rules = rules.over(by_kind.get(session.chat_type, NO_RULES))
-        rules = rules.over(by_kind.get(kind, NO_RULES))
-    return rules.over(house)
+            rules = rules.with_defaults(by_kind.get(session.chat_type, NO_RESET_RULES))
+        rules = rules.with_defaults(by_kind.get(kind, NO_RESET_RULES))
+    return rules.with_defaults(server)
 
 
-def begins_something(kind: Kind) -> bool:
+def starts_new_work(kind: EnvelopeKind) -> bool:
     """Whether an envelope of this kind starts new work.
 
     Results of delegations and late approvals continue the current context.
     """
-    return kind not in _GOES_ON
+    return kind not in _CONTINUATION_KINDS
 
 
-def why_afresh(rules: ResetRules, session: Session, *, now_ms: int, zone: ZoneInfo) -> str:
+def explain_due_reset(rules: ResetRules, session: Session, *, now_ms: int, zone: ZoneInfo) -> str:
     """Return the rule that resets the context now; empty if there is none, or if the context is still empty."""
-    if rules == NO_RULES or session.record_seq <= session.context_from:
+    if rules == NO_RESET_RULES or session.record_seq <= session.context_start_seq:
         return ""
     now = from_ms(now_ms)
-    at = time_of_day(rules.daily_at) if rules.daily_at else None
+    at = parse_time_of_day(rules.daily_at) if rules.daily_at else None
     if at is not None:
-        boundary = _latest(now, at.hour, at.minute, zone)
-        if from_ms(session.began_ms) < boundary:
-            return f"a new day begins at {at:%H:%M} ({show(boundary, zone)})"
+        boundary = _last_time_at(now, at.hour, at.minute, zone)
+        if from_ms(session.context_started_ms) < boundary:
+            return f"contexts are reset daily at {at:%H:%M} ({format_time(boundary, zone)})"
     if rules.idle_minutes and now_ms - _last_active_ms(session) > rules.idle_minutes * _MINUTE_MS:
-        since = show(from_ms(_last_active_ms(session)), zone)
-        return f"nothing was said here for over {rules.idle_minutes:g} minutes, since {since}"
+        since = format_time(from_ms(_last_active_ms(session)), zone)
+        return f"there was no activity for over {rules.idle_minutes:g} minutes, since {since}"
     return ""
 
 
-def why_too_long(rules: ResetRules, length_tokens: int | None) -> str:
+def explain_context_limit(rules: ResetRules, length_tokens: int | None) -> str:
     """Return why the context is too long for another run; empty if it is not, or if its length is unknown."""
     most = rules.context_tokens_max
     if not most or length_tokens is None or length_tokens <= most:
         return ""
-    return f"the context had {length_tokens:,} tokens, and {most:,} are the most"
+    return f"the context had {length_tokens:,} tokens; the limit is {most:,}"
 
 
-def ahead(rules: ResetRules, session: Session, *, now_ms: int, zone: ZoneInfo) -> Ahead | None:
+def find_next_reset(rules: ResetRules, session: Session, *, now_ms: int, zone: ZoneInfo) -> UpcomingReset | None:
     """Return the next reset of this context: the rule that applies first. None if no rule will."""
-    if session.record_seq <= session.context_from:
+    if session.record_seq <= session.context_start_seq:
         return None
     now = from_ms(now_ms)
-    if because := why_afresh(rules, session, now_ms=now_ms, zone=zone):
-        return Ahead(now, because)
-    found: list[Ahead] = []
-    if rules.daily_at and (at := time_of_day(rules.daily_at)) is not None:
-        found.append(Ahead(_next(now, at.hour, at.minute, zone), "daily"))
+    if because := explain_due_reset(rules, session, now_ms=now_ms, zone=zone):
+        return UpcomingReset(now, because)
+    found: list[UpcomingReset] = []
+    if rules.daily_at and (at := parse_time_of_day(rules.daily_at)) is not None:
+        found.append(UpcomingReset(_next_time_at(now, at.hour, at.minute, zone), "daily"))
     if rules.idle_minutes:
         idle_ms = _last_active_ms(session) + round(rules.idle_minutes * _MINUTE_MS)
-        found.append(Ahead(from_ms(idle_ms), "idle"))
+        found.append(UpcomingReset(from_ms(idle_ms), "idle"))
     return min(found, default=None)
 
 
-def keeps_awake(sender: Address, origin: Origin) -> bool:
+def counts_as_activity(sender: Address, origin: Origin) -> bool:
     """Whether a run for this sender counts as activity.
 
     A scheduled envelope counts only in a schedule's own session. A heartbeat never counts.
@@ -119,23 +119,23 @@ def keeps_awake(sender: Address, origin: Origin) -> bool:
 
 def _last_active_ms(session: Session) -> int:
     """Return the last activity. A context that has just begun is not idle."""
-    return max(session.began_ms, session.active_ms)
+    return max(session.context_started_ms, session.last_active_ms)
 
 
-def _latest(now: datetime, hour: int, minute: int, zone: ZoneInfo) -> datetime:
+def _last_time_at(now: datetime, hour: int, minute: int, zone: ZoneInfo) -> datetime:
     """Return the latest moment up to now at which the clock in `zone` showed this time."""
     today = now.astimezone(zone)
-    moment = _on(today, hour, minute)
-    return moment if moment <= now else _on(today - timedelta(days=1), hour, minute)
+    moment = _time_on_day(today, hour, minute)
+    return moment if moment <= now else _time_on_day(today - timedelta(days=1), hour, minute)
 
 
-def _next(now: datetime, hour: int, minute: int, zone: ZoneInfo) -> datetime:
+def _next_time_at(now: datetime, hour: int, minute: int, zone: ZoneInfo) -> datetime:
     today = now.astimezone(zone)
-    moment = _on(today, hour, minute)
-    return moment if moment > now else _on(today + timedelta(days=1), hour, minute)
+    moment = _time_on_day(today, hour, minute)
+    return moment if moment > now else _time_on_day(today + timedelta(days=1), hour, minute)
 
 
-def _on(day: datetime, hour: int, minute: int) -> datetime:
+def _time_on_day(day: datetime, hour: int, minute: int) -> datetime:
     """Return the moment of this time on a day, exactly once per day.
 
     A time that daylight saving skips comes that much later. If a time occurs twice, the first

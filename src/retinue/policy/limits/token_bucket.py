@@ -14,26 +14,26 @@ MINUTE_S = 60.0
 
 
 class _Bucket(Struct):
-    left: float
-    at_s: float
+    tokens: float
+    updated_s: float
 
 
-class Buckets(Struct):
+class TokenBuckets(Struct):
     per_minute: int
-    remembered_max: int
-    _of: OrderedDict[str, _Bucket] = field(default_factory=OrderedDict[str, _Bucket])
+    buckets_max: int
+    _buckets: OrderedDict[str, _Bucket] = field(default_factory=OrderedDict[str, _Bucket])
 
-    def take(self, who: str, now_s: float) -> float:
+    def take(self, key: str, now_s: float) -> float:
         """Take a token and return 0; if there is none, return the seconds until there is."""
-        bucket = self._of.get(who)
+        bucket = self._buckets.get(key)
         if bucket is None:
-            bucket = self._of[who] = _Bucket(float(self.per_minute), now_s)
-            if len(self._of) > self.remembered_max:
-                self._of.popitem(last=False)
-        passed_s = max(0.0, now_s - bucket.at_s)  # a wall clock may jump back
-        bucket.left = min(float(self.per_minute), bucket.left + passed_s * self.per_minute / MINUTE_S)
-        bucket.at_s = now_s
-        if bucket.left < 1:
-            return (1 - bucket.left) * MINUTE_S / self.per_minute
-        bucket.left -= 1
+            bucket = self._buckets[key] = _Bucket(float(self.per_minute), now_s)
+            if len(self._buckets) > self.buckets_max:
+                self._buckets.popitem(last=False)
+        passed_s = max(0.0, now_s - bucket.updated_s)  # a wall clock may jump back
+        bucket.tokens = min(float(self.per_minute), bucket.tokens + passed_s * self.per_minute / MINUTE_S)
+        bucket.updated_s = now_s
+        if bucket.tokens < 1:
+            return (1 - bucket.tokens) * MINUTE_S / self.per_minute
+        bucket.tokens -= 1
         return 0.0

@@ -16,63 +16,63 @@ from typing import Any, cast
 
 from msgspec import Struct, field
 
-from retinue.config.provenance import Kind, Sort, Standing, sorts_of
-from retinue.domain.decision import Decision, Verdict
-from retinue.domain.record import Mark, Note, Record, Reply, Summary, UserTurn
-from retinue.domain.tool import Call, Effect, ToolResult, ToolSpec, call_hash
+from retinue.config.provenance import StandingExplanation, ValueKind, ValueType, parse_value_types
+from retinue.domain.decision import Decision, DecisionKind
+from retinue.domain.record import ContextStart, Note, Record, Reply, Summary, UserTurn
+from retinue.domain.tool import Call, ToolEffect, ToolResult, ToolSpec, call_hash
 from retinue.domain.trust import Trust
-from retinue.policy.provenance.provenance_match import Known, explained
-from retinue.policy.provenance.provenance_rules import OriginPolicy
-from retinue.policy.provenance.provenance_text import kind_by_form, plain, said
-from retinue.policy.provenance.provenance_values import entries_of
-from retinue.text.untrusted_wrapper import unwrap
+from retinue.policy.provenance.provenance_match import KnownValues, explain_value
+from retinue.policy.provenance.provenance_rules import ProvenancePolicy
+from retinue.policy.provenance.provenance_text import extract_user_text, infer_kind, normalize_text
+from retinue.policy.provenance.provenance_values import extract_entries
+from retinue.text.untrusted_wrapper import unwrap_untrusted
 
-EFFECTS = frozenset({Effect.WRITES, Effect.SENDS_OUT, Effect.SPENDS, Effect.RUNS_CODE})
+GUARDED_EFFECTS = frozenset({ToolEffect.WRITES, ToolEffect.SENDS_OUT, ToolEffect.SPENDS, ToolEffect.RUNS_CODE})
 ARGUMENTS_MAX = 200  # values per call, including nested ones
 DEPTH_MAX = 8
 SHOWN_CHARS_MAX = 80
 
 
-class Source(Struct, frozen=True, kw_only=True):
+class ContextSource(Struct, frozen=True, kw_only=True):
     """One item of the context: a user's text or the result of a call. Other items carry only their trust."""
 
     trust: Trust
-    words: str = ""
+    text: str = ""
     tool: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
     output: str = ""
 
 
-class Context(Struct, frozen=True, kw_only=True):
+class ProvenanceContext(Struct, frozen=True, kw_only=True):
     """What was read and done before a call. `calls_done` are the calls since the owner's last message."""
 
-    sources: tuple[Source, ...] = ()
-    done: tuple[Call, ...] = ()
+    sources: tuple[ContextSource, ...] = ()
+    calls_done: tuple[Call, ...] = ()
 
     @property
-    def tainted(self) -> bool:
+    def has_untrusted(self) -> bool:
         return any(source.trust is Trust.UNTRUSTED for source in self.sources)
 
 
-class Finding(Struct, frozen=True):
+class ArgumentFinding(Struct, frozen=True):
     """The check of one value of a call: what explains it, or why nothing does."""
 
     argument: str
     value: str
-    by: str = ""
-    why: str = ""
+    explained_by: str = ""
+    unexplained_because: str = ""
 
     @property
-    def explained(self) -> bool:
-        return bool(self.by)
+    def is_explained(self) -> bool:
+        return bool(self.explained_by)
 
 
-class Judgement(Struct, frozen=True, kw_only=True):
+class ProvenanceDecision(Struct, frozen=True, kw_only=True):
     decision: Decision
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[ArgumentFinding, ...] = ()
 
 
-def context_of(records: Iterable[Record]) -> Context:
+def build_context(records: Iterable[Record]) -> ProvenanceContext:
     """Build the context from its records.
 
     Summaries and notes explain nothing: they are not the owner's words.
@@ -80,14 +80,16 @@ def context_of(records: Iterable[Record]) -> Context:
     The caller may pass the owner's messages of the whole session, including those that a summary
     has replaced.
     """
-    sources: list[Source] = []
+    sources: list[ContextSource] = []
     calls: dict[str, Call] = {}
     done: list[Call] = []
     for record in records:
         match record.body:
             case UserTurn(text=text, attachments=attachments):
-                sources.append(Source(trust=record.trust, words=said(text)))
-                sources.extend(Source(trust=Trust.UNTRUSTED) for _ in attachments if record.trust is not Trust.OWNER)
+                sources.append(ContextSource(trust=record.trust, text=extract_user_text(text)))
+                sources.extend(
+                    ContextSource(trust=Trust.UNTRUSTED) for _ in attachments if record.trust is not Trust.OWNER
+                )
                 if record.trust is Trust.OWNER:
                     done.clear()
             case Reply(calls=asked):
@@ -96,107 +98,119 @@ def context_of(records: Iterable[Record]) -> Context:
                 call = calls.get(result.call, Call(id=result.call, tool=result.tool))
                 if not result.failed:
                     done.append(call)
-                sources.append(_of_result(record, result, call))
-            case Summary() | Note() | Mark():
-                sources.append(Source(trust=record.trust))
-    return Context(sources=tuple(sources), done=tuple(done))
+                sources.append(_build_result_source(record, result, call))
+            case Summary() | Note() | ContextStart():
+                sources.append(ContextSource(trust=record.trust))
+    return ProvenanceContext(sources=tuple(sources), calls_done=tuple(done))
 
 
-def _of_result(record: Record, result: ToolResult, call: Call) -> Source:
+def _build_result_source(record: Record, result: ToolResult, call: Call) -> ContextSource:
     untrusted = Trust.UNTRUSTED in (record.trust, result.trust)
     trust = Trust.UNTRUSTED if untrusted else result.trust
     if result.failed or call.tool != result.tool:
-        return Source(trust=trust)
-    return Source(trust=trust, tool=result.tool, arguments=call.arguments, output=unwrap(result.output))
+        return ContextSource(trust=trust)
+    return ContextSource(
+        trust=trust, tool=result.tool, arguments=call.arguments, output=unwrap_untrusted(result.output)
+    )
 
 
-def is_effectful(spec: ToolSpec) -> bool:
+def has_guarded_effect(spec: ToolSpec) -> bool:
     """Whether a call can change something or reveal something. A request to the outside reveals what was asked."""
-    if spec.effects & EFFECTS:
+    if spec.effects & GUARDED_EFFECTS:
         return True
-    return Effect.READS_UNTRUSTED in spec.effects and Effect.READS_PRIVATE not in spec.effects
+    return ToolEffect.READS_UNTRUSTED in spec.effects and ToolEffect.READS_PRIVATE not in spec.effects
 
 
-def decide(
-    policy: OriginPolicy,
+def decide_provenance(
+    policy: ProvenancePolicy,
     spec: ToolSpec,
     call: Call,
-    context: Context,
+    context: ProvenanceContext,
     *,
     today: date | None = None,
-    known: Known | None = None,
-) -> Judgement:
+    known: KnownValues | None = None,
+) -> ProvenanceDecision:
     """Decide whether a call is allowed or needs approval, with a finding for each argument.
 
     Never denies. Pure.
 
     `known` is the result of `collect_known_values`, if the caller has it already.
     """
-    if not is_effectful(spec):
-        return Judgement(decision=Decision(Verdict.ALLOW, "it only reads what is ours"))
-    if not context.tainted:
-        return Judgement(decision=Decision(Verdict.ALLOW, "nothing untrusted was read"))
+    if not has_guarded_effect(spec):
+        return ProvenanceDecision(decision=Decision(DecisionKind.ALLOW, "it only reads the owner's data"))
+    if not context.has_untrusted:
+        return ProvenanceDecision(decision=Decision(DecisionKind.ALLOW, "no untrusted content was read"))
     if known is None:
-        known = known_from(policy, context, today=today)
-    findings = tuple(_findings(policy, spec, call, context, known))
-    open_ones = [finding for finding in findings if not finding.explained]
+        known = collect_known_values(policy, context, today=today)
+    findings = tuple(_check_arguments(policy, spec, call, context, known))
+    open_ones = [finding for finding in findings if not finding.is_explained]
     if not open_ones:
-        return Judgement(decision=Decision(Verdict.ALLOW, "each argument is explained"), findings=findings)
-    told = "; ".join(f"{finding.argument} = {finding.value!r} ({finding.why})" for finding in open_ones[:5])
-    because = f"untrusted words were read, and nothing that the owner said explains {told}"
-    return Judgement(decision=Decision(Verdict.ASK, because), findings=findings)
+        return ProvenanceDecision(
+            decision=Decision(DecisionKind.ALLOW, "every argument is explained"), findings=findings
+        )
+    unexplained = "; ".join(
+        f"{finding.argument} = {finding.value!r} ({finding.unexplained_because})" for finding in open_ones[:5]
+    )
+    because = f"untrusted content was read, and nothing that the owner wrote explains {unexplained}"
+    return ProvenanceDecision(decision=Decision(DecisionKind.ASK, because), findings=findings)
 
 
-def known_from(policy: OriginPolicy, context: Context, *, today: date | None = None) -> Known:
-    words = [source.words for source in context.sources if source.words and source.trust in policy.speakers]
+def collect_known_values(
+    policy: ProvenancePolicy, context: ProvenanceContext, *, today: date | None = None
+) -> KnownValues:
+    words = [source.text for source in context.sources if source.text and source.trust in policy.speakers]
     entries = [
         entry
         for source in context.sources
         if source.tool
-        for entry in entries_of(policy, source.tool, source.arguments, source.output)
+        for entry in extract_entries(policy, source.tool, source.arguments, source.output)
     ]
-    return Known.of(policy, words, entries, today=today)
+    return KnownValues.build(policy, words, entries, today=today)
 
 
-def _findings(policy: OriginPolicy, spec: ToolSpec, call: Call, context: Context, known: Known) -> Iterator[Finding]:
-    yield _act(policy, spec, known)
-    if any(call_hash(call) == call_hash(before) for before in context.done):
-        yield Finding("(again)", spec.name, why="the same was done already since the owner last spoke")
+def _check_arguments(
+    policy: ProvenancePolicy, spec: ToolSpec, call: Call, context: ProvenanceContext, known: KnownValues
+) -> Iterator[ArgumentFinding]:
+    yield _check_tool(policy, spec, known)
+    if any(call_hash(call) == call_hash(before) for before in context.calls_done):
+        yield ArgumentFinding(
+            "(again)", spec.name, unexplained_because="the same call was already made since the owner last wrote"
+        )
     properties = cast("Mapping[str, Any]", spec.parameters.get("properties") or {})
     required = cast("Sequence[str]", spec.parameters.get("required") or ())
     given = {
         name: value
         for name, value in call.arguments.items()
-        if name in required or not _is_left_out(properties, name, value)
+        if name in required or not _is_empty_or_default(properties, name, value)
     }
-    declared = frozenset(_declared(spec.parameters))
+    declared = frozenset(_iterate_declared_names(spec.parameters))
     count = 0
     for name, value in given.items():
-        for path, each in _leaves(name, value, declared, 0):
+        for path, each in _iterate_values(name, value, declared, 0):
             count += 1
             if count > ARGUMENTS_MAX:
-                yield Finding(path, "", why=f"more than {ARGUMENTS_MAX} values")
+                yield ArgumentFinding(path, "", unexplained_because=f"more than {ARGUMENTS_MAX} values")
                 return
-            yield _finding(policy, spec, properties, given, name, path, each, known)
+            yield _check_value(policy, spec, properties, given, name, path, each, known)
 
 
-def _act(policy: OriginPolicy, spec: ToolSpec, known: Known) -> Finding:
+def _check_tool(policy: ProvenancePolicy, spec: ToolSpec, known: KnownValues) -> ArgumentFinding:
     """Check the tool itself, which is a value too: that the owner named a file does not mean it may be deleted."""
-    rule = policy.act(spec.name)
+    rule = policy.find_act_rule(spec.name)
     if rule is None:
-        words = [word for word in re.split(r"[^a-zA-Z]+", plain(spec.name)) if word]
-        if words and all(known.says_word(word) for word in words):
-            return Finding("(tool)", spec.name, by="the owner asked for it by its name")
-        return Finding("(tool)", spec.name, why="the owner did not ask for it")
+        words = [word for word in re.split(r"[^a-zA-Z]+", normalize_text(spec.name)) if word]
+        if words and all(known.has_word(word) for word in words):
+            return ArgumentFinding("(tool)", spec.name, explained_by="the owner requested it by name")
+        return ArgumentFinding("(tool)", spec.name, unexplained_because="the owner did not request it")
     if "*" in rule.words:
-        return Finding("(tool)", spec.name, by="a standing rule")
+        return ArgumentFinding("(tool)", spec.name, explained_by="a standing rule")
     for word in rule.words:
-        if known.says_word(word):
-            return Finding("(tool)", spec.name, by=f"the owner said '{word}'")
-    return Finding("(tool)", spec.name, why="the owner did not ask for it")
+        if known.has_word(word):
+            return ArgumentFinding("(tool)", spec.name, explained_by=f"the owner wrote '{word}'")
+    return ArgumentFinding("(tool)", spec.name, unexplained_because="the owner did not request it")
 
 
-def _is_left_out(properties: Mapping[str, Any], name: str, value: Any) -> bool:
+def _is_empty_or_default(properties: Mapping[str, Any], name: str, value: Any) -> bool:
     """Whether a value is empty, or equal to the default."""
     if value is None or value == [] or value == {}:
         return True
@@ -207,55 +221,55 @@ def _is_left_out(properties: Mapping[str, Any], name: str, value: Any) -> bool:
     return type(default) is type(value) and default == value
 
 
-def _declared(schema: Any) -> Iterator[str]:
+def _iterate_declared_names(schema: Any) -> Iterator[str]:
     """Yield the property names that a schema declares, at any depth."""
     match schema:
         case dict():
             for key, each in cast("dict[str, Any]", schema).items():
                 if key == "properties" and isinstance(each, dict):
                     yield from cast("dict[str, Any]", each)
-                yield from _declared(each)
+                yield from _iterate_declared_names(each)
         case list():
             for each in cast("list[Any]", schema):
-                yield from _declared(each)
+                yield from _iterate_declared_names(each)
         case _:
             return
 
 
-def _leaves(path: str, value: Any, declared: frozenset[str], depth: int) -> Iterator[tuple[str, Any]]:
+def _iterate_values(path: str, value: Any, declared: frozenset[str], depth: int) -> Iterator[tuple[str, Any]]:
     """Yield every value in an argument. A property name that the schema does not declare is a value too."""
     match value:
         case dict() if value and depth < DEPTH_MAX:
             for key, each in cast("dict[str, Any]", value).items():
                 if key not in declared:
                     yield f"{path}.(name)", key
-                yield from _leaves(f"{path}.{key}", each, declared, depth + 1)
+                yield from _iterate_values(f"{path}.{key}", each, declared, depth + 1)
         case list() if value and depth < DEPTH_MAX:
             for at, each in enumerate(cast("list[Any]", value)):
-                yield from _leaves(f"{path}.{at}", each, declared, depth + 1)
+                yield from _iterate_values(f"{path}.{at}", each, declared, depth + 1)
         case _:
             yield path, value
 
 
-def _finding(
-    policy: OriginPolicy,
+def _check_value(
+    policy: ProvenancePolicy,
     spec: ToolSpec,
     properties: Mapping[str, Any],
     given: Mapping[str, Any],
     name: str,
     path: str,
     value: Any,
-    known: Known,
-) -> Finding:
+    known: KnownValues,
+) -> ArgumentFinding:
     pattern = ".".join("*" if part.isdigit() else part for part in path.split("."))
-    rule = policy.argument(spec.name, pattern) or policy.argument(spec.name, name)
-    standing = frozenset[Standing](rule.standing if rule else ())
+    rule = policy.find_argument_rule(spec.name, pattern) or policy.find_argument_rule(spec.name, name)
+    standing = frozenset[StandingExplanation](rule.standing if rule else ())
     if rule and any(other in given for other in rule.unless):
-        standing = frozenset[Standing]()
-    if Effect.SENDS_OUT in spec.effects:
-        standing -= {Standing.QUOTED}
-    sorts = sorts_of(rule.kind) if rule and rule.kind else (_sort_by_schema(properties, name, path, value),)
-    by = explained(
+        standing = frozenset[StandingExplanation]()
+    if ToolEffect.SENDS_OUT in spec.effects:
+        standing -= {StandingExplanation.QUOTED}
+    sorts = parse_value_types(rule.kind) if rule and rule.kind else (_infer_value_type(properties, name, path, value),)
+    by = explain_value(
         known,
         sorts,
         value,
@@ -266,23 +280,35 @@ def _finding(
     )
     shown = str(value)
     shown = shown if len(shown) <= SHOWN_CHARS_MAX else shown[: SHOWN_CHARS_MAX - 1] + "…"
-    return Finding(path, shown, by=by) if by else Finding(path, shown, why=f"a {sorts[0].kind} that nobody named")
+    return (
+        ArgumentFinding(path, shown, explained_by=by)
+        if by
+        else ArgumentFinding(path, shown, unexplained_because=f"a {sorts[0].kind} that the owner did not name")
+    )
 
 
-_FORMATS = {"email": Kind.EMAIL, "uri": Kind.URL, "date": Kind.DATE, "date-time": Kind.MOMENT, "time": Kind.TIME}
+_FORMATS = {
+    "email": ValueKind.EMAIL,
+    "uri": ValueKind.URL,
+    "date": ValueKind.DATE,
+    "date-time": ValueKind.MOMENT,
+    "time": ValueKind.TIME,
+}
 
 
-def _sort_by_schema(properties: Mapping[str, Any], name: str, path: str, value: Any) -> Sort:
+def _infer_value_type(properties: Mapping[str, Any], name: str, path: str, value: Any) -> ValueType:
     """Infer the type of an argument without a rule: from its name and schema, or else from the form of its value."""
     last = path.rpartition(".")[2]
     last = name if last.isdigit() else last
     schema = cast("Mapping[str, Any]", (properties.get(name) or {}) if path == name else {})
     if last in ("id", "id_") or last.endswith(("_id", "_ids", "Id")):
-        return Sort(Kind.ID, last.removesuffix("s").removesuffix("_id") if last.endswith(("_id", "_ids")) else "")
+        return ValueType(
+            ValueKind.ID, last.removesuffix("s").removesuffix("_id") if last.endswith(("_id", "_ids")) else ""
+        )
     if "enum" in schema or "const" in schema or (isinstance(value, bool) and schema.get("type") != "string"):
-        return Sort(Kind.CHOICE)
+        return ValueType(ValueKind.CHOICE)
     if (found := _FORMATS.get(str(schema.get("format")))) is not None:
-        return Sort(found)
+        return ValueType(found)
     if isinstance(value, int | float) or schema.get("type") in ("number", "integer"):
-        return Sort(Kind.NUMBER)
-    return Sort(kind_by_form(str(value)))
+        return ValueType(ValueKind.NUMBER)
+    return ValueType(infer_kind(str(value)))

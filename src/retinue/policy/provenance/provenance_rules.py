@@ -6,60 +6,70 @@ from fnmatch import fnmatchcase
 
 from msgspec import Struct
 
-from retinue.config.provenance import ActRule, ArgumentRule, Measure, OriginSettings, SourceRule, Standing
+from retinue.config.provenance import (
+    ArgumentRule,
+    MeasureRule,
+    ProvenanceSettings,
+    SourceRule,
+    StandingExplanation,
+    ToolRequestRule,
+)
 from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
 
-KEY = "<key>"  # of a result that is an object from names to values
-VALUE = "<value>"
-ITEM = "<item>"  # of a result that is a list of plain values
+KEY_FIELD = "<key>"  # of a result that is an object from names to values
+VALUE_FIELD = "<value>"
+ITEM_FIELD = "<item>"  # of a result that is a list of plain values
 
 
-class OriginPolicy(Struct, frozen=True, kw_only=True, eq=False):
+class ProvenancePolicy(Struct, frozen=True, kw_only=True, eq=False):
     """All provenance rules. The first rule that matches applies."""
 
     sources: tuple[SourceRule, ...] = ()
     arguments: tuple[ArgumentRule, ...] = ()
-    acts: tuple[ActRule, ...] = ()
-    measures: tuple[Measure, ...] = ()
+    acts: tuple[ToolRequestRule, ...] = ()
+    measures: tuple[MeasureRule, ...] = ()
     speakers: frozenset[Trust] = frozenset({Trust.OWNER})  # whose messages explain values
 
-    def source(self, tool: str) -> SourceRule | None:
+    def find_source_rule(self, tool: str) -> SourceRule | None:
         return next((rule for rule in self.sources if fnmatchcase(tool, rule.tools)), None)
 
-    def argument(self, tool: str, argument: str) -> ArgumentRule | None:
+    def find_argument_rule(self, tool: str, argument: str) -> ArgumentRule | None:
         return next(
             (rule for rule in self.arguments if fnmatchcase(tool, rule.tools) and fnmatchcase(argument, rule.argument)),
             None,
         )
 
-    def act(self, tool: str) -> ActRule | None:
+    def find_act_rule(self, tool: str) -> ToolRequestRule | None:
         return next((rule for rule in self.acts if fnmatchcase(tool, rule.tools)), None)
 
 
-_TO_WRITE = ("write", "save", "note", "put", "store", "create", "make", "draft", "record", "add", "append", "keep")
-_TO_CHANGE = (*_TO_WRITE, "edit", "change", "update", "fix", "replace", "correct", "rewrite", "rename", "remove")
+_WRITE_VERBS = ("write", "save", "note", "put", "store", "create", "make", "draft", "record", "add", "append", "keep")
+_EDIT_VERBS = (*_WRITE_VERBS, "edit", "change", "update", "fix", "replace", "correct", "rewrite", "rename", "remove")
 
 # The defaults if the owner has set nothing. The owner must name where something is written. The
 # content may be untrusted, because a file keeps its provenance. No other untrusted value passes
 # without approval.
-HOUSE_RULES = OriginSettings(
+DEFAULT_RULES = ProvenanceSettings(
     argument=(
-        ArgumentRule(tools="write", argument="content", standing=(Standing.KEPT,)),
-        *(ArgumentRule(tools="edit", argument=name, standing=(Standing.KEPT,)) for name in ("old", "new", "edits*")),
+        ArgumentRule(tools="write", argument="content", standing=(StandingExplanation.KEPT,)),
+        *(
+            ArgumentRule(tools="edit", argument=name, standing=(StandingExplanation.KEPT,))
+            for name in ("old", "new", "edits*")
+        ),
     ),
-    act=(ActRule(tools="write", words=_TO_WRITE), ActRule(tools="edit", words=_TO_CHANGE)),
+    act=(ToolRequestRule(tools="write", words=_WRITE_VERBS), ToolRequestRule(tools="edit", words=_EDIT_VERBS)),
 )
 
 
-def house_policy(own: OriginSettings) -> OriginPolicy:
+def build_policy_with_defaults(own: ProvenanceSettings) -> ProvenancePolicy:
     """Build the policy from the owner's rules, followed by the default rules."""
-    return policy_of(replace(own, argument=own.argument + HOUSE_RULES.argument, act=own.act + HOUSE_RULES.act))
+    return build_policy(replace(own, argument=own.argument + DEFAULT_RULES.argument, act=own.act + DEFAULT_RULES.act))
 
 
-def policy_of(rules: OriginSettings) -> OriginPolicy:
+def build_policy(rules: ProvenanceSettings) -> ProvenancePolicy:
     """Build the policy from these rules alone."""
-    return OriginPolicy(
+    return ProvenancePolicy(
         sources=rules.source,
         arguments=rules.argument,
         acts=rules.act,

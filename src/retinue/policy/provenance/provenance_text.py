@@ -16,14 +16,14 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from retinue.config.provenance import Kind
+from retinue.config.provenance import ValueKind
 
 TEXT_CHARS_MAX = 100_000  # per text; a longer one explains nothing and is not explained
-TEXTS_REMEMBERED = 256
+TEXTS_CACHED_MAX = 256
 NAME_WORDS_MAX = 32
 
-_TURN = "## Turn Context\n\nnow: "
-_RULE = "\n---\n"
+_TURN_HEADER = "## Turn Context\n\nnow: "
+_TURN_SEPARATOR = "\n---\n"
 
 _MONTHS = (
     "january",
@@ -40,7 +40,18 @@ _MONTHS = (
     "december",
 )
 _MONTH = "|".join(f"{month}|{month[:3]}" for month in _MONTHS)
-_SMALL = {"one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
+_NUMBER_WORDS = {
+    "one": 1,
+    "two": 2,
+    "three": 3,
+    "four": 4,
+    "five": 5,
+    "six": 6,
+    "seven": 7,
+    "eight": 8,
+    "nine": 9,
+    "ten": 10,
+}
 # Texts may be hostile: no pattern may scan the same span repeatedly.
 _EMAIL = re.compile(r"(?<![\w.+%-])[\w.+%-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,10}")
 _URL = re.compile(r"(?:https?://|www\.)[^\s'\"<>()]+|(?<![\w.@-])(?:[\w-]+\.)+[a-z]{2,}/[^\s'\"<>()]+", re.IGNORECASE)
@@ -51,20 +62,20 @@ _DAY_FIRST = re.compile(rf"\b(\d{{1,2}})(?:st|nd|rd|th)?(?: of)? ({_MONTH})\b\.?
 _TIME = re.compile(
     r"(?<![\d:])([01]?\d|2[0-3]):([0-5]\d)(?::[0-5]\d)?(?: ?([ap])\.?m\b)?|\b(1[0-2]|[1-9]) ?([ap])\.?m\b", re.I
 )
-_LASTING = re.compile(r"\b(\d+|an?|" + "|".join(_SMALL) + r")[ -](hour|minute)s?\b", re.IGNORECASE)
+_DURATION = re.compile(r"\b(\d+|an?|" + "|".join(_NUMBER_WORDS) + r")[ -](hour|minute)s?\b", re.IGNORECASE)
 _PERCENT = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?) ?(?:%|percent\b)", re.IGNORECASE)
 _ID = re.compile(r"(?:\bids?\b|#|\bno\.|\bnumber\b)[\s:=]*['\"]?([\w-]*\d[\w-]*)", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<![\w.,-])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\w]|[.,-]\d)")
 _SENTENCE = re.compile(r"(?<![.?!])[.?!]+[\"')]*\s+|\n+")
 _QUOTED = re.compile(r"(?<!\w)(?:'([^'\n]{1,500}?)'|\"([^\"\n]{1,500}?)\")(?!\w)")
-EDGES = "\"'`.,;:!?()[]{}<>*-"
+EDGE_PUNCTUATION = "\"'`.,;:!?()[]{}<>*-"
 _QUOTES = {ord(quote): "'" for quote in "\u2018\u2019\u201a\u2032"} | {
     ord(quote): '"' for quote in "\u201c\u201d\u201e\u00ab\u00bb\u2033"
 }
 _DASHES = {ord(dash): "-" for dash in "\u2010\u2011\u2012\u2013\u2014\u2212"}
-_UNSEEN = {ord(mark): None for mark in "\u200b\u200c\u200d\u2060\ufeff\u00ad"}
-_PLAINLY = _QUOTES | _DASHES | _UNSEEN
-_SHIFTED = {
+_INVISIBLE = {ord(mark): None for mark in "\u200b\u200c\u200d\u2060\ufeff\u00ad"}
+_NORMALIZATION = _QUOTES | _DASHES | _INVISIBLE
+_SECOND_TO_FIRST_PERSON = {
     "you": "i",
     "you've": "i've",
     "you're": "i'm",
@@ -77,7 +88,7 @@ _SHIFTED = {
 
 # Words without meaning by themselves. A text that consists only of these is never explained.
 # fmt: off
-COMMON = frozenset((
+COMMON_WORDS = frozenset((
     "a", "an", "and", "any", "are", "as", "at", "be", "but", "by", "can", "do", "does", "for", "from", "had",
     "has", "have", "he", "her", "here", "his", "how", "i", "if", "in", "into", "is", "it", "its", "me", "my", "no",
     "not", "of", "on", "or", "our", "out", "she", "so", "some", "than", "that", "the", "their", "them", "then",
@@ -87,68 +98,68 @@ COMMON = frozenset((
 # fmt: on
 
 
-class Found(Struct, frozen=True):
+class FoundValue(Struct, frozen=True):
     """A value in a text, with its sentence: words of the same sentence belong to it."""
 
-    kind: Kind
+    kind: ValueKind
     value: str
     sentence: int
 
 
-class Words(Struct, frozen=True, kw_only=True):
+class ParsedText(Struct, frozen=True, kw_only=True):
     """One parsed text: its words in order, and the values in it."""
 
     tokens: tuple[str, ...]
-    raw: tuple[str, ...]  # as written, without edge punctuation
-    found: frozenset[Found]
-    lasting: frozenset[timedelta]
+    raw_tokens: tuple[str, ...]  # as written, without edge punctuation
+    values: frozenset[FoundValue]
+    durations: frozenset[timedelta]
     percents: frozenset[Decimal]
     quoted: tuple[tuple[str, ...], ...]  # the words between two quotes
     templates: tuple[str, ...]  # quoted texts with a {slot} to fill
 
-    def has(self, kind: Kind, value: str) -> bool:
-        return any(found.kind is kind and found.value == value for found in self.found)
+    def has_value(self, kind: ValueKind, value: str) -> bool:
+        return any(found.kind is kind and found.value == value for found in self.values)
 
-    def says(self, phrase: Sequence[str], *, shifted: bool = False) -> bool:
+    def has_phrase(self, phrase: Sequence[str], *, in_first_person: bool = False) -> bool:
         """Whether these words occur here in this order, next to each other."""
-        here = [_SHIFTED.get(token, token) for token in self.tokens] if shifted else self.tokens
+        here = [_SECOND_TO_FIRST_PERSON.get(token, token) for token in self.tokens] if in_first_person else self.tokens
         return bool(phrase) and f" {' '.join(phrase)} " in f" {' '.join(here)} "
 
-    def names(self, phrase: Sequence[str]) -> bool:
+    def has_name(self, phrase: Sequence[str]) -> bool:
         """Whether these words occur here as a name: quoted, or capitalized unlike a common word."""
         if len(phrase) > NAME_WORDS_MAX:
             return False
         if tuple(phrase) in self.quoted:
             return True
         return any(
-            not raw.islower() and not raw.isdigit() and raw.casefold() not in COMMON
-            for at in _places(phrase, self.tokens)
-            for raw in self.raw[at : at + len(phrase)]
+            not raw.islower() and not raw.isdigit() and raw.casefold() not in COMMON_WORDS
+            for at in _find_phrase(phrase, self.tokens)
+            for raw in self.raw_tokens[at : at + len(phrase)]
         )
 
 
-def plain(text: str) -> str:
+def normalize_text(text: str) -> str:
     """Normalize what looks the same: quotes, dashes, widths. Removes invisible characters."""
-    return unicodedata.normalize("NFKC", text).translate(_PLAINLY)
+    return unicodedata.normalize("NFKC", text).translate(_NORMALIZATION)
 
 
-def tokens(text: str) -> tuple[str, ...]:
+def tokenize(text: str) -> tuple[str, ...]:
     """Return the words of a text without case and edge punctuation.
 
     A word with a digit is a value and keeps its case.
     """
-    return tuple(_folded(token) for token in _raw_tokens(plain(text)))
+    return tuple(_fold_token(token) for token in _split_tokens(normalize_text(text)))
 
 
-def _raw_tokens(text: str) -> tuple[str, ...]:
-    return tuple(token for word in text.split() if (token := word.strip(EDGES)))
+def _split_tokens(text: str) -> tuple[str, ...]:
+    return tuple(token for word in text.split() if (token := word.strip(EDGE_PUNCTUATION)))
 
 
-def _folded(token: str) -> str:
+def _fold_token(token: str) -> str:
     return token if any(c.isdigit() for c in token) else token.casefold()
 
 
-def _places(phrase: Sequence[str], words: Sequence[str]) -> Iterator[int]:
+def _find_phrase(phrase: Sequence[str], words: Sequence[str]) -> Iterator[int]:
     phrase = tuple(phrase)
     if phrase:
         for at in range(len(words) - len(phrase) + 1):
@@ -156,76 +167,76 @@ def _places(phrase: Sequence[str], words: Sequence[str]) -> Iterator[int]:
                 yield at
 
 
-_NOTHING = Words(
-    tokens=(), raw=(), found=frozenset(), lasting=frozenset(), percents=frozenset(), quoted=(), templates=()
+_EMPTY = ParsedText(
+    tokens=(), raw_tokens=(), values=frozenset(), durations=frozenset(), percents=frozenset(), quoted=(), templates=()
 )
 
 
-@lru_cache(maxsize=TEXTS_REMEMBERED)
-def read(text: str, today: date | None = None) -> Words:
+@lru_cache(maxsize=TEXTS_CACHED_MAX)
+def parse_text(text: str, today: date | None = None) -> ParsedText:
     """Parse a text. `today` supplies the year of a date that has none."""
     if len(text) > TEXT_CHARS_MAX:
-        return _NOTHING
-    text = plain(text)
-    reader = _Reader(text)
-    for match in reader.take(_EMAIL):
-        reader.add(Kind.EMAIL, match.group().rstrip(".-").casefold(), match)
-    for match in reader.take(_URL):
-        reader.add(Kind.URL, url(match.group()), match)
-    for match in reader.take(_ACCOUNT):
-        reader.add(Kind.ACCOUNT, account(match.group()), match)
-    _read_dates(reader, today)
-    for match in reader.take(_TIME):
-        reader.add(Kind.TIME, _time_of(match).isoformat("minutes"), match)
-    lasting = {_lasting_of(match) for match in reader.take(_LASTING)}
-    percents = {Decimal(match.group(1)) for match in reader.take(_PERCENT)}
-    for match in reader.take(_ID):
-        reader.add(Kind.ID, match.group(1), match)
-    for match in reader.take(_NUMBER):
-        reader.add(Kind.NUMBER, number(match.group()) or "", match)
-    raw = _raw_tokens(text)
-    return Words(
-        tokens=tuple(map(_folded, raw)),
-        raw=raw,
-        found=frozenset(reader.found),
-        lasting=frozenset(lasting),
+        return _EMPTY
+    text = normalize_text(text)
+    reader = _ValueScanner(text)
+    for match in reader.claim_matches(_EMAIL):
+        reader.add_value(ValueKind.EMAIL, match.group().rstrip(".-").casefold(), match)
+    for match in reader.claim_matches(_URL):
+        reader.add_value(ValueKind.URL, normalize_url(match.group()), match)
+    for match in reader.claim_matches(_ACCOUNT):
+        reader.add_value(ValueKind.ACCOUNT, normalize_account(match.group()), match)
+    _scan_dates(reader, today)
+    for match in reader.claim_matches(_TIME):
+        reader.add_value(ValueKind.TIME, _parse_time(match).isoformat("minutes"), match)
+    lasting = {_parse_duration(match) for match in reader.claim_matches(_DURATION)}
+    percents = {Decimal(match.group(1)) for match in reader.claim_matches(_PERCENT)}
+    for match in reader.claim_matches(_ID):
+        reader.add_value(ValueKind.ID, match.group(1), match)
+    for match in reader.claim_matches(_NUMBER):
+        reader.add_value(ValueKind.NUMBER, normalize_number(match.group()) or "", match)
+    raw = _split_tokens(text)
+    return ParsedText(
+        tokens=tuple(map(_fold_token, raw)),
+        raw_tokens=raw,
+        values=frozenset(reader.values),
+        durations=frozenset(lasting),
         percents=frozenset(percents),
-        quoted=tuple(tokens(match.group(1) or match.group(2)) for match in _QUOTED.finditer(text)),
+        quoted=tuple(tokenize(match.group(1) or match.group(2)) for match in _QUOTED.finditer(text)),
         templates=tuple(re.findall(r"['\"]([^'\"\n]*\{\w+\}[^'\"\n]*)['\"]", text)),
     )
 
 
-def sentences_of(text: str) -> list[str]:
+def split_sentences(text: str) -> list[str]:
     """Split a text into sentences."""
-    return [part for part in _SENTENCE.split(plain(text[:TEXT_CHARS_MAX])) if part.strip()]
+    return [part for part in _SENTENCE.split(normalize_text(text[:TEXT_CHARS_MAX])) if part.strip()]
 
 
-class _Reader:
+class _ValueScanner:
     def __init__(self, text: str) -> None:
         self.text = text
-        self.found: list[Found] = []
+        self.values: list[FoundValue] = []
         self._claimed = bytearray(len(text))
         self._ends = [match.end() for match in _SENTENCE.finditer(text)]
 
-    def take(self, pattern: re.Pattern[str]) -> Iterable[re.Match[str]]:
+    def claim_matches(self, pattern: re.Pattern[str]) -> Iterable[re.Match[str]]:
         for match in pattern.finditer(self.text):
             start, end = match.span()
             if not any(self._claimed[start:end]):
                 self._claimed[start:end] = b"\1" * (end - start)
                 yield match
 
-    def add(self, kind: Kind, value: str, match: re.Match[str]) -> None:
-        self.found.append(Found(kind, value, bisect_right(self._ends, match.start())))
+    def add_value(self, kind: ValueKind, value: str, match: re.Match[str]) -> None:
+        self.values.append(FoundValue(kind, value, bisect_right(self._ends, match.start())))
 
 
-def _read_dates(reader: _Reader, today: date | None) -> None:
-    for match in reader.take(_ISO):
+def _scan_dates(reader: _ValueScanner, today: date | None) -> None:
+    for match in reader.claim_matches(_ISO):
         _add_date(reader, match, match.group(1), int(match.group(2)), int(match.group(3)), today)
     worded: list[tuple[re.Match[str], str | None, int, int]] = []
-    for match in reader.take(_DAY_LAST):
-        worded.append((match, match.group(3), _month_of(match.group(1)), int(match.group(2))))
-    for match in reader.take(_DAY_FIRST):
-        worded.append((match, match.group(3), _month_of(match.group(2)), int(match.group(1))))
+    for match in reader.claim_matches(_DAY_LAST):
+        worded.append((match, match.group(3), _parse_month(match.group(1)), int(match.group(2))))
+    for match in reader.claim_matches(_DAY_FIRST):
+        worded.append((match, match.group(3), _parse_month(match.group(2)), int(match.group(1))))
     worded.sort(key=lambda dated: dated[0].start())
     for at, (match, year, month, day) in enumerate(worded):
         if year is None and at + 1 < len(worded):  # from January 11th to January 15th 2025
@@ -235,7 +246,7 @@ def _read_dates(reader: _Reader, today: date | None) -> None:
 
 
 def _add_date(
-    reader: _Reader, match: re.Match[str], year: str | None, month: int, day: int, today: date | None
+    reader: _ValueScanner, match: re.Match[str], year: str | None, month: int, day: int, today: date | None
 ) -> None:
     if year is None and today is None:
         return
@@ -245,14 +256,14 @@ def _add_date(
             found = found.replace(year=today.year + 1)
     except ValueError:
         return
-    reader.add(Kind.DATE, found.isoformat(), match)
+    reader.add_value(ValueKind.DATE, found.isoformat(), match)
 
 
-def _month_of(word: str) -> int:
+def _parse_month(word: str) -> int:
     return next(n for n, month in enumerate(_MONTHS, 1) if month.startswith(word.casefold()[:3]))
 
 
-def _time_of(match: re.Match[str]) -> time:
+def _parse_time(match: re.Match[str]) -> time:
     hour, minute, half = (
         int(match.group(1) or match.group(4)),
         int(match.group(2) or 0),
@@ -263,9 +274,9 @@ def _time_of(match: re.Match[str]) -> time:
     return time(hour, minute)
 
 
-def _lasting_of(match: re.Match[str]) -> timedelta:
+def _parse_duration(match: re.Match[str]) -> timedelta:
     word = match.group(1).casefold()
-    n = int(word) if word.isdigit() else _SMALL.get(word, 1)
+    n = int(word) if word.isdigit() else _NUMBER_WORDS.get(word, 1)
     n = min(n, 100_000)
     return timedelta(hours=n) if match.group(2).casefold() == "hour" else timedelta(minutes=n)
 
@@ -273,19 +284,19 @@ def _lasting_of(match: re.Match[str]) -> timedelta:
 # --- one value, normalized for comparison ---
 
 
-def url(text: str) -> str:
+def normalize_url(text: str) -> str:
     """Normalize a URL: no scheme, which people leave out, and no punctuation of the surrounding sentence."""
-    text = plain(text).strip().rstrip(".,;:!?/")
+    text = normalize_text(text).strip().rstrip(".,;:!?/")
     text = re.sub(r"^https?://", "", text, flags=re.IGNORECASE)
     host, slash, path = text.partition("/")
     return host.casefold() + slash + path
 
 
-def account(text: str) -> str:
-    return re.sub(r"\s", "", plain(text)).upper()
+def normalize_account(text: str) -> str:
+    return re.sub(r"\s", "", normalize_text(text)).upper()
 
 
-def number(value: object) -> str | None:
+def normalize_number(value: object) -> str | None:
     """Normalize a number: 1,000 and 1000.00 are equal. None if it is not a number."""
     if isinstance(value, bool):
         return None
@@ -298,7 +309,7 @@ def number(value: object) -> str | None:
     return format(parsed.normalize(), "f")
 
 
-def moment(text: str) -> datetime | None:
+def parse_moment(text: str) -> datetime | None:
     """Parse a date with a time of day. The time zone is ignored: the comparison is in the owner's local time."""
     try:
         return datetime.fromisoformat(text.strip()).replace(tzinfo=None, second=0, microsecond=0)
@@ -306,66 +317,66 @@ def moment(text: str) -> datetime | None:
         return None
 
 
-def day(text: str) -> date | None:
+def parse_date(text: str) -> date | None:
     try:
         return date.fromisoformat(text.strip())
     except ValueError:
         return None
 
 
-def kind_by_form(text: str) -> Kind:
+def infer_kind(text: str) -> ValueKind:
     """Return the kind of a whole text, judged by its form."""
-    text = plain(text).strip()
+    text = normalize_text(text).strip()
     if _EMAIL.fullmatch(text):
-        return Kind.EMAIL
+        return ValueKind.EMAIL
     if _URL.fullmatch(text):
-        return Kind.URL
+        return ValueKind.URL
     if _ACCOUNT.fullmatch(text):
-        return Kind.ACCOUNT
-    if day(text):
-        return Kind.DATE
-    if moment(text):
-        return Kind.MOMENT
+        return ValueKind.ACCOUNT
+    if parse_date(text):
+        return ValueKind.DATE
+    if parse_moment(text):
+        return ValueKind.MOMENT
     if _TIME.fullmatch(text):
-        return Kind.TIME
-    if number(text) is not None:
-        return Kind.NUMBER
-    return Kind.TEXT
+        return ValueKind.TIME
+    if normalize_number(text) is not None:
+        return ValueKind.NUMBER
+    return ValueKind.TEXT
 
 
-def normal(kind: Kind, value: object) -> str | None:
+def normalize_value(kind: ValueKind, value: object) -> str | None:
     """Return the normalized form of a value of a kind; None if it is not of that kind."""
-    text = plain(str(value)).strip()
+    text = normalize_text(str(value)).strip()
     match kind:
-        case Kind.EMAIL:
+        case ValueKind.EMAIL:
             return text.casefold() if _EMAIL.fullmatch(text) else None
-        case Kind.URL:
-            return url(text) or None
-        case Kind.ACCOUNT:
-            return account(text) if _ACCOUNT.fullmatch(text.upper()) else None
-        case Kind.NUMBER:
-            return number(value)
-        case Kind.DATE:
-            return found.isoformat() if (found := day(text)) else None
-        case Kind.TIME:
-            return _time_of(match).isoformat("minutes") if (match := _TIME.fullmatch(text)) else None
-        case Kind.MOMENT:
-            return at.isoformat(" ", "minutes") if (at := moment(text)) else None
-        case Kind.ID:
+        case ValueKind.URL:
+            return normalize_url(text) or None
+        case ValueKind.ACCOUNT:
+            return normalize_account(text) if _ACCOUNT.fullmatch(text.upper()) else None
+        case ValueKind.NUMBER:
+            return normalize_number(value)
+        case ValueKind.DATE:
+            return found.isoformat() if (found := parse_date(text)) else None
+        case ValueKind.TIME:
+            return _parse_time(match).isoformat("minutes") if (match := _TIME.fullmatch(text)) else None
+        case ValueKind.MOMENT:
+            return at.isoformat(" ", "minutes") if (at := parse_moment(text)) else None
+        case ValueKind.ID:
             return text or None
-        case Kind.NAME | Kind.TEXT:
-            return " ".join(tokens(text)) or None
-        case Kind.CHOICE:
+        case ValueKind.NAME | ValueKind.TEXT:
+            return " ".join(tokenize(text)) or None
+        case ValueKind.CHOICE:
             return text.casefold() or None
 
 
-def said(turn: str) -> str:
+def extract_user_text(turn: str) -> str:
     """Return what people wrote in a turn, without the lines that the server adds around it.
 
     Those lines contain times, ids and channel titles, which anyone may have chosen. User text
     cannot imitate them: `runners/turn_input` escapes imitations with a backslash.
     """
-    if not turn.startswith(_TURN):
+    if not turn.startswith(_TURN_HEADER):
         return turn
-    _, *blocks = turn.split(_RULE)
+    _, *blocks = turn.split(_TURN_SEPARATOR)
     return "\n".join(block.removeprefix("\n").partition("\n\n")[2].strip("\n") for block in blocks).strip("\n")

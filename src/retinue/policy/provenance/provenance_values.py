@@ -14,83 +14,91 @@ from typing import Any, cast
 
 from msgspec import Struct
 
-from retinue.config.provenance import Kind, Sort, SourceRule, sort_of, sorts_of
-from retinue.domain.tool import Effect, ToolSpec
+from retinue.config.provenance import SourceRule, ValueKind, ValueType, parse_value_type, parse_value_types
+from retinue.domain.tool import ToolEffect, ToolSpec
 from retinue.domain.trust import Trust
-from retinue.policy.provenance.provenance_rules import ITEM, KEY, VALUE, OriginPolicy
-from retinue.policy.provenance.provenance_text import normal
+from retinue.policy.provenance.provenance_rules import ITEM_FIELD, KEY_FIELD, VALUE_FIELD, ProvenancePolicy
+from retinue.policy.provenance.provenance_text import normalize_value
 
-NAME_CHARS_MAX = 32  # per word in a closed result: long enough for a name, too short for an instruction
+CLOSED_WORD_CHARS_MAX = 32  # per word in a closed result: long enough for a name, too short for an instruction
 ENTRIES_MAX = 2_000  # per result; beyond this it explains nothing
-RESULTS_REMEMBERED = 256
+RESULTS_CACHED_MAX = 256
 
 
-class Value(Struct, frozen=True):
+class TypedValue(Struct, frozen=True):
     """One typed value, in its normalized form."""
 
     field: str
-    sort: Sort
+    sort: ValueType
     text: str
 
 
-class Entry(Struct, frozen=True, kw_only=True):
+class ResultEntry(Struct, frozen=True, kw_only=True):
     """One thing that a result describes: its typed values, and the text that came with them.
 
     `is_complete`: the result lists all such things, because the call had no arguments.
     """
 
     tool: str
-    values: tuple[Value, ...] = ()
+    values: tuple[TypedValue, ...] = ()
     texts: tuple[str, ...] = ()
-    whole: bool = False
+    is_complete: bool = False
 
     @property
     def names(self) -> list[str]:
-        return [value.text for value in self.values if value.sort.kind is Kind.NAME]
+        return [value.text for value in self.values if value.sort.kind is ValueKind.NAME]
 
-    def of(self, field: str) -> list[str]:
+    def list_field_values(self, field: str) -> list[str]:
         return [value.text for value in self.values if value.field == field]
 
 
-def label(policy: OriginPolicy, spec: ToolSpec, output: str) -> Trust:
+def decide_result_trust(policy: ProvenancePolicy, spec: ToolSpec, output: str) -> Trust:
     """Decide the trust of a result: untrusted, unless its rule or the tool's effects say otherwise."""
-    rule = policy.source(spec.name)
+    rule = policy.find_source_rule(spec.name)
     if rule is None:
-        return Trust.UNTRUSTED if Effect.READS_UNTRUSTED in spec.effects else Trust.PRIVATE
-    if rule.closed and not _is_closed(rule, output):
+        return Trust.UNTRUSTED if ToolEffect.READS_UNTRUSTED in spec.effects else Trust.PRIVATE
+    if rule.closed and not _has_only_typed_values(rule, output):
         return Trust.UNTRUSTED
     return rule.trust
 
 
-def entries_of(policy: OriginPolicy, tool: str, arguments: Mapping[str, Any], output: str) -> tuple[Entry, ...]:
+def extract_entries(
+    policy: ProvenancePolicy, tool: str, arguments: Mapping[str, Any], output: str
+) -> tuple[ResultEntry, ...]:
     """Return the entries of a result.
 
     A text result gets the requested values: a web page belongs to its URL.
 
     Data does not: the search words are the caller's choice and would name whatever is found.
     """
-    return _entries(policy, tool, tuple(_asked(policy, tool, arguments)), not arguments, output)
+    return _extract_entries(
+        policy, tool, tuple(_iterate_requested_values(policy, tool, arguments)), not arguments, output
+    )
 
 
-@lru_cache(maxsize=RESULTS_REMEMBERED)
-def _entries(policy: OriginPolicy, tool: str, asked: tuple[Value, ...], whole: bool, output: str) -> tuple[Entry, ...]:
-    rule = policy.source(tool)
-    read = _read(output, KEY in rule.fields) if rule else None
+@lru_cache(maxsize=RESULTS_CACHED_MAX)
+def _extract_entries(
+    policy: ProvenancePolicy, tool: str, asked: tuple[TypedValue, ...], whole: bool, output: str
+) -> tuple[ResultEntry, ...]:
+    rule = policy.find_source_rule(tool)
+    read = _parse_items(output, KEY_FIELD in rule.fields) if rule else None
     if rule is None or read is None:
-        return (Entry(tool=tool, values=asked, texts=(output,)),)
-    return tuple(_entry(tool, rule, raw, whole=whole) for raw in read)
+        return (ResultEntry(tool=tool, values=asked, texts=(output,)),)
+    return tuple(_build_entry(tool, rule, raw, whole=whole) for raw in read)
 
 
-def _asked(policy: OriginPolicy, tool: str, arguments: Mapping[str, Any]) -> Iterator[Value]:
+def _iterate_requested_values(
+    policy: ProvenancePolicy, tool: str, arguments: Mapping[str, Any]
+) -> Iterator[TypedValue]:
     for name, value in arguments.items():
-        rule = policy.argument(tool, name)
+        rule = policy.find_argument_rule(tool, name)
         if rule and rule.kind and isinstance(value, str):
-            sort = sorts_of(rule.kind)[0]
-            if text := normal(sort.kind, value):
-                yield Value(name, sort, text)
+            sort = parse_value_types(rule.kind)[0]
+            if text := normalize_value(sort.kind, value):
+                yield TypedValue(name, sort, text)
 
 
-def _read(output: str, keyed: bool) -> tuple[Mapping[str, Any], ...] | None:
+def _parse_items(output: str, keyed: bool) -> tuple[Mapping[str, Any], ...] | None:
     """Return the items of a result, each as an object of fields; None if it is not data.
 
     `keyed`: it is one object, from names to values.
@@ -103,71 +111,71 @@ def _read(output: str, keyed: bool) -> tuple[Mapping[str, Any], ...] | None:
     match data:
         case list():
             listed = cast("list[Any]", data)
-            items = [cast("Mapping[str, Any]", i) if isinstance(i, dict) else {ITEM: i} for i in listed]
+            items = [cast("Mapping[str, Any]", i) if isinstance(i, dict) else {ITEM_FIELD: i} for i in listed]
         case dict():
             whole = cast("Mapping[str, Any]", data)
-            items = [{KEY: key, VALUE: value} for key, value in whole.items()] if keyed else [whole]
+            items = [{KEY_FIELD: key, VALUE_FIELD: value} for key, value in whole.items()] if keyed else [whole]
         case _:
-            items = [{ITEM: data}]
+            items = [{ITEM_FIELD: data}]
     return tuple(items) if len(items) <= ENTRIES_MAX else None
 
 
-def _entry(tool: str, rule: SourceRule, raw: Mapping[str, Any], *, whole: bool) -> Entry:
+def _build_entry(tool: str, rule: SourceRule, raw: Mapping[str, Any], *, whole: bool) -> ResultEntry:
     fields = dict(rule.fields)
     if rule.own and str(raw.get(rule.own)) in rule.own_values:
         fields.update(rule.own_fields)
-    values: list[Value] = []
+    values: list[TypedValue] = []
     texts: list[str] = []
     for name, content in raw.items():
-        sort = sort_of(fields[name]) if name in fields else None
-        for each in _scalars(content):
-            if sort and (text := normal(sort.kind, each)):
-                values.append(Value(name, sort, text))
+        sort = parse_value_type(fields[name]) if name in fields else None
+        for each in _iterate_scalars(content):
+            if sort and (text := normalize_value(sort.kind, each)):
+                values.append(TypedValue(name, sort, text))
             elif isinstance(each, str):
                 texts.append(each)
-                values.extend(_patterned(rule, name, each))
-    return Entry(tool=tool, values=tuple(values), texts=tuple(texts), whole=whole)
+                values.extend(_extract_patterns(rule, name, each))
+    return ResultEntry(tool=tool, values=tuple(values), texts=tuple(texts), is_complete=whole)
 
 
-def _patterned(rule: SourceRule, name: str, content: str) -> Iterator[Value]:
+def _extract_patterns(rule: SourceRule, name: str, content: str) -> Iterator[TypedValue]:
     pattern = rule.patterns.get(name)
     if pattern and (match := re.match(pattern, content)):
         for group, found in match.groupdict().items():
-            sort = sort_of(rule.fields[group])
-            if found and (text := normal(sort.kind, found)):
-                yield Value(group, sort, text)
+            sort = parse_value_type(rule.fields[group])
+            if found and (text := normalize_value(sort.kind, found)):
+                yield TypedValue(group, sort, text)
 
 
-def _scalars(content: Any) -> Iterable[Any]:
+def _iterate_scalars(content: Any) -> Iterable[Any]:
     match content:
         case list():
             for each in cast("list[Any]", content):
-                yield from _scalars(each)
+                yield from _iterate_scalars(each)
         case dict():
             for key, each in cast("dict[str, Any]", content).items():
                 yield key
-                yield from _scalars(each)
+                yield from _iterate_scalars(each)
         case None | bool():
             return
         case _:
             yield content
 
 
-def _is_closed(rule: SourceRule, output: str) -> bool:
-    read = _read(output, KEY in rule.fields)
+def _has_only_typed_values(rule: SourceRule, output: str) -> bool:
+    read = _parse_items(output, KEY_FIELD in rule.fields)
     if read is None:
         return False
     for raw in read:
         for name, content in raw.items():
-            for each in _scalars(content):
-                sort = sort_of(rule.fields[name]) if name in rule.fields else None
-                if sort is None or not _fits(sort, each):
+            for each in _iterate_scalars(content):
+                sort = parse_value_type(rule.fields[name]) if name in rule.fields else None
+                if sort is None or not _is_closed_value(sort, each):
                     return False
     return True
 
 
-def _fits(sort: Sort, value: Any) -> bool:
-    if sort.kind in (Kind.NAME, Kind.TEXT, Kind.ID):
+def _is_closed_value(sort: ValueType, value: Any) -> bool:
+    if sort.kind in (ValueKind.NAME, ValueKind.TEXT, ValueKind.ID):
         text = str(value)
-        return len(text) <= NAME_CHARS_MAX and len(text.split()) <= 1
-    return normal(sort.kind, value) is not None
+        return len(text) <= CLOSED_WORD_CHARS_MAX and len(text.split()) <= 1
+    return normalize_value(sort.kind, value) is not None

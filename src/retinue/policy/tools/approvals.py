@@ -7,43 +7,43 @@ from collections.abc import Iterable, Sequence
 from retinue.domain.address import Address, AddressKind
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.approval import Approval
-from retinue.domain.decision import Decision, Verdict
+from retinue.domain.decision import Decision, DecisionKind
 from retinue.domain.grant import GrantScope
 from retinue.domain.principal import Principal
 from retinue.domain.tool import Call
-from retinue.policy.access.permissions import reaches
+from retinue.policy.access.permissions import is_at_least
 from retinue.policy.tools.tool_groups import OWNER_DECIDES
 
-LEAST_LEVEL = PermissionLevel.STANDARD  # a guest cannot approve anything
+APPROVER_LEVEL_MIN = PermissionLevel.STANDARD  # a guest cannot approve anything
 
 
-def may_decide(who: Principal, approval: Approval, scope: GrantScope) -> Decision:
+def may_decide(principal: Principal, approval: Approval, scope: GrantScope) -> Decision:
     """Decide whether this person's answer counts. A denial by a person who was asked always counts."""
-    if who.sees_all:
-        return Decision(Verdict.ALLOW, "the owner decides about everything")
-    if who.address.kind is not AddressKind.PERSON:
-        return Decision(Verdict.DENY, "only people decide")
-    if is_owners(approval.calls):
-        return Decision(Verdict.DENY, "only the owner decides about settings, agents and people")
-    if who.address not in approval.asked_of:
-        return Decision(Verdict.DENY, f"{who.address} was not asked")
-    if not reaches(who.level, LEAST_LEVEL):
-        return Decision(Verdict.DENY, f"it needs {LEAST_LEVEL}, and you have {who.level}")
+    if principal.sees_everything:
+        return Decision(DecisionKind.ALLOW, "the owner may answer every request")
+    if principal.address.kind is not AddressKind.PERSON:
+        return Decision(DecisionKind.DENY, "only people may answer")
+    if needs_owner(approval.calls):
+        return Decision(DecisionKind.DENY, "only the owner may answer about settings, agents and people")
+    if principal.address not in approval.recipients:
+        return Decision(DecisionKind.DENY, f"{principal.address} was not asked")
+    if not is_at_least(principal.level, APPROVER_LEVEL_MIN):
+        return Decision(DecisionKind.DENY, f"it needs {APPROVER_LEVEL_MIN}, and you have {principal.level}")
     if scope is GrantScope.ALWAYS:
-        return Decision(Verdict.DENY, "only the owner grants for good")
-    return Decision(Verdict.ALLOW, f"{who.address} was asked")
+        return Decision(DecisionKind.DENY, "only the owner may grant permanently")
+    return Decision(DecisionKind.ALLOW, f"{principal.address} was asked")
 
 
-def is_owners(calls: Iterable[Call]) -> bool:
+def needs_owner(calls: Iterable[Call]) -> bool:
     """Whether only the owner may decide about these calls."""
     return any(call.tool in OWNER_DECIDES for call in calls)
 
 
-def scope_of(wanted: GrantScope, approval: Approval) -> GrantScope | None:
+def limit_scope(wanted: GrantScope, approval: Approval) -> GrantScope | None:
     """Return the scope of an approval; None if it cannot be that wide because each such call needs its own approval."""
-    return wanted if wanted is GrantScope.ONCE or approval.would_grant else None
+    return wanted if wanted is GrantScope.ONCE or approval.grant_permissions else None
 
 
-def next_to_ask(asked: Sequence[Address], line: Sequence[Address]) -> Address | None:
+def find_next_approver(asked: Sequence[Address], approvers: Sequence[Address]) -> Address | None:
     """Return the next person to ask if there is no answer: the first in the list who was not asked yet."""
-    return next((address for address in line if address not in asked), None)
+    return next((address for address in approvers if address not in asked), None)

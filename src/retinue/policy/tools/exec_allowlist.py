@@ -23,15 +23,15 @@ from pathlib import PurePath, PurePosixPath
 from msgspec import Struct
 
 from retinue.config import validators
-from retinue.domain.decision import Decision, Verdict
-from retinue.domain.errors import Invalid
-from retinue.text.shell_parser import Line
+from retinue.domain.decision import Decision, DecisionKind
+from retinue.policy.errors import CommandRuleInvalid
+from retinue.text.shell_parser import CommandLine
 
-REST = "*"
-KEY = "tools.exec.allow"
+ANY_ARGUMENTS = "*"
+ALLOWLIST_KEY = "tools.exec.allow"
 
 # They run, load or write what their arguments, their input or the configuration in the working directory says.
-_TOLD = """
+_CODE_RUNNER_NAMES = """
     sh bash dash zsh ksh mksh fish csh tcsh ash rbash busybox toybox
     python pypy ipython node nodejs deno bun perl ruby irb lua luajit php tclsh wish expect guile racket sbcl clisp
     julia R Rscript octave java jshell groovy scala kotlin elixir iex erl escript ghci runghc ocaml swift dotnet pwsh
@@ -43,12 +43,12 @@ _TOLD = """
     mvn ant npm npx yarn pnpm pip pipx uv uvx poetry cargo go gem bundle composer gcc cc clang g++ ld sqlite3 psql mysql
     mongosh eval exec source . command builtin trap openssl curl wget tee dd install ln mount git hg svn tar zip unzip
     """
-RUNS_WHAT_IT_IS_TOLD = frozenset(_TOLD.split())
-_MANY_IN_ONE = frozenset({"busybox", "toybox", "coreutils"})
+CODE_RUNNERS = frozenset(_CODE_RUNNER_NAMES.split())
+_MULTI_CALL_BINARIES = frozenset({"busybox", "toybox", "coreutils"})
 _VERSION = re.compile(r"[-.]?[0-9][0-9.]*$")
 
 # Options of otherwise harmless programs that run a program, or write or remove a file.
-OPTIONS_NEVER_MEANT: Mapping[str, tuple[str, ...]] = {
+DANGEROUS_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "find": ("-exec", "-execdir", "-ok", "-okdir", "-delete", "-fprint", "-fprint0", "-fprintf", "-fls"),
     "fd": ("-x", "-X", "--exec", "--exec-batch"),
     "sort": ("-o", "-T", "--output", "--compress-program", "--temporary-directory"),
@@ -59,7 +59,7 @@ OPTIONS_NEVER_MEANT: Mapping[str, tuple[str, ...]] = {
 }
 
 
-class Rule(Struct, frozen=True):
+class CommandRule(Struct, frozen=True):
     program: str
     arguments: tuple[str, ...]
 
@@ -68,82 +68,89 @@ class Rule(Struct, frozen=True):
         return not any(_is_pattern(word) for word in (self.program, *self.arguments))
 
 
-class Program(Struct, frozen=True):
+class ResolvedProgram(Struct, frozen=True):
     """A program as found on this machine: its path, and the file behind all links."""
 
     path: str
-    real: str
+    real_path: str
 
 
-def rule(text: str) -> Rule:
+def parse_command_rule(text: str) -> CommandRule:
     """Parse a rule of the allowlist."""
-    if reason := validators.command_rule(text):
-        raise Invalid(
-            f"{text[:200]!r} is not a rule for commands",
-            because=f"it {reason}",
-            try_this="for example: git status, ls *, /opt/tools/report *",
-            code="command.rule-invalid",
-        )
+    if reason := validators.check_command_rule(text):
+        raise CommandRuleInvalid(text, because=f"it {reason}")
     program, *arguments = text.split()
-    return Rule(program, tuple(arguments))
+    return CommandRule(program, tuple(arguments))
 
 
-def programs_named(line: Line, rules: Iterable[Rule]) -> set[str]:
+def list_program_names(line: CommandLine, rules: Iterable[CommandRule]) -> set[str]:
     """Return the names that must be looked up on this machine before `decide_by_allowlist` can decide."""
     named = {each.program for each in rules if not _is_pattern(each.program)}
-    return named | {part.argv[0] for part in line.parts}
+    return named | {part.argv[0] for part in line.commands}
 
 
-def allows(
-    rules: Sequence[Rule], line: Line, programs: Mapping[str, Program], *, writable: Sequence[PurePath] = ()
+def decide_by_allowlist(
+    rules: Sequence[CommandRule],
+    line: CommandLine,
+    programs: Mapping[str, ResolvedProgram],
+    *,
+    writable: Sequence[PurePath] = (),
 ) -> Decision:
     """Decide whether a rule allows every command of the line.
 
     A program that the agent could have written is never allowed.
     """
-    for part in line.parts:
+    for part in line.commands:
         name = part.argv[0]
         program = programs.get(name)
         if "/" in name and not name.startswith("/"):
-            return _missed(f"'{name[:100]}' depends on the folder it is run in")
+            return _ask(f"'{name[:100]}' depends on the current folder")
         if program is None:
-            return _missed(f"there is no program '{name[:100]}' on the PATH of the house")
-        if any(PurePosixPath(path).is_relative_to(each) for each in writable for path in (program.path, program.real)):
-            return _missed(f"the agent can write '{program.path}' itself")
-        if not any(_fits(each, part.argv[1:], program, programs) for each in rules):
-            return _missed(f"no rule of `{KEY}` fits '{' '.join(part.argv)[:200]}'")
-    return Decision(Verdict.ALLOW, f"each command fits a rule of `{KEY}`", key=KEY)
+            return _ask(f"no program '{name[:100]}' on the PATH of the server")
+        if any(
+            PurePosixPath(path).is_relative_to(each) for each in writable for path in (program.path, program.real_path)
+        ):
+            return _ask(f"the agent can change '{program.path}' itself")
+        if not any(_matches_rule(each, part.argv[1:], program, programs) for each in rules):
+            return _ask(f"no rule of `{ALLOWLIST_KEY}` matches '{' '.join(part.argv)[:200]}'")
+    return Decision(DecisionKind.ALLOW, f"every command matches a rule of `{ALLOWLIST_KEY}`", setting_key=ALLOWLIST_KEY)
 
 
-def _missed(because: str) -> Decision:
-    return Decision(Verdict.ASK, because, key=KEY)
+def _ask(because: str) -> Decision:
+    return Decision(DecisionKind.ASK, because, setting_key=ALLOWLIST_KEY)
 
 
-def _fits(rule_: Rule, arguments: Sequence[str], program: Program, programs: Mapping[str, Program]) -> bool:
-    if not _is_program(rule_, program, programs):
+def _matches_rule(
+    rule: CommandRule, arguments: Sequence[str], program: ResolvedProgram, programs: Mapping[str, ResolvedProgram]
+) -> bool:
+    if not _is_same_program(rule, program, programs):
         return False
-    names = {_name(program.path)} | ({_name(program.real)} - _MANY_IN_ONE)
-    if names & RUNS_WHAT_IT_IS_TOLD and not rule_.is_exact:
+    names = {_program_name(program.path)} | ({_program_name(program.real_path)} - _MULTI_CALL_BINARIES)
+    if names & CODE_RUNNERS and not rule.is_exact:
         return False
-    open_ended = rule_.arguments[-1:] == (REST,)
-    fixed = rule_.arguments[:-1] if open_ended else rule_.arguments
+    open_ended = rule.arguments[-1:] == (ANY_ARGUMENTS,)
+    fixed = rule.arguments[:-1] if open_ended else rule.arguments
     if len(arguments) < len(fixed) or (len(arguments) > len(fixed) and not open_ended):
         return False
-    if not all(_fits_word(pattern, word) for pattern, word in zip(fixed, arguments, strict=False)):
+    if not all(_matches_word(pattern, word) for pattern, word in zip(fixed, arguments, strict=False)):
         return False
     loose = [word for index, word in enumerate(arguments) if index >= len(fixed) or _is_pattern(fixed[index])]
-    return not any(_never_meant(name, word) for name in names for word in loose)
+    return not any(_is_dangerous_option(name, word) for name in names for word in loose)
 
 
-def _is_program(rule_: Rule, program: Program, programs: Mapping[str, Program]) -> bool:
-    if _is_pattern(rule_.program):
-        return PurePosixPath(program.real).match(rule_.program) and _base(program.path) == _base(program.real)
-    named = programs.get(rule_.program)
+def _is_same_program(rule: CommandRule, program: ResolvedProgram, programs: Mapping[str, ResolvedProgram]) -> bool:
+    if _is_pattern(rule.program):
+        return PurePosixPath(program.real_path).match(rule.program) and _basename(program.path) == _basename(
+            program.real_path
+        )
+    named = programs.get(rule.program)
     # A multi-call binary acts by the name it was called with, so file and name must both match.
-    return named is not None and named.real == program.real and _base(named.path) == _base(program.path)
+    return (
+        named is not None and named.real_path == program.real_path and _basename(named.path) == _basename(program.path)
+    )
 
 
-def _fits_word(pattern: str, word: str) -> bool:
+def _matches_word(pattern: str, word: str) -> bool:
     if not _is_pattern(pattern):
         return pattern == word
     if word.startswith("-") and not pattern.startswith("-"):
@@ -151,10 +158,10 @@ def _fits_word(pattern: str, word: str) -> bool:
     return ".." not in PurePosixPath(word).parts and fnmatchcase(word, pattern)
 
 
-def _never_meant(name: str, word: str) -> bool:
+def _is_dangerous_option(name: str, word: str) -> bool:
     """Whether a word that a `*` matched is, or may be read as, a dangerous option."""
     long = word.partition("=")[0]
-    for option in OPTIONS_NEVER_MEANT.get(name, ()):
+    for option in DANGEROUS_OPTIONS.get(name, ()):
         if option.startswith("--"):
             if long.startswith("--") and len(long) > 2 and option.startswith(long):  # programs accept abbreviations
                 return True
@@ -170,11 +177,11 @@ def _is_pattern(word: str) -> bool:
     return any(char in word for char in "*?[")
 
 
-def _base(path: str) -> str:
+def _basename(path: str) -> str:
     return PurePosixPath(path).name
 
 
-def _name(path: str) -> str:
+def _program_name(path: str) -> str:
     """Return the name of a program without its version: `python` for `/usr/bin/python3.11`."""
-    base = _base(path)
-    return base if base in RUNS_WHAT_IT_IS_TOLD else _VERSION.sub("", base)
+    base = _basename(path)
+    return base if base in CODE_RUNNERS else _VERSION.sub("", base)

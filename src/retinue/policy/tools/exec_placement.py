@@ -9,37 +9,37 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from retinue.config.tools import Asking, Elevated, Security, Where
-from retinue.domain.decision import Decision, Verdict
+from retinue.config.tools import CommandAsk, CommandLocation, CommandSecurity, ElevatedPolicy
+from retinue.domain.decision import Decision, DecisionKind
 from retinue.domain.display_options import Elevation
-from retinue.policy.tools.exec_allowlist import Rule
+from retinue.policy.tools.exec_allowlist import CommandRule
 
-KEY = "tools.exec"
-KEY_ELEVATED = "tools.exec.elevated"
+EXEC_KEY = "tools.exec"
+ELEVATED_KEY = "tools.exec.elevated"
 
 
 class ExecPolicy(Struct, frozen=True, kw_only=True):
     """The owner's settings for commands. `security` and `ask` apply on the host; the sandbox has its own pair."""
 
-    host: Where = Where.SANDBOX
-    security: Security = Security.ALLOWLIST
-    ask: Asking = Asking.ON_MISS
-    sandbox_security: Security = Security.FULL
-    sandbox_ask: Asking = Asking.OFF
-    elevated: Elevated = Elevated.OFF
-    allow: tuple[Rule, ...] = ()
+    host: CommandLocation = CommandLocation.SANDBOX
+    security: CommandSecurity = CommandSecurity.ALLOWLIST
+    ask: CommandAsk = CommandAsk.ON_MISS
+    sandbox_security: CommandSecurity = CommandSecurity.FULL
+    sandbox_ask: CommandAsk = CommandAsk.OFF
+    elevated: ElevatedPolicy = ElevatedPolicy.OFF
+    allow: tuple[CommandRule, ...] = ()
 
 
-class Wish(Struct, frozen=True, kw_only=True):
+class ExecRequest(Struct, frozen=True, kw_only=True):
     """What a call requests. It can be stricter than the settings; looser only through the gates."""
 
-    host: Where | None = None
-    security: Security | None = None
-    ask: Asking | None = None
+    host: CommandLocation | None = None
+    security: CommandSecurity | None = None
+    ask: CommandAsk | None = None
     elevated: bool = False
 
 
-class Gates(Struct, frozen=True, kw_only=True):
+class ElevationGates(Struct, frozen=True, kw_only=True):
     """What a command needs to leave the sandbox besides the owner's setting.
 
     One closed gate keeps it inside.
@@ -48,124 +48,130 @@ class Gates(Struct, frozen=True, kw_only=True):
     `off`: all calls are elevated.
     """
 
-    owner: bool = False  # the run acts for the owner
-    foreground: bool = False  # a person takes part in the session: no subagent, no schedule
-    agent: bool = True  # the agent's settings do not forbid it
+    is_for_owner: bool = False  # the run acts for the owner
+    is_foreground: bool = False  # a person takes part in the session: no subagent, no schedule
+    is_agent_permitted: bool = True  # the agent's settings do not forbid it
     level: Elevation | None = None
 
 
-class Resolved(Struct, frozen=True, kw_only=True):
+class ExecPlacement(Struct, frozen=True, kw_only=True):
     """Where a command runs, by which rules, and why."""
 
-    where: Where
-    security: Security
-    ask: Asking
+    where: CommandLocation
+    security: CommandSecurity
+    ask: CommandAsk
     because: str
-    key: str = KEY  # the setting to change for another result
-    refused: bool = False
-    misses_denied: bool = False  # commands missing from the allowlist are denied without asking
+    key: str = EXEC_KEY  # the setting to change for another result
+    is_refused: bool = False
+    denies_misses: bool = False  # commands missing from the allowlist are denied without asking
 
 
-def resolve(policy: ExecPolicy, wish: Wish, gates: Gates, *, sandbox_works: bool) -> Resolved:
+def resolve_placement(
+    policy: ExecPolicy, request: ExecRequest, gates: ElevationGates, *, sandbox_works: bool
+) -> ExecPlacement:
     """Return the stricter of settings and request. Only elevation loosens, and only through open gates."""
-    if policy.host is Where.SANDBOX:
+    if policy.host is CommandLocation.SANDBOX:
         # If a gate is closed, a call that did not request elevation stays in the sandbox instead of being refused.
-        by_level = gates.level not in (None, Elevation.OFF) and wish.host is not Where.SANDBOX
-        if wish.elevated or (by_level and not closed_gate(policy.elevated, gates)):
-            return _elevated(policy, wish, gates)
-    if wish.host is Where.HOST and policy.host is Where.SANDBOX:
-        return Resolved(
-            where=Where.SANDBOX,
-            security=Security.DENY,
-            ask=Asking.ALWAYS,
-            because="commands run in the sandbox here; only `elevated` can ask for the host",
-            refused=True,
+        by_level = gates.level not in (None, Elevation.OFF) and request.host is not CommandLocation.SANDBOX
+        if request.elevated or (by_level and not find_closed_gate(policy.elevated, gates)):
+            return _resolve_elevated(policy, request, gates)
+    if request.host is CommandLocation.HOST and policy.host is CommandLocation.SANDBOX:
+        return ExecPlacement(
+            where=CommandLocation.SANDBOX,
+            security=CommandSecurity.DENY,
+            ask=CommandAsk.ALWAYS,
+            because="commands run in the sandbox here; only `elevated` can request the host",
+            is_refused=True,
         )
-    where = _strictest(Where, policy.host, wish.host)
-    if where is Where.SANDBOX and not sandbox_works:
-        return Resolved(
-            where=Where.HOST,
+    where = _strictest(CommandLocation, policy.host, request.host)
+    if where is CommandLocation.SANDBOX and not sandbox_works:
+        return ExecPlacement(
+            where=CommandLocation.HOST,
             security=_strictest(
-                Security, _strictest(Security, policy.security, policy.sandbox_security), wish.security
+                CommandSecurity, _strictest(CommandSecurity, policy.security, policy.sandbox_security), request.security
             ),
-            ask=Asking.ALWAYS,
+            ask=CommandAsk.ALWAYS,
             key="sandbox.kind",
-            because="no sandbox works on this machine, so a person is asked before anything runs bare",
-            misses_denied=_denies_misses(policy.security, policy.ask),
+            because="no sandbox works on this machine, so a command without one needs approval",
+            denies_misses=_denies_misses(policy.security, policy.ask),
         )
     security, ask = (
-        (policy.sandbox_security, policy.sandbox_ask) if where is Where.SANDBOX else (policy.security, policy.ask)
+        (policy.sandbox_security, policy.sandbox_ask)
+        if where is CommandLocation.SANDBOX
+        else (policy.security, policy.ask)
     )
-    return Resolved(
+    return ExecPlacement(
         where=where,
-        security=_strictest(Security, security, wish.security),
-        ask=_strictest(Asking, ask, wish.ask),
-        because="commands run in the sandbox" if where is Where.SANDBOX else "commands run on the host",
-        misses_denied=_denies_misses(security, ask),
+        security=_strictest(CommandSecurity, security, request.security),
+        ask=_strictest(CommandAsk, ask, request.ask),
+        because="commands run in the sandbox" if where is CommandLocation.SANDBOX else "commands run on the host",
+        denies_misses=_denies_misses(security, ask),
     )
 
 
-def decide(resolved: Resolved, listed: Decision) -> Decision:
+def decide_exec(placement: ExecPlacement, listed: Decision) -> Decision:
     """Decide about a command. `listed` is the decision of `decide_by_allowlist`."""
-    if resolved.refused or resolved.security is Security.DENY:
-        because = resolved.because if resolved.refused else f"`{KEY}` denies every command"
-        return Decision(Verdict.DENY, because, key=resolved.key)
-    if resolved.security is Security.ALLOWLIST and not listed.allowed:
-        denied = resolved.misses_denied or resolved.ask is Asking.OFF
-        return Decision(Verdict.DENY if denied else Verdict.ASK, listed.because, key=listed.key)
-    if resolved.ask is Asking.ALWAYS:
-        return Decision(Verdict.ASK, resolved.because, key=resolved.key)
-    if resolved.security is Security.ALLOWLIST:
+    if placement.is_refused or placement.security is CommandSecurity.DENY:
+        because = placement.because if placement.is_refused else f"`{EXEC_KEY}` denies every command"
+        return Decision(DecisionKind.DENY, because, setting_key=placement.key)
+    if placement.security is CommandSecurity.ALLOWLIST and not listed.is_allowed:
+        denied = placement.denies_misses or placement.ask is CommandAsk.OFF
+        return Decision(
+            DecisionKind.DENY if denied else DecisionKind.ASK, listed.because, setting_key=listed.setting_key
+        )
+    if placement.ask is CommandAsk.ALWAYS:
+        return Decision(DecisionKind.ASK, placement.because, setting_key=placement.key)
+    if placement.security is CommandSecurity.ALLOWLIST:
         return listed
-    return Decision(Verdict.ALLOW, resolved.because, key=resolved.key)
+    return Decision(DecisionKind.ALLOW, placement.because, setting_key=placement.key)
 
 
-def closed_gate(setting: Elevated, gates: Gates) -> str:
+def find_closed_gate(setting: ElevatedPolicy, gates: ElevationGates) -> str:
     """Return the gate that keeps commands in the sandbox; empty if all are open."""
-    if setting is Elevated.OFF:
-        return f"`{KEY_ELEVATED}` is off"
-    if not gates.owner:
-        return "this run does not work for the owner"
-    if not gates.foreground:
-        return "nobody sits behind this session"
-    if not gates.agent:
+    if setting is ElevatedPolicy.OFF:
+        return f"`{ELEVATED_KEY}` is off"
+    if not gates.is_for_owner:
+        return "this run does not act on behalf of the owner"
+    if not gates.is_foreground:
+        return "no person takes part in this session"
+    if not gates.is_agent_permitted:
         return "this agent may not leave the sandbox"
     if gates.level is Elevation.OFF:
-        return "this conversation has it turned off (/elevated)"
+        return "it is disabled in this conversation (/elevated)"
     return ""
 
 
-def _elevated(policy: ExecPolicy, wish: Wish, gates: Gates) -> Resolved:
-    if closed := closed_gate(policy.elevated, gates):
-        return Resolved(
-            where=Where.SANDBOX,
-            security=Security.DENY,
-            ask=Asking.ALWAYS,
+def _resolve_elevated(policy: ExecPolicy, request: ExecRequest, gates: ElevationGates) -> ExecPlacement:
+    if closed := find_closed_gate(policy.elevated, gates):
+        return ExecPlacement(
+            where=CommandLocation.SANDBOX,
+            security=CommandSecurity.DENY,
+            ask=CommandAsk.ALWAYS,
             because=f"not elevated: {closed}",
-            key=KEY_ELEVATED,
-            refused=True,
+            key=ELEVATED_KEY,
+            is_refused=True,
         )
-    full = policy.elevated is Elevated.FULL and gates.level in (None, Elevation.FULL)
-    security = Security.FULL if full else _strictest(Security, policy.security, Security.ALLOWLIST)
-    ask = Asking.OFF if full else _strictest(Asking, policy.ask, Asking.ON_MISS)
-    return Resolved(
-        where=Where.HOST,
-        security=_strictest(Security, security, wish.security),
-        ask=_strictest(Asking, ask, wish.ask),
-        because="elevated: it leaves the sandbox",
-        key=KEY_ELEVATED,
-        misses_denied=not full and _denies_misses(policy.security, policy.ask),
+    full = policy.elevated is ElevatedPolicy.FULL and gates.level in (None, Elevation.FULL)
+    security = CommandSecurity.FULL if full else _strictest(CommandSecurity, policy.security, CommandSecurity.ALLOWLIST)
+    ask = CommandAsk.OFF if full else _strictest(CommandAsk, policy.ask, CommandAsk.ON_MISS)
+    return ExecPlacement(
+        where=CommandLocation.HOST,
+        security=_strictest(CommandSecurity, security, request.security),
+        ask=_strictest(CommandAsk, ask, request.ask),
+        because="elevated: it runs outside the sandbox",
+        key=ELEVATED_KEY,
+        denies_misses=not full and _denies_misses(policy.security, policy.ask),
     )
 
 
-def _denies_misses(security: Security, ask: Asking) -> bool:
+def _denies_misses(security: CommandSecurity, ask: CommandAsk) -> bool:
     """Whether misses are denied. To ask where the owner has denied would be looser, although it asks more."""
-    return security is Security.ALLOWLIST and ask is Asking.OFF
+    return security is CommandSecurity.ALLOWLIST and ask is CommandAsk.OFF
 
 
-Level = TypeVar("Level", Where, Security, Asking)
+Level = TypeVar("Level", CommandLocation, CommandSecurity, CommandAsk)
 
 
-def _strictest(levels: type[Level], configured: Level, wished: Level | None) -> Level:
+def _strictest(levels: type[Level], configured: Level, requested: Level | None) -> Level:
     order = list(levels)
-    return configured if wished is None or order.index(configured) <= order.index(wished) else wished
+    return configured if requested is None or order.index(configured) <= order.index(requested) else requested

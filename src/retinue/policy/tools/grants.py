@@ -7,12 +7,12 @@ from datetime import datetime
 
 from retinue.domain.grant import Grant
 from retinue.domain.ids import SessionId
-from retinue.domain.permission import Access, Permission, Rights
+from retinue.domain.permission import AgentRights, Permission, PermissionKind
 from retinue.domain.session import OriginKind
 from retinue.text.glob_match import matches_glob
 
 
-def in_force(
+def list_active_permissions(
     grants: Iterable[Grant], *, agent: str, session: SessionId, origin: OriginKind, now: datetime
 ) -> tuple[Permission, ...]:
     """Return the permissions that apply in this session.
@@ -26,19 +26,21 @@ def in_force(
         if grant.agent == agent
         and grant.revoked_at is None
         and (grant.expires_at is None or now < grant.expires_at)
-        and (grant.session == session if grant.session is not None else origin.foreground)
+        and (grant.session == session if grant.session is not None else origin.is_foreground)
     )
 
 
-def missing(needs: Sequence[Permission], rights: Rights, held: Sequence[Permission]) -> tuple[Permission, ...]:
+def find_missing_permissions(
+    needs: Sequence[Permission], rights: AgentRights, held: Sequence[Permission]
+) -> tuple[Permission, ...]:
     """Return the permissions that a call needs and the agent does not have."""
     return tuple(
         need
         for need in dict.fromkeys(needs)
-        if not (need.access is Access.WEB and rights.web) and not any(have.covers(need) for have in held)
+        if not (need.kind is PermissionKind.WEB and rights.web) and not any(have.covers(need) for have in held)
     )
 
 
-def lets_use(held: Iterable[Permission], tool: str) -> Permission | None:
+def find_tool_grant(held: Iterable[Permission], tool: str) -> Permission | None:
     """Return the grant that lets a tool be used without approval."""
-    return next((have for have in held if have.access is Access.TOOL and matches_glob(have.what, tool)), None)
+    return next((have for have in held if have.kind is PermissionKind.TOOL and matches_glob(have.target, tool)), None)

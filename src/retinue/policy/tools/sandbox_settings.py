@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from retinue.config.sandbox import DockerSettings, SandboxKind, SandboxSettings
 from retinue.domain.agent import Agent, SandboxRules
-from retinue.domain.sandbox import SandboxMode, Scope, SessionsSeen, WorkspaceAccess
+from retinue.domain.sandbox import SandboxMode, SandboxScope, SandboxVisibleSessions, WorkspaceAccess
 from retinue.domain.session import Origin, OriginKind
 from retinue.domain.structs import replace
 
@@ -15,62 +15,62 @@ T = TypeVar("T")
 
 # From strictest.
 _MODES = (SandboxMode.ALL, SandboxMode.NON_MAIN, SandboxMode.OFF)
-_SCOPES = (Scope.SESSION, Scope.AGENT, Scope.SHARED)
+_SCOPES = (SandboxScope.SESSION, SandboxScope.AGENT, SandboxScope.SHARED)
 _ACCESS = (WorkspaceAccess.NONE, WorkspaceAccess.READ, WorkspaceAccess.WRITE)
-_SEEN = (SessionsSeen.SPAWNED, SessionsSeen.ALL)
-_PLAIN = SandboxRules()
+_SESSIONS = (SandboxVisibleSessions.SPAWNED, SandboxVisibleSessions.ALL)
+_NO_RULES = SandboxRules()
 
 
-def sandbox_of(house: SandboxSettings, agent: Agent, *senders: Agent) -> SandboxSettings:
+def merge_sandbox_settings(server: SandboxSettings, agent: Agent, *parents: Agent) -> SandboxSettings:
     """Return the settings for an agent: the stricter value of each, including those of the agents that spawned it.
 
     An image is neither stricter nor looser. The agent's own is used, or that of the agent that
     spawned it.
     """
-    for each in (agent, *senders):
-        house = _stricter_by(house, each.sandbox)
-    return house
+    for each in (agent, *parents):
+        server = _tighten(server, each.sandbox)
+    return server
 
 
-def _stricter_by(house: SandboxSettings, own: SandboxRules) -> SandboxSettings:
-    if own == _PLAIN:
-        return house
+def _tighten(server: SandboxSettings, own: SandboxRules) -> SandboxSettings:
+    if own == _NO_RULES:
+        return server
     return replace(
-        house,
-        mode=_stricter(_MODES, house.mode, own.mode),
-        scope=_stricter(_SCOPES, house.scope, own.scope),
-        workspace=_stricter(_ACCESS, house.workspace, own.workspace),
-        sessions=_stricter(_SEEN, house.sessions, own.sessions),
-        browser=house.browser and own.browser is not False,
-        docker=_docker_of(house.docker, own),
+        server,
+        mode=_pick_stricter(_MODES, server.mode, own.mode),
+        scope=_pick_stricter(_SCOPES, server.scope, own.scope),
+        workspace=_pick_stricter(_ACCESS, server.workspace, own.workspace),
+        sessions=_pick_stricter(_SESSIONS, server.sessions, own.sessions),
+        browser=server.browser and own.browser is not False,
+        docker=_tighten_docker(server.docker, own),
     )
 
 
-def _docker_of(house: DockerSettings, own: SandboxRules) -> DockerSettings:
+def _tighten_docker(server: DockerSettings, own: SandboxRules) -> DockerSettings:
     return replace(
-        house,
-        image=own.image or house.image,
-        cpus=_less(house.cpus, own.cpus),
-        idle_hours=_less(house.idle_hours, own.idle_hours),
-        age_days=_less(house.age_days, own.age_days),
+        server,
+        image=own.image or server.image,
+        cpus=_pick_lower(server.cpus, own.cpus),
+        idle_hours=_pick_lower(server.idle_hours, own.idle_hours),
+        age_days=_pick_lower(server.age_days, own.age_days),
     )
 
 
-def is_main(origin: Origin, owner: str) -> bool:
+def is_main_session(origin: Origin, owner: str) -> bool:
     """Whether only the owner writes in a session. False for channels, where others may write."""
     return origin.kind in (OriginKind.TERMINAL, OriginKind.WEB) and origin.belongs_to(owner)
 
 
-def is_confined(sandbox: SandboxSettings, *, main: bool) -> bool:
+def is_confined(sandbox: SandboxSettings, *, is_main: bool) -> bool:
     """Whether a session's commands must run in a sandbox, even if none works on this machine."""
     if sandbox.kind is SandboxKind.OFF or sandbox.mode is SandboxMode.OFF:
         return False
-    return sandbox.mode is SandboxMode.ALL or not main
+    return sandbox.mode is SandboxMode.ALL or not is_main
 
 
-def _stricter(strictest_first: Sequence[T], house: T, own: T | None) -> T:
-    return min(house, house if own is None else own, key=strictest_first.index)
+def _pick_stricter(strictest_first: Sequence[T], server: T, own: T | None) -> T:
+    return min(server, server if own is None else own, key=strictest_first.index)
 
 
-def _less(house: float, own: float | None) -> float:
-    return house if own is None else min(house, own)
+def _pick_lower(server: float, own: float | None) -> float:
+    return server if own is None else min(server, own)

@@ -9,20 +9,20 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from retinue.domain.decision import Decision, Verdict
-from retinue.domain.permission import Access, Permission
+from retinue.domain.decision import Decision, DecisionKind
+from retinue.domain.permission import Permission, PermissionKind
 from retinue.domain.tool import ToolSpec
-from retinue.policy.tools.grants import lets_use
-from retinue.policy.tools.tools import Chain, Finding
+from retinue.policy.tools.grants import find_tool_grant
+from retinue.policy.tools.tools import LayerFinding, ToolPolicyChain
 
 GRANTS = "grants"
 PERMISSIONS = "permissions"
-ORIGIN = "origin"
+PROVENANCE = "origin"
 SANDBOX = "sandbox"
 CONFIRMATION = "confirmation"
 
 
-class Judgement(Struct, frozen=True, kw_only=True):
+class ToolDecision(Struct, frozen=True, kw_only=True):
     """A decision with everything that led to it.
 
     `would_grant` is what an approval for longer than once would grant. It is empty if each call
@@ -30,20 +30,20 @@ class Judgement(Struct, frozen=True, kw_only=True):
     """
 
     decision: Decision
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[LayerFinding, ...] = ()
     would_grant: tuple[Permission, ...] = ()
 
 
-def judge(
-    chain: Chain,
+def decide_tool_call(
+    chain: ToolPolicyChain,
     spec: ToolSpec,
     *,
     held: Sequence[Permission] = (),
     missing: Sequence[Permission] = (),
-    origin: Decision | None = None,
+    provenance: Decision | None = None,
     sandbox: Decision | None = None,
     confirmation: Decision | None = None,
-) -> Judgement:
+) -> ToolDecision:
     """Decide about a call.
 
     `missing` are permissions that the call needs and were not granted. `provenance`, `sandbox` and
@@ -52,27 +52,27 @@ def judge(
     findings = list(chain.findings(spec))
     decision = chain.decide(spec)
     would_grant: list[Permission] = []
-    if decision.verdict is Verdict.ASK:
-        if (granted := lets_use(held, spec.name)) is not None:
-            findings.append(Finding(GRANTS, Verdict.ALLOW, f"{granted} was granted", GRANTS))
-            decision = Decision(Verdict.ALLOW, f"{granted} was granted", GRANTS)
+    if decision.kind is DecisionKind.ASK:
+        if (granted := find_tool_grant(held, spec.name)) is not None:
+            findings.append(LayerFinding(GRANTS, DecisionKind.ALLOW, f"{granted} was granted", GRANTS))
+            decision = Decision(DecisionKind.ALLOW, f"{granted} was granted", GRANTS)
         else:
-            would_grant.append(Permission(Access.TOOL, spec.name))
+            would_grant.append(Permission(PermissionKind.TOOL, spec.name))
     if missing:
         named = ", ".join(str(each) for each in missing)
         because = f"it needs {named}, which was not granted"
-        findings.append(Finding(PERMISSIONS, Verdict.ASK, because, GRANTS))
+        findings.append(LayerFinding(PERMISSIONS, DecisionKind.ASK, because, GRANTS))
         would_grant += missing
-        if decision.allowed:
-            decision = Decision(Verdict.ASK, because, GRANTS)
-    for layer, said in ((ORIGIN, origin), (SANDBOX, sandbox), (CONFIRMATION, confirmation)):
+        if decision.is_allowed:
+            decision = Decision(DecisionKind.ASK, because, GRANTS)
+    for layer, said in ((PROVENANCE, provenance), (SANDBOX, sandbox), (CONFIRMATION, confirmation)):
         if said is None:
             continue
-        findings.append(Finding(layer, said.verdict, said.because, said.key or layer))
-        if said.verdict is not Verdict.ALLOW:
+        findings.append(LayerFinding(layer, said.kind, said.because, said.setting_key or layer))
+        if said.kind is not DecisionKind.ALLOW:
             would_grant.clear()
-            if (said.denied and not decision.denied) or decision.allowed:
+            if (said.is_denied and not decision.is_denied) or decision.is_allowed:
                 decision = said
-    if decision.denied:
+    if decision.is_denied:
         would_grant.clear()
-    return Judgement(decision=decision, findings=tuple(findings), would_grant=tuple(would_grant))
+    return ToolDecision(decision=decision, findings=tuple(findings), would_grant=tuple(would_grant))

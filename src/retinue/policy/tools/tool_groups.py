@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from retinue.text.glob_match import matches_glob
 
 EVERYTHING = "*"
-GROUP = "group:"
+GROUP_PREFIX = "group:"
 PLUGINS = "plugins"
 
 _FILES = ("read", "write", "edit", "ls", "find")
@@ -19,11 +19,11 @@ _PANELS = (
 )
 _MEMORY = ("memory_search", "memory_get", "memory_write")
 # Only for messages from a channel: elsewhere there is nothing to react to, and nowhere to send a file.
-OF_A_ROOM = ("send_file", "react")
-_MESSAGING = ("message", "notify", "ask_questions", *OF_A_ROOM)
+CHANNEL_TOOLS = ("send_file", "react")
+_MESSAGING = ("message", "notify", "ask_questions", *CHANNEL_TOOLS)
 
 # What a schedule keeps between occurrences: only for sessions of a schedule.
-OF_A_SCHEDULE = ("cron_read_task", "cron_read_memory", "cron_write_memory")
+SCHEDULE_TOOLS = ("cron_read_task", "cron_read_memory", "cron_write_memory")
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "file": _FILES,
@@ -37,7 +37,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "messaging": _MESSAGING,
     "panels": (*_PANELS, "open_url"),
     "automation": ("cron", "gateway"),
-    "schedules": ("cron", "schedule_*", "reminder_*", "wakeup_*", "heartbeat_*", *OF_A_SCHEDULE),
+    "schedules": ("cron", "schedule_*", "reminder_*", "wakeup_*", "heartbeat_*", *SCHEDULE_TOOLS),
     "agents": (
         *("agents_list", "agents_message", "agents_switch", "send_agent_message", "start_background_agent"),
         "create_permanent_agent",
@@ -60,8 +60,8 @@ PROFILES: Mapping[str, tuple[str, ...]] = {
 
 ALIASES: Mapping[str, str] = {"bash": "exec", "shell": "exec"}
 
-ABSENT: Mapping[str, str] = {
-    "whatsapp_login": "there is no connector to WhatsApp here, and so nothing to sign in to",
+UNAVAILABLE_TOOLS: Mapping[str, str] = {
+    "whatsapp_login": "there is no WhatsApp connector, so there is no account to sign in to",
 }
 """Tools known from other systems that this server does not have, each with the reason."""
 
@@ -99,14 +99,16 @@ OWNER_DECIDES = frozenset(
 )
 
 
-def expanded(entries: Iterable[str], sources: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+def expand_entries(entries: Iterable[str], sources: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     """Expand list entries to globs over tool names. `sources` has the tools of each plugin and MCP server."""
     globs: list[str] = []
     for entry in entries:
         name = entry.casefold()
-        group = name.removeprefix(GROUP)
-        if name.startswith(GROUP):
-            found = [tools for known, tools in (*GROUPS.items(), *_of_plugins(sources)) if matches_glob(group, known)]
+        group = name.removeprefix(GROUP_PREFIX)
+        if name.startswith(GROUP_PREFIX):
+            found = [
+                tools for known, tools in (*GROUPS.items(), *_list_plugin_groups(sources)) if matches_glob(group, known)
+            ]
             globs += (tool for tools in found for tool in tools)
         elif name in GROUPS and name != "exec":  # `exec` alone is the tool
             globs += GROUPS[name]
@@ -117,6 +119,6 @@ def expanded(entries: Iterable[str], sources: Mapping[str, tuple[str, ...]]) -> 
     return tuple(dict.fromkeys(globs))
 
 
-def _of_plugins(sources: Mapping[str, tuple[str, ...]]) -> list[tuple[str, tuple[str, ...]]]:
+def _list_plugin_groups(sources: Mapping[str, tuple[str, ...]]) -> list[tuple[str, tuple[str, ...]]]:
     """Return each source under its name, and all of them together as `plugins`."""
     return [*sources.items(), (PLUGINS, tuple(tool for tools in sources.values() for tool in tools))]

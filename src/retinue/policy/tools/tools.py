@@ -18,33 +18,33 @@ from msgspec import Struct
 from retinue.config.tools import ToolSettings
 from retinue.domain.address import Address
 from retinue.domain.agent import Agent, ToolLists
-from retinue.domain.decision import Decision, Verdict
+from retinue.domain.decision import Decision, DecisionKind
 from retinue.domain.person import Requester
 from retinue.domain.session import OriginKind
 from retinue.domain.structs import replace
 from retinue.domain.tool import ToolSpec
 from retinue.policy.tools.tool_groups import (
-    ABSENT,
+    CHANNEL_TOOLS,
     EVERYTHING,
     GROUPS,
     INVOKE_DENIED,
-    OF_A_ROOM,
-    OF_A_SCHEDULE,
     PROFILES,
+    SCHEDULE_TOOLS,
     SUBAGENT_DENIED,
-    expanded,
+    UNAVAILABLE_TOOLS,
+    expand_entries,
 )
 from retinue.text.glob_match import matches_glob
 
-SYSTEM = "system_"
-WRITING = ("write", "edit")
-BROWSING = ("browser", "browser_act")
-AGENTS = "agents_"
-OUTSIDE_KEY = "tools.outside_senders"
-ALLOWED = Decision(Verdict.ALLOW, "no rule is against it")
+SYSTEM_PREFIX = "system_"
+WRITE_TOOLS = ("write", "edit")
+BROWSER_TOOLS = ("browser", "browser_act")
+AGENTS_PREFIX = "agents_"
+OUTSIDE_SENDERS_KEY = "tools.outside_senders"
+ALLOWED = Decision(DecisionKind.ALLOW, "no rule denies it")
 
 
-class Door(StrEnum):
+class CallSource(StrEnum):
     """How a call comes in."""
 
     MODEL = "model"
@@ -53,7 +53,7 @@ class Door(StrEnum):
     SKILL = "skill"
 
 
-class Circumstances(NamedTuple):
+class ToolPolicyContext(NamedTuple):
     """The facts that the rules depend on, besides the agent.
 
     A tuple: rules are looked up by it several times per turn.
@@ -64,29 +64,29 @@ class Circumstances(NamedTuple):
     origin: OriginKind = OriginKind.TERMINAL
     sender: Address | None = None
     speakers: tuple[Address, ...] = ()  # the people who wrote in the channel, if the sender is one
-    behalf: Address | None = None  # the run principal, if another run started this one
-    behalf_speakers: tuple[Address, ...] = ()  # the people who wrote in that channel, if the principal is one
-    senders: tuple[Agent, ...] = ()  # the agents that spawned this one; their rules apply too
+    principal: Address | None = None  # the run principal, if another run started this one
+    principal_speakers: tuple[Address, ...] = ()  # the people who wrote in that channel, if the principal is one
+    parent_agents: tuple[Agent, ...] = ()  # the agents that spawned this one; their rules apply too
     requesters: tuple[Requester, ...] = ()  # the people for whom the run acts; empty if none asked for it
     channel: str = ""  # CONNECTOR:CHANNEL, if the message came from one
-    door: Door = Door.MODEL
-    hidden: tuple[str, ...] = ()  # tools that are offered as skills instead
-    read_only: bool = False  # the workspace must not be written, by commands or otherwise
-    browser: bool = True  # whether its sandbox permits one
+    call_source: CallSource = CallSource.MODEL
+    hidden_tools: tuple[str, ...] = ()  # tools that are offered as skills instead
+    is_read_only: bool = False  # the workspace must not be written, by commands or otherwise
+    has_browser: bool = True  # whether its sandbox permits one
 
     @property
-    def apart_from_who_asks(self) -> tuple[object, ...]:
+    def key_without_sender(self) -> tuple[object, ...]:
         """All fields but those that `build_sender_layers` reads.
 
         Together with its result, a cache key for the layers.
         """
         return (
-            *(self.provider, self.model, self.origin, self.door),
-            *(self.hidden, self.read_only, self.browser, self.senders),
+            *(self.provider, self.model, self.origin, self.call_source),
+            *(self.hidden_tools, self.is_read_only, self.has_browser, self.parent_agents),
         )
 
 
-class Layer(Struct, frozen=True, kw_only=True):
+class PolicyLayer(Struct, frozen=True, kw_only=True):
     """One set of rules.
 
     `is_agents`: they are the agent's own, which `system_*` tools bypass.
@@ -99,24 +99,24 @@ class Layer(Struct, frozen=True, kw_only=True):
     name: str
     key: str
     lists: ToolLists
-    own: bool = False
-    fixed: bool = False
-    lent: bool = False
+    is_agents: bool = False
+    is_fixed: bool = False
+    only_restricts: bool = False
 
 
-class Finding(Struct, frozen=True):
+class LayerFinding(Struct, frozen=True):
     """The decision of one layer, and the setting behind it."""
 
     layer: str
-    verdict: Verdict
+    verdict: DecisionKind
     because: str
     key: str
 
 
-class _Rules(Struct, frozen=True, kw_only=True):
+class _ExpandedLayer(Struct, frozen=True, kw_only=True):
     """A layer with its entries expanded to tool names."""
 
-    layer: Layer
+    layer: PolicyLayer
     profile: tuple[str, ...] | None
     allow: tuple[str, ...] | None  # None: everything, or a list of nothing but plugins, which hides no other tool
     also_allow: tuple[str, ...]
@@ -124,7 +124,7 @@ class _Rules(Struct, frozen=True, kw_only=True):
     deny: tuple[str, ...]
 
 
-class Chain:
+class ToolPolicyChain:
     """The rules for one agent in its context.
 
     Pure, and the same for every interface.
@@ -133,117 +133,127 @@ class Chain:
     one of them may not.
     """
 
-    def __init__(self, layers: Sequence[Layer], known: Iterable[ToolSpec], *, above: Sequence[Chain] = ()) -> None:
+    def __init__(
+        self, layers: Sequence[PolicyLayer], tools: Iterable[ToolSpec], *, parents: Sequence[ToolPolicyChain] = ()
+    ) -> None:
         self.layers = tuple(layers)
-        self._above = tuple(above)
-        specs = {spec.name: spec for spec in known}
-        sources = _by_source(specs.values())
+        self._parents = tuple(parents)
+        specs = {spec.name: spec for spec in tools}
+        sources = _group_by_source(specs.values())
         self.warnings: list[str] = []
-        self._rules = [self._spelled_out(layer, specs, sources) for layer in self.layers]
+        self._rules = [self._expand_layer(layer, specs, sources) for layer in self.layers]
         # `*` and a profile do not name a tool. A tool that must be named can be named where it is
         # allowed, in any layer.
-        naming = (rules for rules in self._rules if not rules.layer.lent)
-        self._named = [glob for rules in naming for glob in (*(rules.allow or ()), *rules.also_allow, *rules.ask)]
+        naming = (rules for rules in self._rules if not rules.layer.only_restricts)
+        self._named_globs = [glob for rules in naming for glob in (*(rules.allow or ()), *rules.also_allow, *rules.ask)]
         # Safe to cache: rules do not change.
-        self._judged: dict[str, tuple[ToolSpec, tuple[Finding, ...], Decision]] = {}
+        self._decisions: dict[str, tuple[ToolSpec, tuple[LayerFinding, ...], Decision]] = {}
         # Interned: most tools get the same findings, and there are hundreds of tools.
-        self._said: dict[Finding, Finding] = {}
+        self._interned_findings: dict[LayerFinding, LayerFinding] = {}
 
     def decide(self, spec: ToolSpec) -> Decision:
-        return self._judge(spec)[2]
+        return self._evaluate(spec)[2]
 
-    def findings(self, spec: ToolSpec) -> tuple[Finding, ...]:
+    def findings(self, spec: ToolSpec) -> tuple[LayerFinding, ...]:
         """Return the decision of every layer, to explain the result."""
-        return self._judge(spec)[1]
+        return self._evaluate(spec)[1]
 
-    def _judge(self, spec: ToolSpec) -> tuple[ToolSpec, tuple[Finding, ...], Decision]:
-        known = self._judged.get(spec.name)
+    def _evaluate(self, spec: ToolSpec) -> tuple[ToolSpec, tuple[LayerFinding, ...], Decision]:
+        known = self._decisions.get(spec.name)
         if known is None or known[0] is not spec:
-            said = (finding for chain in self._above for finding in chain.findings(spec))
-            findings = tuple(dict.fromkeys((*self._look(spec), *said)))  # most layers are the same for all
-            findings = tuple(self._said.setdefault(each, each) for each in findings)
-            known = self._judged[spec.name] = (spec, findings, _strictest(findings))
+            said = (finding for chain in self._parents for finding in chain.findings(spec))
+            findings = tuple(dict.fromkeys((*self._collect_findings(spec), *said)))  # most layers are the same for all
+            findings = tuple(self._interned_findings.setdefault(each, each) for each in findings)
+            known = self._decisions[spec.name] = (spec, findings, _pick_strictest(findings))
         return known
 
-    def _look(self, spec: ToolSpec) -> Iterator[Finding]:
-        if spec.by_name and not any(glob != EVERYTHING and matches_glob(glob, spec.name) for glob in self._named):
-            because = f"'{spec.name}' is only for agents whose rules name it"
-            yield Finding("by name", Verdict.DENY, because, _agent_key(self.layers, "also_allow"))
+    def _collect_findings(self, spec: ToolSpec) -> Iterator[LayerFinding]:
+        if spec.must_be_named and not any(
+            glob != EVERYTHING and matches_glob(glob, spec.name) for glob in self._named_globs
+        ):
+            because = f"'{spec.name}' is only available to agents whose rules name it"
+            yield LayerFinding("by name", DecisionKind.DENY, because, _agent_setting_key(self.layers, "also_allow"))
         for rules in self._rules:
-            yield _say(rules, spec)
+            yield _apply_layer(rules, spec)
 
-    def _spelled_out(
-        self, layer: Layer, specs: Mapping[str, ToolSpec], sources: Mapping[str, tuple[str, ...]]
-    ) -> _Rules:
+    def _expand_layer(
+        self, layer: PolicyLayer, specs: Mapping[str, ToolSpec], sources: Mapping[str, tuple[str, ...]]
+    ) -> _ExpandedLayer:
         lists = layer.lists
-        allow: tuple[str, ...] | None = expanded(lists.allow, sources)
+        allow: tuple[str, ...] | None = expand_entries(lists.allow, sources)
         for field in ("allow", "also_allow", "ask", "deny"):
             for entry in getattr(lists, field):
-                if not any(matches_glob(glob, name) for glob in expanded((entry,), sources) for name in specs):
-                    if entry != EVERYTHING and not _is_known(entry):
-                        why = f": {ABSENT[entry.casefold()]}" if entry.casefold() in ABSENT else ""
-                        self.warnings.append(f"{layer.key}.{field} names '{entry}', and there is no such tool{why}")
-        if allow and _only_plugins(allow, specs):
-            self.warnings.append(f"{layer.key}.allow names only plug-ins: it adds to what else is allowed")
+                if not any(matches_glob(glob, name) for glob in expand_entries((entry,), sources) for name in specs):
+                    if entry != EVERYTHING and not _is_known_name(entry):
+                        why = (
+                            f": {UNAVAILABLE_TOOLS[entry.casefold()]}" if entry.casefold() in UNAVAILABLE_TOOLS else ""
+                        )
+                        self.warnings.append(f"{layer.key}.{field} names '{entry}', which is not a known tool{why}")
+        if allow and _match_only_plugins(allow, specs):
+            self.warnings.append(f"{layer.key}.allow names only plugins, so it adds to the other allowed tools")
             allow = None
-        return _Rules(
+        return _ExpandedLayer(
             layer=layer,
             profile=PROFILES.get(lists.profile, ()) if lists.profile is not None else None,
             allow=None if allow == (EVERYTHING,) else allow,
-            also_allow=expanded(lists.also_allow, sources),
-            ask=expanded(lists.ask, sources),
-            deny=expanded(lists.deny, sources),
+            also_allow=expand_entries(lists.also_allow, sources),
+            ask=expand_entries(lists.ask, sources),
+            deny=expand_entries(lists.deny, sources),
         )
 
 
-def _strictest(findings: Sequence[Finding]) -> Decision:
+def _pick_strictest(findings: Sequence[LayerFinding]) -> Decision:
     """Return the first denial; else the first ask."""
-    for verdict in (Verdict.DENY, Verdict.ASK):
+    for verdict in (DecisionKind.DENY, DecisionKind.ASK):
         for finding in findings:
             if finding.verdict is verdict:
                 return Decision(verdict, finding.because, finding.key)
     return ALLOWED
 
 
-def _say(rules: _Rules, spec: ToolSpec) -> Finding:
+def _apply_layer(rules: _ExpandedLayer, spec: ToolSpec) -> LayerFinding:
     """Apply one layer to one tool: deny first, then what is allowed, then capabilities, then ask."""
     layer, lists, name = rules.layer, rules.layer.lists, spec.name
 
-    def found(verdict: Verdict, because: str, field: str) -> Finding:
-        return Finding(layer.name, verdict, because, layer.key if layer.fixed else f"{layer.key}.{field}")
+    def found(verdict: DecisionKind, because: str, field: str) -> LayerFinding:
+        return LayerFinding(layer.name, verdict, because, layer.key if layer.is_fixed else f"{layer.key}.{field}")
 
-    if layer.own and name.startswith(SYSTEM):
-        return found(Verdict.ALLOW, f"{SYSTEM}* tools pass an agent's own lists", "allow")
-    if (glob := _first(rules.deny, name)) is not None:
-        return found(Verdict.DENY, f"{layer.name} denies '{glob}'", "deny")
-    asked = _first(rules.ask, name)  # a tool that needs approval must be available
-    if asked is None and _first(rules.also_allow, name) is None:
-        if rules.profile is not None and _first(rules.profile, name) is None:
-            return found(Verdict.DENY, f"{layer.name} has the profile '{lists.profile}', without '{name}'", "profile")
-        if rules.allow is not None and _first(rules.allow, name) is None:
-            return found(Verdict.DENY, f"{layer.name} does not allow '{name}'", "allow")
+    if layer.is_agents and name.startswith(SYSTEM_PREFIX):
+        return found(DecisionKind.ALLOW, f"{SYSTEM_PREFIX}* tools ignore an agent's own lists", "allow")
+    if (glob := _find_glob(rules.deny, name)) is not None:
+        return found(DecisionKind.DENY, f"{layer.name} denies '{glob}'", "deny")
+    asked = _find_glob(rules.ask, name)  # a tool that needs approval must be available
+    if asked is None and _find_glob(rules.also_allow, name) is None:
+        if rules.profile is not None and _find_glob(rules.profile, name) is None:
+            return found(
+                DecisionKind.DENY,
+                f"{layer.name} has the profile '{lists.profile}', which does not include '{name}'",
+                "profile",
+            )
+        if rules.allow is not None and _find_glob(rules.allow, name) is None:
+            return found(DecisionKind.DENY, f"{layer.name} does not allow '{name}'", "allow")
     for capability in sorted(spec.capabilities):
-        if _first(lists.capabilities_allow, capability) is None:
+        if _find_glob(lists.capabilities_allow, capability) is None:
             because = f"{layer.name} does not allow the capability '{capability}'"
-            return found(Verdict.DENY, because, "capabilities_allow")
-        if (glob := _first(lists.capabilities_deny, capability)) is not None:
-            return found(Verdict.DENY, f"{layer.name} denies the capability '{glob}'", "capabilities_deny")
+            return found(DecisionKind.DENY, because, "capabilities_allow")
+        if (glob := _find_glob(lists.capabilities_deny, capability)) is not None:
+            return found(DecisionKind.DENY, f"{layer.name} denies the capability '{glob}'", "capabilities_deny")
     if asked is not None:
-        return found(Verdict.ASK, f"{layer.name} asks before '{asked}'", "ask")
-    return found(Verdict.ALLOW, f"{layer.name} has nothing against it", "allow")
+        return found(DecisionKind.ASK, f"{layer.name} requires approval for '{asked}'", "ask")
+    return found(DecisionKind.ALLOW, f"{layer.name} does not restrict it", "allow")
 
 
-def _first(globs: Sequence[str], text: str) -> str | None:
+def _find_glob(globs: Sequence[str], text: str) -> str | None:
     return next((glob for glob in globs if matches_glob(glob, text)), None)
 
 
-def _only_plugins(globs: Sequence[str], specs: Mapping[str, ToolSpec]) -> bool:
+def _match_only_plugins(globs: Sequence[str], specs: Mapping[str, ToolSpec]) -> bool:
     """Whether these match only plugin tools: then they were written to add those, not to hide the rest."""
     fitting = [spec for name, spec in specs.items() if any(matches_glob(glob, name) for glob in globs)]
     return bool(fitting) and all(":" in spec.source for spec in fitting)
 
 
-def _by_source(specs: Iterable[ToolSpec]) -> dict[str, tuple[str, ...]]:
+def _group_by_source(specs: Iterable[ToolSpec]) -> dict[str, tuple[str, ...]]:
     """Return the tools of each plugin or MCP server, under `plugin:NAME` and, if no group has that name, under NAME."""
     found: dict[str, list[str]] = {}
     for spec in specs:
@@ -255,63 +265,73 @@ def _by_source(specs: Iterable[ToolSpec]) -> dict[str, tuple[str, ...]]:
     return {name: tuple(tools) for name, tools in found.items()}
 
 
-def _is_known(entry: str) -> bool:
+def _is_known_name(entry: str) -> bool:
     """Whether it names a tool that exists but may not be installed here, such as those of a browser."""
     name = entry.casefold()
-    return name.startswith(("group:", SYSTEM)) or name in GROUPS or any(name in tools for tools in GROUPS.values())
+    return (
+        name.startswith(("group:", SYSTEM_PREFIX)) or name in GROUPS or any(name in tools for tools in GROUPS.values())
+    )
 
 
-def _agent_key(layers: Sequence[Layer], field: str) -> str:
-    return next((f"{layer.key}.{field}" for layer in layers if layer.own), f"tools.{field}")
+def _agent_setting_key(layers: Sequence[PolicyLayer], field: str) -> str:
+    return next((f"{layer.key}.{field}" for layer in layers if layer.is_agents), f"tools.{field}")
 
 
 # --- the layers ---
 
 
-def layers_for(settings: ToolSettings, agent: Agent, where: Circumstances) -> list[Layer]:
+def build_layers(settings: ToolSettings, agent: Agent, context: ToolPolicyContext) -> list[PolicyLayer]:
     """Return the layers in order: server, provider and model, agent, session, sender, call source."""
     own = agent.tools
     key = f"agents.{agent.name}.tools"
     # An agent's profile replaces the server's.
     house = settings if own.profile is None else _without_profile(settings)
-    layers = [Layer(name="the house", key="tools", lists=house)]
+    layers = [PolicyLayer(name="the server", key="tools", lists=house)]
     if not settings.agents_enabled:
-        off = ToolLists(deny=(f"{AGENTS}*",))
-        layers.append(Layer(name="the house (agents_enabled)", key="tools.agents_enabled", lists=off, fixed=True))
-    layers += _by_provider(settings.by_provider, "tools", where, own=False)
+        off = ToolLists(deny=(f"{AGENTS_PREFIX}*",))
+        layers.append(
+            PolicyLayer(name="the server (agents_enabled)", key="tools.agents_enabled", lists=off, is_fixed=True)
+        )
+    layers += _build_provider_layers(settings.by_provider, "tools", context, own=False)
     if own.policy is not None:
         named = settings.policies.get(own.policy)
         # An undeclared policy allows nothing: it was meant to restrict.
         lists = named if named is not None else ToolLists(allow=())
         because = own.policy if named is not None else f"{own.policy}, which is not declared"
-        layers.append(Layer(name=f"the policy {because}", key=f"tools.policies.{own.policy}", lists=lists))
-    layers.append(Layer(name=f"the agent {agent.name}", key=key, lists=own, own=True))
-    layers += _by_provider(own.by_provider, key, where, own=True)
-    if where.origin in (OriginKind.SUBAGENT, OriginKind.BACKGROUND):
+        layers.append(PolicyLayer(name=f"the policy {because}", key=f"tools.policies.{own.policy}", lists=lists))
+    layers.append(PolicyLayer(name=f"the agent {agent.name}", key=key, lists=own, is_agents=True))
+    layers += _build_provider_layers(own.by_provider, key, context, own=True)
+    if context.origin in (OriginKind.SUBAGENT, OriginKind.BACKGROUND):
         fixed = ToolLists(deny=SUBAGENT_DENIED)
-        layers.append(Layer(name="the rule for subagents", key="tools.by_session.subagent", lists=fixed, fixed=True))
-    if where.origin is not OriginKind.SCHEDULE:
-        fixed = ToolLists(deny=OF_A_SCHEDULE)
-        layers.append(Layer(name="the rule for schedules", key="tools.by_session.schedule", lists=fixed, fixed=True))
-    if where.origin is not OriginKind.CHAT:
-        fixed = ToolLists(deny=OF_A_ROOM)
-        layers.append(Layer(name="the rule for rooms", key="tools.by_session.chat", lists=fixed, fixed=True))
-    if (lists := settings.by_session.get(where.origin.value)) is not None:
-        name = f"the rules for {where.origin} sessions"
-        layers.append(Layer(name=name, key=f"tools.by_session.{where.origin}", lists=lists))
-    layers += by_sender(settings, where)
-    if where.hidden:
-        layers.append(Layer(name="skills", key="skills.exposure", lists=ToolLists(deny=where.hidden)))
-    if where.read_only:
-        layers.append(Layer(name="the sandbox", key="sandbox.workspace", lists=ToolLists(deny=WRITING)))
-    if not where.browser:
-        layers.append(Layer(name="the sandbox", key="sandbox.browser", lists=ToolLists(deny=BROWSING)))
-    if where.door is not Door.MODEL:
+        layers.append(
+            PolicyLayer(name="the rule for subagents", key="tools.by_session.subagent", lists=fixed, is_fixed=True)
+        )
+    if context.origin is not OriginKind.SCHEDULE:
+        fixed = ToolLists(deny=SCHEDULE_TOOLS)
+        layers.append(
+            PolicyLayer(name="the rule for schedules", key="tools.by_session.schedule", lists=fixed, is_fixed=True)
+        )
+    if context.origin is not OriginKind.CHAT:
+        fixed = ToolLists(deny=CHANNEL_TOOLS)
+        layers.append(PolicyLayer(name="the rule for chats", key="tools.by_session.chat", lists=fixed, is_fixed=True))
+    if (lists := settings.by_session.get(context.origin.value)) is not None:
+        name = f"the rules for {context.origin} sessions"
+        layers.append(PolicyLayer(name=name, key=f"tools.by_session.{context.origin}", lists=lists))
+    layers += build_sender_layers(settings, context)
+    if context.hidden_tools:
+        layers.append(PolicyLayer(name="skills", key="skills.exposure", lists=ToolLists(deny=context.hidden_tools)))
+    if context.is_read_only:
+        layers.append(PolicyLayer(name="the sandbox", key="sandbox.workspace", lists=ToolLists(deny=WRITE_TOOLS)))
+    if not context.has_browser:
+        layers.append(PolicyLayer(name="the sandbox", key="sandbox.browser", lists=ToolLists(deny=BROWSER_TOOLS)))
+    if context.call_source is not CallSource.MODEL:
         denied = tuple(
             name for name in INVOKE_DENIED if not any(matches_glob(glob, name) for glob in settings.invoke_allow)
         )
         layers.append(
-            Layer(name="the rule for direct calls", key="tools.invoke_allow", lists=ToolLists(deny=denied), fixed=True)
+            PolicyLayer(
+                name="the rule for direct calls", key="tools.invoke_allow", lists=ToolLists(deny=denied), is_fixed=True
+            )
         )
     return layers
 
@@ -327,17 +347,21 @@ def _without_profile(settings: ToolSettings) -> ToolLists:
     )
 
 
-def _by_provider(rules: Mapping[str, ToolLists], key: str, where: Circumstances, *, own: bool) -> list[Layer]:
+def _build_provider_layers(
+    rules: Mapping[str, ToolLists], key: str, context: ToolPolicyContext, *, own: bool
+) -> list[PolicyLayer]:
     """Return the rules for the model, or else those for its provider."""
     by_name = {name.casefold(): (name, lists) for name, lists in rules.items()}
-    for wanted in (f"{where.provider}/{where.model}", where.provider):
-        if where.provider and wanted.casefold() in by_name:
+    for wanted in (f"{context.provider}/{context.model}", context.provider):
+        if context.provider and wanted.casefold() in by_name:
             name, lists = by_name[wanted.casefold()]
-            return [Layer(name=f"the rules for {name}", key=f"{key}.by_provider.{name}", lists=lists, own=own)]
+            return [
+                PolicyLayer(name=f"the rules for {name}", key=f"{key}.by_provider.{name}", lists=lists, is_agents=own)
+            ]
     return []
 
 
-def by_sender(settings: ToolSettings, where: Circumstances) -> list[Layer]:
+def build_sender_layers(settings: ToolSettings, context: ToolPolicyContext) -> list[PolicyLayer]:
     """Return the layers for the senders.
 
     A run that acts for another principal is bound by the rules for both, so asking through an agent
@@ -347,33 +371,33 @@ def by_sender(settings: ToolSettings, where: Circumstances) -> list[Layer]:
     Depends on `sender`, `speakers`, `principal`, `principal_speakers`, `requesters` and `channel`
     only.
     """
-    is_outside = any(each.is_outside for each in where.requesters)
+    is_outside = any(each.is_outside for each in context.requesters)
     if not settings.by_sender and not settings.by_channel and not is_outside:
         return []
-    layers: dict[tuple[str, ToolLists], Layer] = {}
-    left = {each.address: each for each in where.requesters}  # whose rules have not been looked up yet
+    layers: dict[tuple[str, ToolLists], PolicyLayer] = {}
+    left = {each.address: each for each in context.requesters}  # whose rules have not been looked up yet
 
-    def add(found: Sequence[Layer], whose: Address | None, *, lent: bool) -> None:
+    def add(found: Sequence[PolicyLayer], whose: Address | None, *, lent: bool) -> None:
         for layer in found:
-            layers.setdefault((layer.key, layer.lists), replace(layer, lent=True) if lent else layer)
+            layers.setdefault((layer.key, layer.lists), replace(layer, only_restricts=True) if lent else layer)
         requester = left.pop(whose, None) if whose is not None else None
         if requester is not None and requester.is_outside:
-            layer = _for_outside(settings, found)
+            layer = _build_outside_layer(settings, found)
             layers.setdefault((layer.key, layer.lists), layer)
 
-    for number, speaker in enumerate(where.speakers or (None,)):
-        found = _for_sender(settings, (speaker, where.sender), where.channel)
-        add(found, speaker or where.sender, lent=number > 0)
-    behalf = where.behalf
-    if behalf is not None and behalf != where.sender:
-        for speaker in where.behalf_speakers or (None,):
-            add(_for_sender(settings, (speaker, behalf), behalf.room), speaker or behalf, lent=True)
+    for number, speaker in enumerate(context.speakers or (None,)):
+        found = _build_sender_layers(settings, (speaker, context.sender), context.channel)
+        add(found, speaker or context.sender, lent=number > 0)
+    behalf = context.principal
+    if behalf is not None and behalf != context.sender:
+        for speaker in context.principal_speakers or (None,):
+            add(_build_sender_layers(settings, (speaker, behalf), behalf.channel), speaker or behalf, lent=True)
     for whose in tuple(left):  # who set the schedule, or wrote last if the server itself is the sender
-        add(_for_sender(settings, (whose,), whose.room), whose, lent=True)
+        add(_build_sender_layers(settings, (whose,), whose.channel), whose, lent=True)
     return list(layers.values())
 
 
-def _for_outside(settings: ToolSettings, found: Sequence[Layer]) -> Layer:
+def _build_outside_layer(settings: ToolSettings, found: Sequence[PolicyLayer]) -> PolicyLayer:
     """Return the layer for a person who is neither the owner nor a member.
 
     Rules written for them come first: their profile replaces this one, and tools they add are added
@@ -383,9 +407,9 @@ def _for_outside(settings: ToolSettings, found: Sequence[Layer]) -> Layer:
     rules = [layer.lists for layer in found]
     has_profile = any(each.profile is not None for each in rules)
     added = [name for each in rules for name in (*each.also_allow, *each.ask)]
-    return Layer(
+    return PolicyLayer(
         name="the rule for outside senders",
-        key=OUTSIDE_KEY,
+        key=OUTSIDE_SENDERS_KEY,
         lists=ToolLists(
             profile=None if has_profile else lists.profile,
             allow=lists.allow,
@@ -395,19 +419,21 @@ def _for_outside(settings: ToolSettings, found: Sequence[Layer]) -> Layer:
             capabilities_allow=lists.capabilities_allow,
             capabilities_deny=lists.capabilities_deny,
         ),
-        lent=True,
+        only_restricts=True,
     )
 
 
-def _for_sender(settings: ToolSettings, addresses: Sequence[Address | None], room: str) -> list[Layer]:
-    layers: list[Layer] = []
+def _build_sender_layers(
+    settings: ToolSettings, addresses: Sequence[Address | None], sender_channel: str
+) -> list[PolicyLayer]:
+    layers: list[PolicyLayer] = []
     senders = [str(each) for each in addresses if each is not None]
     for name, lists in settings.by_sender.items():
         if any(matches_glob(name, sender) for sender in senders):
-            layers.append(Layer(name=f"the rules for {name}", key=f"tools.by_sender.{name}", lists=lists))
-    if room:
+            layers.append(PolicyLayer(name=f"the rules for {name}", key=f"tools.by_sender.{name}", lists=lists))
+    if sender_channel:
         # Only the most specific rules apply: this sender here, this channel, the sender anywhere, any channel.
-        for channel in (room, EVERYTHING):
+        for channel in (sender_channel, EVERYTHING):
             rules = settings.by_channel.get(channel)
             if rules is None:
                 continue
@@ -415,6 +441,6 @@ def _for_sender(settings: ToolSettings, addresses: Sequence[Address | None], roo
             for name, lists in rules.by_sender.items():
                 if any(matches_glob(name, sender) for sender in senders):
                     told = f"the rules for {name} in {channel}"
-                    return [*layers, Layer(name=told, key=f"{key}.by_sender.{name}", lists=lists)]
-            return [*layers, Layer(name=f"the rules for {channel}", key=key, lists=rules)]
+                    return [*layers, PolicyLayer(name=told, key=f"{key}.by_sender.{name}", lists=lists)]
+            return [*layers, PolicyLayer(name=f"the rules for {channel}", key=key, lists=rules)]
     return layers

@@ -17,7 +17,7 @@ from retinue.store.core import tables as t
 
 _b = sa.bindparam
 _encode = msgspec.json.Encoder().encode
-_agent = msgspec.json.Decoder(Agent)
+_agent_decoder = msgspec.json.Decoder(Agent)
 AGENTS_CACHED_MAX = 1024
 
 _find = sa.select(t.agents.c.name, t.agents.c.version, t.agents.c.body, t.agents.c.removed_ms).where(
@@ -42,12 +42,14 @@ _versions = (
 _version = sa.select(t.agent_versions).where(
     t.agent_versions.c.agent == _b("agent"), t.agent_versions.c.version == _b("version")
 )
-_busy = sa.select(t.runs.c.session).where(t.runs.c.agent == _b("agent"), t.runs.c.status.in_(t.OPEN_RUN))
+_sessions_with_open_run = sa.select(t.runs.c.session).where(
+    t.runs.c.agent == _b("agent"), t.runs.c.status.in_(t.OPEN_RUN_STATUSES)
+)
 
 
 @functools.lru_cache(maxsize=AGENTS_CACHED_MAX)
-def _read(body: str) -> Agent:
-    return _agent.decode(body)
+def _decode(body: str) -> Agent:
+    return _agent_decoder.decode(body)
 
 
 def find(conn: sa.Connection, name: str) -> Agent | None:
@@ -55,15 +57,15 @@ def find(conn: sa.Connection, name: str) -> Agent | None:
     row = conn.execute(_find, {"folded": name.casefold()}).one_or_none()
     if row is None or row.removed_ms is not None:
         return None
-    return _read(row.body)
+    return _decode(row.body)
 
 
-def was_here(conn: sa.Connection, name: str) -> bool:
+def has_existed(conn: sa.Connection, name: str) -> bool:
     """Whether an agent with this name exists or existed."""
     return conn.execute(_find, {"folded": name.casefold()}).one_or_none() is not None
 
 
-def put(conn: sa.Connection, agent: Agent, *, source: str, at_ms: int, changed_by: str = "house") -> Agent:
+def upsert(conn: sa.Connection, agent: Agent, *, source: str, at_ms: int, changed_by: str = "house") -> Agent:
     """Insert an agent, or store this as its next version. The first spelling and all earlier versions stay."""
     row = conn.execute(_find, {"folded": agent.name.casefold()}).one_or_none()
     if row is None:
@@ -79,7 +81,7 @@ def put(conn: sa.Connection, agent: Agent, *, source: str, at_ms: int, changed_b
                 "removed_ms": None,
             },
         )
-        _keep(conn, agent, source=source, changed_by=changed_by, at_ms=at_ms)
+        _insert_version(conn, agent, source=source, changed_by=changed_by, at_ms=at_ms)
         return agent
     changed = replace(agent, name=row.name, version=row.version + 1)
     conn.execute(
@@ -91,11 +93,11 @@ def put(conn: sa.Connection, agent: Agent, *, source: str, at_ms: int, changed_b
             "new_source": source,
         },
     )
-    _keep(conn, changed, source=source, changed_by=changed_by, at_ms=at_ms)
+    _insert_version(conn, changed, source=source, changed_by=changed_by, at_ms=at_ms)
     return changed
 
 
-def _keep(conn: sa.Connection, agent: Agent, *, source: str, changed_by: str, at_ms: int) -> None:
+def _insert_version(conn: sa.Connection, agent: Agent, *, source: str, changed_by: str, at_ms: int) -> None:
     conn.execute(
         _add_version,
         {
@@ -109,23 +111,25 @@ def _keep(conn: sa.Connection, agent: Agent, *, source: str, changed_by: str, at
     )
 
 
-def _version_of(row: sa.Row[Any]) -> AgentVersion:
-    return AgentVersion(agent=_read(row.body), source=row.source, changed_by=row.changed_by, at=from_ms(row.at_ms))
+def _version_from_row(row: sa.Row[Any]) -> AgentVersion:
+    return AgentVersion(agent=_decode(row.body), source=row.source, changed_by=row.changed_by, at=from_ms(row.at_ms))
 
 
-def versions(conn: sa.Connection, name: str, *, limit: int, before: int = 2**31 - 1) -> Sequence[AgentVersion]:
+def list_versions(conn: sa.Connection, name: str, *, limit: int, before: int = 2**31 - 1) -> Sequence[AgentVersion]:
     """List the versions of an agent, newest first."""
-    return [_version_of(row) for row in conn.execute(_versions, {"agent": name, "before": before, "limit": limit})]
+    return [
+        _version_from_row(row) for row in conn.execute(_versions, {"agent": name, "before": before, "limit": limit})
+    ]
 
 
-def version(conn: sa.Connection, name: str, number: int) -> AgentVersion | None:
+def get_version(conn: sa.Connection, name: str, number: int) -> AgentVersion | None:
     row = conn.execute(_version, {"agent": name, "version": number}).one_or_none()
-    return _version_of(row) if row else None
+    return _version_from_row(row) if row else None
 
 
-def at_work(conn: sa.Connection, name: str) -> list[SessionId]:
+def list_working_sessions(conn: sa.Connection, name: str) -> list[SessionId]:
     """List the sessions with an open run of this agent, including suspended runs."""
-    return [SessionId(id_) for id_ in conn.execute(_busy, {"agent": name}).scalars()]
+    return [SessionId(id_) for id_ in conn.execute(_sessions_with_open_run, {"agent": name}).scalars()]
 
 
 def remove(conn: sa.Connection, name: str, *, at_ms: int) -> None:
@@ -133,10 +137,10 @@ def remove(conn: sa.Connection, name: str, *, at_ms: int) -> None:
     conn.execute(_remove, {"the_name": name.casefold(), "now": at_ms})
 
 
-def sources(conn: sa.Connection) -> dict[str, str]:
+def get_sources(conn: sa.Connection) -> dict[str, str]:
     """Return the source of each agent's current definition."""
     return {row.name: row.source for row in conn.execute(_sources)}
 
 
-def everyone(conn: sa.Connection) -> list[Agent]:
-    return [_read(row.body) for row in conn.execute(_all)]
+def list_all(conn: sa.Connection) -> list[Agent]:
+    return [_decode(row.body) for row in conn.execute(_all)]

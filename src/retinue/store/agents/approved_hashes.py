@@ -16,20 +16,20 @@ NAME_LENGTH_MAX = 256
 
 _b = sa.bindparam
 _p = t.pins.c
-_mine = sa.and_(_p.kind == _b("the_kind"), _p.name == _b("the_name"))
-_find = sa.select(t.pins).where(_mine)
+_has_name = sa.and_(_p.kind == _b("the_kind"), _p.name == _b("the_name"))
+_find = sa.select(t.pins).where(_has_name)
 _hashes = sa.select(_p.name, _p.hash).where(_p.kind == _b("the_kind"))
 _all = sa.select(t.pins).where(_p.kind == _b("the_kind")).order_by(_p.name)
 _insert = t.pins.insert()
 _change = (
     t.pins.update()
-    .where(_mine)
+    .where(_has_name)
     .values(hash=_b("new_hash"), content=_b("new_content"), decided_by=_b("who"), at_ms=_b("now"))
 )
-_remove = t.pins.delete().where(_mine)
+_remove = t.pins.delete().where(_has_name)
 
 
-class Pin(Struct, frozen=True, kw_only=True):
+class ApprovedHash(Struct, frozen=True, kw_only=True):
     """An approval. `content` is the approved content, to show a diff."""
 
     kind: str
@@ -40,8 +40,8 @@ class Pin(Struct, frozen=True, kw_only=True):
     at: datetime
 
 
-def _pin(row: sa.Row[Any]) -> Pin:
-    return Pin(
+def _approved_hash_from_row(row: sa.Row[Any]) -> ApprovedHash:
+    return ApprovedHash(
         kind=row.kind,
         name=row.name,
         hash=row.hash,
@@ -51,21 +51,21 @@ def _pin(row: sa.Row[Any]) -> Pin:
     )
 
 
-def find(conn: sa.Connection, kind: str, name: str) -> Pin | None:
+def find(conn: sa.Connection, kind: str, name: str) -> ApprovedHash | None:
     row = conn.execute(_find, {"the_kind": kind, "the_name": name}).one_or_none()
-    return _pin(row) if row else None
+    return _approved_hash_from_row(row) if row else None
 
 
-def hashes(conn: sa.Connection, kind: str) -> dict[str, str]:
+def get_hashes(conn: sa.Connection, kind: str) -> dict[str, str]:
     """Return the approved hashes by name: all that a run needs."""
     return {row.name: row.hash for row in conn.execute(_hashes, {"the_kind": kind})}
 
 
-def everything(conn: sa.Connection, kind: str) -> list[Pin]:
-    return [_pin(row) for row in conn.execute(_all, {"the_kind": kind})]
+def list_all(conn: sa.Connection, kind: str) -> list[ApprovedHash]:
+    return [_approved_hash_from_row(row) for row in conn.execute(_all, {"the_kind": kind})]
 
 
-def put(conn: sa.Connection, kind: str, name: str, *, hash_: str, content: str, decided_by: str, at_ms: int) -> None:
+def upsert(conn: sa.Connection, kind: str, name: str, *, hash_: str, content: str, decided_by: str, at_ms: int) -> None:
     """Store an approval, replacing an earlier one. Content over the limit is truncated; the hash covers all of it."""
     content = content[:CONTENT_CHARS_MAX]
     values = {"new_hash": hash_, "new_content": content, "who": decided_by, "now": at_ms}

@@ -15,36 +15,36 @@ import sqlalchemy as sa
 from msgspec import Struct
 
 from retinue.domain.audit import (
+    ANCHOR_MISMATCH,
     BECAUSE_CHARS_MAX,
-    BEGINNING,
-    CUT_SHORT,
-    HOUSE_CHAIN,
+    CHAIN_TRUNCATED,
+    GENESIS_HASH,
     NAME_CHARS_MAX,
-    NOT_ANCHORED,
-    Anchor,
+    SERVER_CHAIN,
+    AuditAnchor,
+    AuditChainChecker,
+    AuditChainFlaw,
+    AuditEntry,
     AuditKind,
-    Checker,
-    Entry,
-    Flaw,
-    Link,
-    anchors_hash,
-    link_hash,
+    AuditLink,
+    hash_anchors,
+    hash_link,
 )
-from retinue.domain.principal import HOUSE, Principal
-from retinue.domain.storable_text import storable
+from retinue.domain.principal import SERVER_PRINCIPAL, Principal
+from retinue.domain.storable_text import make_storable
 from retinue.store.core import tables as t
-from retinue.store.core.row_visibility import PerScope, in_sessions, me, scope_of
-from retinue.store.core.transaction import Page
+from retinue.store.core.row_visibility import PerScope, in_visible_session, principal_parameters, visibility_scope
+from retinue.store.core.transaction import Transaction
 
 FLAWS_MAX = 100
-LINES_AT_ONCE = 2_000
+ENTRIES_PER_BATCH = 2_000
 POSITION_MAX = 2**62
-Place = tuple[str, int]  # a chain, and a position in it
-Before = tuple[int, str, int]  # the time, chain and position of an entry
-FIRST: Place = (HOUSE_CHAIN, -POSITION_MAX)
+ChainPosition = tuple[str, int]  # a chain, and a position in it
+AuditPosition = tuple[int, str, int]  # the time, chain and position of an entry
+FIRST_POSITION: ChainPosition = (SERVER_CHAIN, -POSITION_MAX)
 AFTER_ALL_CHAINS = "g"  # sorts after every hex digit
 _AGENT_CHARS_MAX = 64
-_VERDICT_CHARS_MAX = 16
+_DECISION_CHARS_MAX = 16
 
 _b = sa.bindparam
 _a, _n = t.audit, t.audit_anchors
@@ -56,7 +56,7 @@ _insert_anchor = _n.insert()
 # --- write ---
 
 
-def append(page: Page, chain: str, entries: Sequence[Entry]) -> None:
+def append(tx: Transaction, chain: str, entries: Sequence[AuditEntry]) -> None:
     """Append entries to a chain: a session's id, or `HOUSE_CHAIN` for the server. Commits with the transaction.
 
     The first entry of a session's chain is also recorded in the server's chain, so that the
@@ -64,13 +64,13 @@ def append(page: Page, chain: str, entries: Sequence[Entry]) -> None:
     """
     if not entries:
         return
-    conn = page.conn
+    conn = tx.conn
     head = conn.execute(_head, {"chain": chain}).first()
-    position, before = (head.position, head.hash) if head is not None else (0, BEGINNING)
-    if head is None and chain != HOUSE_CHAIN:
-        append(page, HOUSE_CHAIN, (Entry(kind=AuditKind.CHAIN_BEGUN, who="house", subject=chain),))
+    position, before = (head.position, head.hash) if head is not None else (0, GENESIS_HASH)
+    if head is None and chain != SERVER_CHAIN:
+        append(tx, SERVER_CHAIN, (AuditEntry(kind=AuditKind.CHAIN_BEGUN, who="house", subject=chain),))
     rows: list[dict[str, Any]] = []
-    at_ms = page.at_ms
+    at_ms = tx.at_ms
     for entry in entries:
         position += 1
         row: dict[str, Any] = {
@@ -78,75 +78,79 @@ def append(page: Page, chain: str, entries: Sequence[Entry]) -> None:
             "position": position,
             "at_ms": at_ms,
             "kind": entry.kind.value,
-            "who": _bounded(entry.who, NAME_CHARS_MAX),
-            "agent": _bounded(entry.agent, _AGENT_CHARS_MAX),
+            "who": _truncate(entry.who, NAME_CHARS_MAX),
+            "agent": _truncate(entry.agent, _AGENT_CHARS_MAX),
             "run": entry.run,
-            "subject": _bounded(entry.subject, NAME_CHARS_MAX),
-            "verdict": _bounded(entry.verdict, _VERDICT_CHARS_MAX),
-            "because": _bounded(entry.because, BECAUSE_CHARS_MAX),
+            "subject": _truncate(entry.subject, NAME_CHARS_MAX),
+            "verdict": _truncate(entry.verdict, _DECISION_CHARS_MAX),
+            "because": _truncate(entry.because, BECAUSE_CHARS_MAX),
             "content": entry.content,
         }
-        before = row["hash"] = link_hash(before, row)
+        before = row["hash"] = hash_link(before, row)
         rows.append(row)
     conn.execute(_insert, rows)
 
 
-def on_its_own(conn: sa.Connection, entries: Sequence[Entry], *, now_ms: int, chain: str = HOUSE_CHAIN) -> None:
+def append_in_transaction(
+    conn: sa.Connection, entries: Sequence[AuditEntry], *, now_ms: int, chain: str = SERVER_CHAIN
+) -> None:
     """Append entries in a transaction that is opened here.
 
     If one is already open, call `append`: it can be opened only once.
     """
-    page = Page(conn, now_ms)
+    page = Transaction(conn, now_ms)
     append(page, chain, entries)
     page.close()
 
 
-def _bounded(text: str, chars_max: int) -> str:
-    return text if text.isascii() and len(text) <= chars_max and "\0" not in text else storable(text)[:chars_max]
+def _truncate(text: str, chars_max: int) -> str:
+    return text if text.isascii() and len(text) <= chars_max and "\0" not in text else make_storable(text)[:chars_max]
 
 
 # --- anchors ---
 
 _last_anchor = sa.select(sa.func.max(_n.c.at_ms))
-_moved = (
+_grown_chains = (
     sa.select(_a.c.chain, sa.func.max(_a.c.position).label("position"))
     .where(_a.c.at_ms >= _b("since"))
     .group_by(_a.c.chain)
 )
-_at = sa.select(_a.c.hash).where(_a.c.chain == _b("chain"), _a.c.position == _b("position"))
-_latest_anchor_of = sa.select(sa.func.max(_n.c.position)).where(_n.c.chain == _b("chain"), _n.c.at_ms == _b("since"))
+_hash_by_position = sa.select(_a.c.hash).where(_a.c.chain == _b("chain"), _a.c.position == _b("position"))
+_last_anchored_position = sa.select(sa.func.max(_n.c.position)).where(
+    _n.c.chain == _b("chain"), _n.c.at_ms == _b("since")
+)
 
 
-def anchor(conn: sa.Connection, *, now_ms: int) -> Anchor | None:
+def add_anchors(conn: sa.Connection, *, now_ms: int) -> AuditAnchor | None:
     """Store the end of every chain that has grown since the last anchor. Returns None if none has.
 
     Returns the anchor of the server's chain, which covers all others. Store it outside the
     database, for example in the log, and pass it to `verify`.
     """
-    page = Page(conn, now_ms)
+    page = Transaction(conn, now_ms)
     since: int = conn.execute(_last_anchor).scalar() or 0
     moved = [
-        Anchor(page.at_ms, row.chain, row.position, _hash_at(conn, row.chain, row.position))
-        for row in conn.execute(_moved, {"since": since}).all()
-        if row.position != conn.execute(_latest_anchor_of, {"chain": row.chain, "since": since}).scalar()
+        AuditAnchor(page.at_ms, row.chain, row.position, _hash_at(conn, row.chain, row.position))
+        for row in conn.execute(_grown_chains, {"since": since}).all()
+        if row.position != conn.execute(_last_anchored_position, {"chain": row.chain, "since": since}).scalar()
     ]
     if not moved or page.at_ms <= since:
         return None
-    others = [each for each in moved if each.chain != HOUSE_CHAIN]
-    entry = Entry(kind=AuditKind.ANCHORED, who="house", subject=f"{len(others)}", content=anchors_hash(others))
-    append(page, HOUSE_CHAIN, (entry,))
-    head = conn.execute(_head, {"chain": HOUSE_CHAIN}).one()
-    own = Anchor(page.at_ms, HOUSE_CHAIN, head.position, head.hash)
+    others = [each for each in moved if each.chain != SERVER_CHAIN]
+    entry = AuditEntry(kind=AuditKind.ANCHORED, who="house", subject=f"{len(others)}", content=hash_anchors(others))
+    append(page, SERVER_CHAIN, (entry,))
+    head = conn.execute(_head, {"chain": SERVER_CHAIN}).one()
+    own = AuditAnchor(page.at_ms, SERVER_CHAIN, head.position, head.hash)
     conn.execute(_insert_anchor, [_anchor_row(each) for each in (*others, own)])
     page.close()
     return own
 
 
 def _hash_at(conn: sa.Connection, chain: str, position: int) -> str:
-    return conn.execute(_at, {"chain": chain, "position": position}).scalar() or ""
+    return conn.execute(_hash_by_position, {"chain": chain, "position": position}).scalar() or ""
 
 
-def _anchor_row(anchor: Anchor) -> dict[str, Any]:
+def _anchor_row(anchor: AuditAnchor) -> dict[str, Any]:
     return {"at_ms": anchor.at_ms, "chain": anchor.chain, "position": anchor.position, "hash": anchor.hash}
 
 
@@ -166,19 +170,19 @@ _COLUMNS = (
     _a.c.content,
     _a.c.hash,
 )
-_in_order = (
+_select_all_chains = (
     sa.select(*_COLUMNS)
     .where(sa.tuple_(_a.c.chain, _a.c.position) > sa.tuple_(_b("after_chain"), _b("after_position")))
     .order_by(_a.c.chain, _a.c.position)
     .limit(_b("limit"))
 )
-_of_chain = (
+_select_chain = (
     sa.select(*_COLUMNS)
     .where(_a.c.chain == _b("after_chain"), _a.c.position > _b("after_position"))
     .order_by(_a.c.position)
     .limit(_b("limit"))
 )
-_not_there = (
+_mismatched_anchors = (
     sa.select(_n.c.chain, _n.c.position, _a.c.hash)
     .outerjoin_from(_n, _a, sa.and_(_a.c.chain == _n.c.chain, _a.c.position == _n.c.position))
     .where(sa.or_(_a.c.hash.is_(None), _a.c.hash != _n.c.hash))
@@ -193,90 +197,94 @@ _anchors = (
     )
     .order_by(_n.c.at_ms, _n.c.chain)
 )
-_anchorings = (
+_anchor_entries = (
     sa.select(_a.c.position, _a.c.at_ms, _a.c.content)
-    .where(_a.c.chain == HOUSE_CHAIN, _a.c.kind == AuditKind.ANCHORED.value)
+    .where(_a.c.chain == SERVER_CHAIN, _a.c.kind == AuditKind.ANCHORED.value)
     .order_by(_a.c.position)
 )
 _anchors_at = sa.select(_n.c.at_ms, _n.c.chain, _n.c.position, _n.c.hash).where(_n.c.at_ms == _b("at"))
 
 
-class Verified(Struct, frozen=True, kw_only=True):
+class AuditVerification(Struct, frozen=True, kw_only=True):
     """How much was verified, and what does not match. At most a hundred flaws are reported."""
 
     lines: int
     chains: int
     anchors: int
-    flaws: tuple[Flaw, ...]
+    flaws: tuple[AuditChainFlaw, ...]
 
     @property
-    def holds(self) -> bool:
+    def is_intact(self) -> bool:
         return not self.flaws
 
 
-def verify(conn: sa.Connection, *, chain: str | None = None, outside: Sequence[Anchor] = ()) -> Verified:
+def verify(conn: sa.Connection, *, chain: str | None = None, outside: Sequence[AuditAnchor] = ()) -> AuditVerification:
     """Verify every chain, or one. `outside` are anchors stored outside the database, such as in a log."""
-    checker, flaws = Checker(), _Flaws()
-    for link in links(conn, chain):
-        flaws.add(checker.follow(link))
+    checker, flaws = AuditChainChecker(), _FlawList()
+    for link in iterate_entries(conn, chain):
+        flaws.add(checker.check_link(link))
     if chain is None:
-        flaws.add(checker.end())
-    flaws.add(_flaws_of_anchors(conn, chain))
-    flaws.add(_flaws_of_anchorings(conn) if chain in (None, HOUSE_CHAIN) else iter(()))
+        flaws.add(checker.finish())
+    flaws.add(_anchor_flaws(conn, chain))
+    flaws.add(_anchor_entry_flaws(conn) if chain in (None, SERVER_CHAIN) else iter(()))
     for each in outside:
         found = _hash_at(conn, each.chain, each.position)
         if found != each.hash:
-            flaws.add(iter((Flaw(each.chain, each.position, NOT_ANCHORED if found else CUT_SHORT),)))
+            flaws.add(iter((AuditChainFlaw(each.chain, each.position, ANCHOR_MISMATCH if found else CHAIN_TRUNCATED),)))
     anchors = conn.execute(sa.select(sa.func.count()).select_from(_n)).scalar_one()
-    return Verified(lines=checker.lines, chains=checker.chains, anchors=anchors, flaws=tuple(flaws.kept))
+    return AuditVerification(
+        lines=checker.link_count, chains=checker.chain_count, anchors=anchors, flaws=tuple(flaws.flaws)
+    )
 
 
-class _Flaws:
+class _FlawList:
     def __init__(self) -> None:
-        self.kept: list[Flaw] = []
+        self.flaws: list[AuditChainFlaw] = []
 
-    def add(self, flaws: Iterator[Flaw]) -> None:
+    def add(self, flaws: Iterator[AuditChainFlaw]) -> None:
         for flaw in flaws:
-            if len(self.kept) < FLAWS_MAX and flaw not in self.kept:
-                self.kept.append(flaw)
+            if len(self.flaws) < FLAWS_MAX and flaw not in self.flaws:
+                self.flaws.append(flaw)
 
 
-def _flaws_of_anchors(conn: sa.Connection, chain: str | None) -> Iterator[Flaw]:
-    for row in conn.execute(_not_there).all():
+def _anchor_flaws(conn: sa.Connection, chain: str | None) -> Iterator[AuditChainFlaw]:
+    for row in conn.execute(_mismatched_anchors).all():
         if chain in (None, row.chain):
-            yield Flaw(row.chain, row.position, CUT_SHORT if row.hash is None else NOT_ANCHORED)
+            yield AuditChainFlaw(row.chain, row.position, CHAIN_TRUNCATED if row.hash is None else ANCHOR_MISMATCH)
 
 
-def _flaws_of_anchorings(conn: sa.Connection) -> Iterator[Flaw]:
+def _anchor_entry_flaws(conn: sa.Connection) -> Iterator[AuditChainFlaw]:
     """Yield anchors that were changed or removed, according to the server's chain."""
     known: set[int] = set()
-    for row in conn.execute(_anchorings).all():
+    for row in conn.execute(_anchor_entries).all():
         known.add(row.at_ms)
-        found = [Anchor(*each) for each in conn.execute(_anchors_at, {"at": row.at_ms}).all()]
-        own = [each for each in found if each.chain == HOUSE_CHAIN]
-        others = [each for each in found if each.chain != HOUSE_CHAIN]
-        if anchors_hash(others) != row.content or [each.position for each in own] != [row.position]:
-            yield Flaw(HOUSE_CHAIN, row.position, "the anchors that were taken with it are not as they were")
+        found = [AuditAnchor(*each) for each in conn.execute(_anchors_at, {"at": row.at_ms}).all()]
+        own = [each for each in found if each.chain == SERVER_CHAIN]
+        others = [each for each in found if each.chain != SERVER_CHAIN]
+        if hash_anchors(others) != row.content or [each.position for each in own] != [row.position]:
+            yield AuditChainFlaw(SERVER_CHAIN, row.position, "the anchors stored with it have changed")
     for (at_ms,) in conn.execute(sa.select(_n.c.at_ms).distinct()).all():
         if at_ms not in known:
-            yield Flaw(HOUSE_CHAIN, 0, f"nothing tells of the anchors of {at_ms}")
+            yield AuditChainFlaw(SERVER_CHAIN, 0, f"no entry records the anchors of {at_ms}")
 
 
-def links(conn: sa.Connection, chain: str | None = None) -> Iterator[Link]:
+def iterate_entries(conn: sa.Connection, chain: str | None = None) -> Iterator[AuditLink]:
     """Yield all entries, chain by chain in order, with a limited number in memory."""
-    place: Place = (chain or HOUSE_CHAIN, -POSITION_MAX)
-    while found := some(conn, chain=chain, after=place, limit=LINES_AT_ONCE):
+    place: ChainPosition = (chain or SERVER_CHAIN, -POSITION_MAX)
+    while found := list_after(conn, chain=chain, after=place, limit=ENTRIES_PER_BATCH):
         yield from found
         place = (found[-1].chain, found[-1].position)
 
 
-def some(conn: sa.Connection, *, chain: str | None, after: Place, limit: int) -> list[Link]:
+def list_after(conn: sa.Connection, *, chain: str | None, after: ChainPosition, limit: int) -> list[AuditLink]:
     """Return the next entries after a position in all chains, or in one."""
     bounds = {"after_chain": after[0], "after_position": after[1], "limit": limit}
-    return [Link(*row) for row in conn.execute(_in_order if chain is None else _of_chain, bounds)]
+    return [AuditLink(*row) for row in conn.execute(_select_all_chains if chain is None else _select_chain, bounds)]
 
 
-def anchors(conn: sa.Connection, *, after: Place = FIRST, last: Place | None = None) -> list[Anchor]:
+def list_anchors(
+    conn: sa.Connection, *, after: ChainPosition = FIRST_POSITION, last: ChainPosition | None = None
+) -> list[AuditAnchor]:
     """Return the anchors of positions after one, up to another, or all that follow.
 
     There are never more than entries.
@@ -284,7 +292,7 @@ def anchors(conn: sa.Connection, *, after: Place = FIRST, last: Place | None = N
     last_chain, last_position = last or (AFTER_ALL_CHAINS, POSITION_MAX)
     bounds = {"after_chain": after[0], "after_position": after[1]}
     rows = conn.execute(_anchors, {**bounds, "last_chain": last_chain, "last_position": last_position})
-    return [Anchor(*row) for row in rows]
+    return [AuditAnchor(*row) for row in rows]
 
 
 # --- lists ---
@@ -303,7 +311,7 @@ _latest_first = PerScope(
     lambda scope: {
         filtered: sa.select(*_COLUMNS)
         .where(
-            in_sessions(scope, _a.c.chain),
+            in_visible_session(scope, _a.c.chain),
             sa.or_(
                 _a.c.at_ms < _b("at"),
                 sa.and_(_a.c.at_ms == _b("at"), _a.c.chain > _b("after_chain")),
@@ -318,23 +326,25 @@ _latest_first = PerScope(
 )
 
 
-def listed(
+def list_entries(
     conn: sa.Connection,
     *,
     limit: int,
-    before: Before | None = None,
+    before: AuditPosition | None = None,
     chain: str | None = None,
     kind: str = "",
     agent: str = "",
     who: str = "",
     since_ms: int | None = None,
-    seen_by: Principal = HOUSE,
-) -> list[Link]:
+    seen_by: Principal = SERVER_PRINCIPAL,
+) -> list[AuditLink]:
     """List entries of visible chains, newest first. Only the owner sees the server's chain."""
-    at_ms, after_chain, position = before or (POSITION_MAX, HOUSE_CHAIN, 0)
+    at_ms, after_chain, position = before or (POSITION_MAX, SERVER_CHAIN, 0)
     wanted = {"chain": chain, "kind": kind or None, "agent": agent or None, "who": who or None, "since": since_ms}
     given = {f"the_{name}": value for name, value in wanted.items() if value is not None}
     filtered = frozenset(name for name, value in wanted.items() if value is not None)
     bounds = {"at": at_ms, "after_chain": after_chain, "before_position": position, "limit": limit}
-    rows = conn.execute(_latest_first[scope_of(seen_by)][filtered], {**bounds, **given, **me(seen_by)})
-    return [Link(*row) for row in rows]
+    rows = conn.execute(
+        _latest_first[visibility_scope(seen_by)][filtered], {**bounds, **given, **principal_parameters(seen_by)}
+    )
+    return [AuditLink(*row) for row in rows]

@@ -8,45 +8,51 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from retinue.domain.credential import FORGOTTEN_AFTER, Cooling, Credential, CredentialKind, Mark
-from retinue.domain.model import Failure
+from retinue.domain.credential import (
+    FAILURE_FORGOTTEN_AFTER,
+    Credential,
+    CredentialCooldown,
+    CredentialFailureRecord,
+    CredentialKind,
+)
+from retinue.domain.model import ModelFailureKind
 from retinue.domain.times import from_ms, to_ms
 from retinue.store.core import tables as t
 
-_FORGOTTEN_AFTER_MS = FORGOTTEN_AFTER // timedelta(milliseconds=1)
+_FORGOTTEN_AFTER_MS = FAILURE_FORGOTTEN_AFTER // timedelta(milliseconds=1)
 
 _b = sa.bindparam
 _c, _d = t.credentials.c, t.cooldowns.c
 _all = sa.select(t.credentials).order_by(_c.agent, _c.id)
 _find = sa.select(t.credentials).where(_c.agent == _b("agent"), _c.id == _b("id"))
 _insert = t.credentials.insert()
-_mine = sa.and_(_c.agent == _b("the_agent"), _c.id == _b("the_id"))
-_remove = t.credentials.delete().where(_mine)
-_used = t.credentials.update().where(_mine).values(used_ms=_b("now"))
-_place = t.credentials.update().where(_mine).values(position=_b("place"))
-_no_order = (
+_is_credential = sa.and_(_c.agent == _b("the_agent"), _c.id == _b("the_id"))
+_remove = t.credentials.delete().where(_is_credential)
+_mark_used = t.credentials.update().where(_is_credential).values(used_ms=_b("now"))
+_set_position = t.credentials.update().where(_is_credential).values(position=_b("place"))
+_clear_order = (
     t.credentials.update()
     .where(_c.agent == _b("the_agent"), _c.provider == _b("the_provider"), _c.position.is_not(None))
     .values(position=None)
 )
 
-_states = (
+_list_cooldowns = (
     sa.select(t.cooldowns)
     .where(sa.or_(_d.until_ms > _b("now"), _d.failed_ms >= _b("remembered")))
     .order_by(_d.agent, _d.credential, _d.model)
 )
-_its = sa.and_(_d.agent == _b("the_agent"), _d.credential == _b("the_id"))
-_state = sa.select(t.cooldowns).where(_its, _d.model == _b("the_model"))
-_begin = t.cooldowns.insert()
-_forget = t.cooldowns.delete().where(_its)
-_forget_model = t.cooldowns.delete().where(_its, _d.model == _b("the_model"))
+_is_cooldown_of = sa.and_(_d.agent == _b("the_agent"), _d.credential == _b("the_id"))
+_get_cooldown = sa.select(t.cooldowns).where(_is_cooldown_of, _d.model == _b("the_model"))
+_insert_cooldown = t.cooldowns.insert()
+_delete_cooldowns = t.cooldowns.delete().where(_is_cooldown_of)
+_delete_model_cooldown = t.cooldowns.delete().where(_is_cooldown_of, _d.model == _b("the_model"))
 _recover = t.cooldowns.delete().where(
-    _its, sa.or_(_d.model == "", _d.model == _b("the_model")), _d.failed_ms <= _b("asked")
+    _is_cooldown_of, sa.or_(_d.model == "", _d.model == _b("the_model")), _d.failed_ms <= _b("asked")
 )
-_recover_all = t.cooldowns.delete().where(_its, _d.failed_ms <= _b("asked"))
+_recover_all = t.cooldowns.delete().where(_is_cooldown_of, _d.failed_ms <= _b("asked"))
 
 
-def _credential(row: sa.Row[Any]) -> Credential:
+def _credential_from_row(row: sa.Row[Any]) -> Credential:
     return Credential(
         id=row.id,
         provider=row.provider,
@@ -59,31 +65,31 @@ def _credential(row: sa.Row[Any]) -> Credential:
     )
 
 
-def _cooling(row: sa.Row[Any]) -> Cooling:
-    return Cooling(
+def _cooldown_from_row(row: sa.Row[Any]) -> CredentialCooldown:
+    return CredentialCooldown(
         agent=row.agent,
         credential=row.credential,
         model=row.model,
-        failure=Failure(row.reason),
+        failure=ModelFailureKind(row.reason),
         errors=row.errors,
         until=from_ms(row.until_ms),
         failed_at=from_ms(row.failed_ms),
     )
 
 
-def everyone(conn: sa.Connection) -> list[Credential]:
+def list_all(conn: sa.Connection) -> list[Credential]:
     """List the credentials of the instance and of all agents."""
-    return [_credential(row) for row in conn.execute(_all)]
+    return [_credential_from_row(row) for row in conn.execute(_all)]
 
 
 def find(conn: sa.Connection, agent: str, id_: str) -> Credential | None:
     row = conn.execute(_find, {"agent": agent, "id": id_}).one_or_none()
-    return _credential(row) if row else None
+    return _credential_from_row(row) if row else None
 
 
 def add(conn: sa.Connection, credential: Credential, *, at_ms: int) -> bool:
     """Insert a credential. Returns False if it exists; then it is not changed."""
-    if find(conn, *credential.key) is not None:
+    if find(conn, *credential.row_key) is not None:
         return False
     conn.execute(
         _insert,
@@ -104,16 +110,16 @@ def add(conn: sa.Connection, credential: Credential, *, at_ms: int) -> bool:
 
 def remove(conn: sa.Connection, agent: str, id_: str) -> bool:
     """Remove a credential with its cooldowns. Returns whether there was one."""
-    conn.execute(_forget, {"the_agent": agent, "the_id": id_})
+    conn.execute(_delete_cooldowns, {"the_agent": agent, "the_id": id_})
     return conn.execute(_remove, {"the_agent": agent, "the_id": id_}).rowcount == 1
 
 
 def set_order(conn: sa.Connection, agent: str, provider: str, order: Sequence[Credential], *, at_ms: int) -> None:
     """Set the order. Credentials that are not in it come after. An empty order sorts by last use."""
-    conn.execute(_no_order, {"the_agent": agent, "the_provider": provider})
+    conn.execute(_clear_order, {"the_agent": agent, "the_provider": provider})
     for place, credential in enumerate(order):
         add(conn, credential, at_ms=at_ms)  # one found in the environment or the settings has no row yet
-        conn.execute(_place, {"the_agent": agent, "the_id": credential.id, "place": place})
+        conn.execute(_set_position, {"the_agent": agent, "the_id": credential.id, "place": place})
 
 
 def mark_used(
@@ -125,7 +131,7 @@ def mark_used(
     """
     add(conn, credential, at_ms=at_ms)
     whose = {"the_agent": credential.agent, "the_id": credential.id}
-    conn.execute(_used, {**whose, "now": at_ms})
+    conn.execute(_mark_used, {**whose, "now": at_ms})
     asked = {"asked": at_ms if asked_ms is None else asked_ms}
     if model is None:
         conn.execute(_recover_all, whose | asked)
@@ -133,14 +139,18 @@ def mark_used(
         conn.execute(_recover, {**whose, **asked, "the_model": model})
 
 
-def mark_failed(conn: sa.Connection, mark: Mark, judge: Callable[[Cooling | None, Mark], Cooling]) -> Cooling:
+def mark_failed(
+    conn: sa.Connection,
+    mark: CredentialFailureRecord,
+    judge: Callable[[CredentialCooldown | None, CredentialFailureRecord], CredentialCooldown],
+) -> CredentialCooldown:
     """Record a failure. `judge` computes the cooldown from the stored one, in the commit that stores the result."""
     place = {"the_agent": mark.credential.agent, "the_id": mark.credential.id, "the_model": mark.model}
-    row = conn.execute(_state, place).one_or_none()
-    cooling = judge(_cooling(row) if row else None, mark)
-    conn.execute(_forget_model, place)
+    row = conn.execute(_get_cooldown, place).one_or_none()
+    cooling = judge(_cooldown_from_row(row) if row else None, mark)
+    conn.execute(_delete_model_cooldown, place)
     conn.execute(
-        _begin,
+        _insert_cooldown,
         {
             "agent": cooling.agent,
             "credential": cooling.credential,
@@ -154,15 +164,15 @@ def mark_failed(conn: sa.Connection, mark: Mark, judge: Callable[[Cooling | None
     return cooling
 
 
-def clear(conn: sa.Connection, agent: str, id_: str, *, model: str | None = None) -> int:
+def clear_cooldowns(conn: sa.Connection, agent: str, id_: str, *, model: str | None = None) -> int:
     """Clear the cooldowns for one model, or for all. Returns how many there were."""
     whose = {"the_agent": agent, "the_id": id_}
     if model is None:
-        return conn.execute(_forget, whose).rowcount
-    return conn.execute(_forget_model, {**whose, "the_model": model}).rowcount
+        return conn.execute(_delete_cooldowns, whose).rowcount
+    return conn.execute(_delete_model_cooldown, {**whose, "the_model": model}).rowcount
 
 
-def states(conn: sa.Connection, *, now_ms: int) -> list[Cooling]:
+def list_cooldowns(conn: sa.Connection, *, now_ms: int) -> list[CredentialCooldown]:
     """List the cooldowns that still count: active ones, and those that would count toward the next failure."""
-    found = conn.execute(_states, {"now": now_ms, "remembered": now_ms - _FORGOTTEN_AFTER_MS})
-    return [_cooling(row) for row in found]
+    found = conn.execute(_list_cooldowns, {"now": now_ms, "remembered": now_ms - _FORGOTTEN_AFTER_MS})
+    return [_cooldown_from_row(row) for row in found]

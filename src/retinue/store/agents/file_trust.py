@@ -33,41 +33,41 @@ from retinue.store.core import tables as t
 from retinue.store.core.connection import Store
 
 CTIME_SLACK_MS = 2_000  # some file systems have a resolution of two seconds
-LABELS_AT_ONCE_MAX = 500
-LABEL_REST_MS = 3_600_000  # a label is stored before its file, so a recent one without a file is not yet obsolete
+LABELS_PER_BATCH_MAX = 500
+LABEL_GRACE_MS = 3_600_000  # a label is stored before its file, so a recent one without a file is not yet obsolete
 
-_KEYS_AT_ONCE = 24
-_CONTENT = "sha256:"
+_KEYS_PER_QUERY = 24
+_CONTENT_PREFIX = "sha256:"
 
 _b = sa.bindparam
 _f = t.file_labels.c
-_UNTRUSTED = t.word(f"'{Trust.UNTRUSTED}'")
-_by_keys = sa.select(t.file_labels).where(_f.path.in_([_b(f"key{i}") for i in range(_KEYS_AT_ONCE)]))
+_UNTRUSTED = t.sql_literal(f"'{Trust.UNTRUSTED}'")
+_by_keys = sa.select(t.file_labels).where(_f.path.in_([_b(f"key{i}") for i in range(_KEYS_PER_QUERY)]))
 # By range where paths are ordered by their bytes. Other collations may ignore characters such as `/`, so each label
 # is compared. Not LIKE: it has special characters.
-_below_in_order = sa.select(t.file_labels).where(_f.path >= _b("folder"), _f.path < _b("beyond"))
-_below_anyhow = sa.select(t.file_labels).where(sa.func.substr(_f.path, 1, _b("length")) == _b("folder"))
+_below_by_range = sa.select(t.file_labels).where(_f.path >= _b("folder"), _f.path < _b("beyond"))
+_below_by_prefix = sa.select(t.file_labels).where(sa.func.substr(_f.path, 1, _b("length")) == _b("folder"))
 _any_untrusted = sa.select(_f.path).where(_f.trust == _UNTRUSTED).limit(1)
-_page = sa.select(t.file_labels).where(_f.path > _b("after")).order_by(_f.path).limit(LABELS_AT_ONCE_MAX)
+_select_page = sa.select(t.file_labels).where(_f.path > _b("after")).order_by(_f.path).limit(LABELS_PER_BATCH_MAX)
 _insert = t.file_labels.insert()
 _remove = t.file_labels.delete().where(_f.path == _b("the_path"))
 _remove_unchanged = t.file_labels.delete().where(_f.path == _b("the_path"), _f.at_ms == _b("the_at"))
-_doubted = sa.select(_f.path).where(_f.trust == t.word(f"'{Trust.PERSON}'"))
-_remove_clean = t.file_labels.delete().where(_f.trust == t.word(f"'{Trust.PRIVATE}'"))
+_paths_with_distrusted_changes = sa.select(_f.path).where(_f.trust == t.sql_literal(f"'{Trust.PERSON}'"))
+_remove_clean = t.file_labels.delete().where(_f.trust == t.sql_literal(f"'{Trust.PRIVATE}'"))
 
 
-class Label(Struct, frozen=True):
+class FileLabel(Struct, frozen=True):
     key: str
     trust: Trust
     at_ms: int
 
 
-class Labels(Struct, frozen=True):
+class FileLabels(Struct, frozen=True):
     """The labels of some files and of the directories above them, as of one moment."""
 
-    by_key: Mapping[str, Label]
+    by_key: Mapping[str, FileLabel]
 
-    def trust(self, path: str, *, ctime_ms: int, content: str = "") -> Trust:
+    def get_trust(self, path: str, *, ctime_ms: int, content: str = "") -> Trust:
         """Return the trust of this file at the time of this ctime. `content` is the hash of its bytes."""
         own = self.by_key.get(path)
         if own is not None:
@@ -75,9 +75,9 @@ class Labels(Struct, frozen=True):
                 return Trust.UNTRUSTED
             if own.at_ms == ctime_ms:
                 return Trust.PRIVATE
-        if content and _CONTENT + content in self.by_key:
+        if content and _CONTENT_PREFIX + content in self.by_key:
             return Trust.UNTRUSTED
-        above = (self.by_key.get(key) for key in _folder_keys(path))
+        above = (self.by_key.get(key) for key in _directory_keys(path))
         if any(label is not None and ctime_ms >= label.at_ms - CTIME_SLACK_MS for label in above):
             return Trust.UNTRUSTED
         return Trust.PRIVATE
@@ -87,30 +87,30 @@ def ctime_ms(status: os.stat_result) -> int:
     return status.st_ctime_ns // 1_000_000
 
 
-def around(conn: sa.Connection, path: str, *, content: str = "") -> Labels:
+def get_file_labels(conn: sa.Connection, path: str, *, content: str = "") -> FileLabels:
     """Return the labels for one file: its own, those of the directories above it, and that of its bytes."""
-    keys = [path, *_folder_keys(path), *([_CONTENT + content] if content else [])]
-    return Labels({label.key: label for label in _read(conn, keys)})
+    keys = [path, *_directory_keys(path), *([_CONTENT_PREFIX + content] if content else [])]
+    return FileLabels({label.key: label for label in _read(conn, keys)})
 
 
-def below(conn: sa.Connection, folder: str) -> Labels:
+def get_directory_labels(conn: sa.Connection, folder: str) -> FileLabels:
     """Return the labels for everything in a directory."""
     prefix = folder.rstrip("/") + "/"
     if conn.dialect.name == "sqlite":
-        rows = conn.execute(_below_in_order, {"folder": prefix, "beyond": prefix[:-1] + chr(ord("/") + 1)})
+        rows = conn.execute(_below_by_range, {"folder": prefix, "beyond": prefix[:-1] + chr(ord("/") + 1)})
     else:
-        rows = conn.execute(_below_anyhow, {"folder": prefix, "length": len(prefix)})
-    return Labels({**around(conn, folder).by_key, **{row.path: _label(row) for row in rows}})
+        rows = conn.execute(_below_by_prefix, {"folder": prefix, "length": len(prefix)})
+    return FileLabels({**get_file_labels(conn, folder).by_key, **{row.path: _label_from_row(row) for row in rows}})
 
 
-def label(conn: sa.Connection, path: str, *, ctime_ms: int, content: str = "") -> Trust:
-    return around(conn, path, content=content).trust(path, ctime_ms=ctime_ms, content=content)
+def get_trust(conn: sa.Connection, path: str, *, ctime_ms: int, content: str = "") -> Trust:
+    return get_file_labels(conn, path, content=content).get_trust(path, ctime_ms=ctime_ms, content=content)
 
 
 def mark_untrusted(conn: sa.Connection, paths: Iterable[str], *, at_ms: int, run: RunId | None) -> None:
     """Mark files before they are written: after a crash in between, too many files are distrusted, not too few."""
     for path in paths:
-        _put(conn, Label(path, Trust.UNTRUSTED, at_ms), run)
+        _upsert(conn, FileLabel(path, Trust.UNTRUSTED, at_ms), run)
 
 
 def is_needed(conn: sa.Connection, path: str) -> bool:
@@ -125,27 +125,27 @@ def mark_clean(conn: sa.Connection, path: str, *, ctime_ms: int, run: RunId | No
     """
     conn.execute(_remove, {"the_path": path})
     if conn.execute(_any_untrusted).first() is not None or _read(conn, [f"{path}/"]):
-        _put(conn, Label(path, Trust.PRIVATE, ctime_ms), run)
+        _upsert(conn, FileLabel(path, Trust.PRIVATE, ctime_ms), run)
 
 
 def mark_content(conn: sa.Connection, hashes: Iterable[str], *, at_ms: int, run: RunId | None = None) -> None:
     """Mark bytes that came from outside, by the hash that names attachments."""
     for hash_ in hashes:
-        _put(conn, Label(_CONTENT + hash_, Trust.UNTRUSTED, at_ms), run)
+        _upsert(conn, FileLabel(_CONTENT_PREFIX + hash_, Trust.UNTRUSTED, at_ms), run)
 
 
 def content_trust(conn: sa.Connection, hash_: str) -> Trust:
-    return Trust.UNTRUSTED if _read(conn, [_CONTENT + hash_]) else Trust.PRIVATE
+    return Trust.UNTRUSTED if _read(conn, [_CONTENT_PREFIX + hash_]) else Trust.PRIVATE
 
 
-def taint_folder(conn: sa.Connection, path: str, at_ms: int, run: RunId | None) -> None:
+def distrust_directory(conn: sa.Connection, path: str, at_ms: int, run: RunId | None) -> None:
     """Distrust everything in this directory that has changed since. An earlier time wins over a later one."""
     key = path.rstrip("/") + "/"
     known = _read(conn, [key])
-    _put(conn, Label(key, Trust.UNTRUSTED, min([at_ms, *(label.at_ms for label in known)])), run)
+    _upsert(conn, FileLabel(key, Trust.UNTRUSTED, min([at_ms, *(label.at_ms for label in known)])), run)
 
 
-def doubt_changes(conn: sa.Connection, paths: Mapping[str, int | None], *, since_ms: int, run: RunId | None) -> None:
+def distrust_changes(conn: sa.Connection, paths: Mapping[str, int | None], *, since_ms: int, run: RunId | None) -> None:
     """Distrust all changes at these paths from now on. Each has the ctime of its file, or None if there is none.
 
     Such a label does not affect other files: a command that can reach these paths stays trusted.
@@ -155,15 +155,15 @@ def doubt_changes(conn: sa.Connection, paths: Mapping[str, int | None], *, since
         key = path.rstrip("/") + "/"
         known = _read(conn, [key])
         if not any(label.trust is Trust.UNTRUSTED or label.at_ms <= at_ms for label in known):
-            _put(conn, Label(key, Trust.PERSON, at_ms), run)
+            _upsert(conn, FileLabel(key, Trust.PERSON, at_ms), run)
 
 
-def doubted(conn: sa.Connection) -> list[str]:
+def list_distrusted_changes(conn: sa.Connection) -> list[str]:
     """List the paths whose changes are distrusted because of the person a command ran for."""
-    return [key.rstrip("/") for key in conn.execute(_doubted).scalars()]
+    return [key.rstrip("/") for key in conn.execute(_paths_with_distrusted_changes).scalars()]
 
 
-def settle_changes(conn: sa.Connection, changed: Mapping[str, int | None]) -> None:
+def clear_unchanged(conn: sa.Connection, changed: Mapping[str, int | None]) -> None:
     """After the last command that could change these paths, remove the label where nothing changed.
 
     `changed` has the current ctime for each path, or None if there is no file.
@@ -174,7 +174,7 @@ def settle_changes(conn: sa.Connection, changed: Mapping[str, int | None]) -> No
                 conn.execute(_remove, {"the_path": label.key})
 
 
-def begin_command(
+def label_command(
     conn: sa.Connection,
     *,
     readable: Sequence[str],
@@ -194,49 +194,51 @@ def begin_command(
     if conn.execute(_any_untrusted).first() is None and not untrusted:
         return Trust.PRIVATE
     for folder in dict.fromkeys((*readable, *writable)):
-        since += [each.at_ms for each in below(conn, folder).by_key.values() if each.trust is Trust.UNTRUSTED]
+        since += [
+            each.at_ms for each in get_directory_labels(conn, folder).by_key.values() if each.trust is Trust.UNTRUSTED
+        ]
     if not since:
         return Trust.PRIVATE
     for folder in writable:
-        taint_folder(conn, folder, min(since), run)
+        distrust_directory(conn, folder, min(since), run)
     return Trust.UNTRUSTED
 
 
-def forget(conn: sa.Connection, labels: Iterable[Label]) -> int:
+def delete_labels(conn: sa.Connection, labels: Iterable[FileLabel]) -> int:
     """Remove labels, except those that have changed since they were read. Returns how many."""
     seen = [{"the_path": label.key, "the_at": label.at_ms} for label in labels]
     return sum(conn.execute(_remove_unchanged, each).rowcount for each in seen)
 
 
-async def sweep(store: Store, *, now_ms: int, named: Callable[[str], bool]) -> int:
+async def sweep(store: Store, *, now_ms: int, is_named: Callable[[str], bool]) -> int:
     """Remove the labels of deleted files, and of bytes for which `is_named` returns False. Returns how many."""
     removed = 0
     after = ""
     while page := await store.scan(partial(_read_page, after=after)):
-        old = [label for label in page if label.at_ms < now_ms - LABEL_REST_MS]
-        gone = await asyncio.to_thread(_left_over, old, named)
+        old = [label for label in page if label.at_ms < now_ms - LABEL_GRACE_MS]
+        gone = await asyncio.to_thread(_list_obsolete, old, is_named)
         if gone:
-            removed += await store.write(partial(forget, labels=gone), point="purge")
+            removed += await store.write(partial(delete_labels, labels=gone), point="purge")
         after = page[-1].key
-    return removed + await store.write(_forget_needless, point="purge")
+    return removed + await store.write(_delete_needless, point="purge")
 
 
-def _forget_needless(conn: sa.Connection) -> int:
+def _delete_needless(conn: sa.Connection) -> int:
     """If nothing is untrusted, labels of trusted files are not needed."""
     if conn.execute(_any_untrusted).first() is not None:
         return 0
     return conn.execute(_remove_clean).rowcount
 
 
-def _left_over(labels: Sequence[Label], named: Callable[[str], bool]) -> list[Label]:
-    return [label for label in labels if _is_left_over(label, named)]
+def _list_obsolete(labels: Sequence[FileLabel], is_named: Callable[[str], bool]) -> list[FileLabel]:
+    return [label for label in labels if _is_obsolete(label, is_named)]
 
 
-def _is_left_over(label: Label, named: Callable[[str], bool]) -> bool:
+def _is_obsolete(label: FileLabel, is_named: Callable[[str], bool]) -> bool:
     if label.trust is Trust.PERSON:  # the command may still run and create the file
         return False
-    if label.key.startswith(_CONTENT):
-        return not named(label.key.removeprefix(_CONTENT))
+    if label.key.startswith(_CONTENT_PREFIX):
+        return not is_named(label.key.removeprefix(_CONTENT_PREFIX))
     try:
         os.lstat(label.key.rstrip("/") or "/")
     except (FileNotFoundError, NotADirectoryError):
@@ -246,7 +248,7 @@ def _is_left_over(label: Label, named: Callable[[str], bool]) -> bool:
     return False
 
 
-def _folder_keys(path: str) -> Iterator[str]:
+def _directory_keys(path: str) -> Iterator[str]:
     """Yield the keys of every directory above a file, and of the file itself.
 
     The latter is needed because a command may be given a single file to write to.
@@ -260,24 +262,26 @@ def _folder_keys(path: str) -> Iterator[str]:
         yield path + "/"
 
 
-def _read(conn: sa.Connection, keys: Sequence[str]) -> list[Label]:
-    found: list[Label] = []
-    for start in range(0, len(keys), _KEYS_AT_ONCE):
-        some = keys[start : start + _KEYS_AT_ONCE]
-        padded = [*some, *[some[0]] * (_KEYS_AT_ONCE - len(some))]
-        found += [_label(row) for row in conn.execute(_by_keys, {f"key{i}": key for i, key in enumerate(padded)})]
+def _read(conn: sa.Connection, keys: Sequence[str]) -> list[FileLabel]:
+    found: list[FileLabel] = []
+    for start in range(0, len(keys), _KEYS_PER_QUERY):
+        some = keys[start : start + _KEYS_PER_QUERY]
+        padded = [*some, *[some[0]] * (_KEYS_PER_QUERY - len(some))]
+        found += [
+            _label_from_row(row) for row in conn.execute(_by_keys, {f"key{i}": key for i, key in enumerate(padded)})
+        ]
     return found
 
 
-def _read_page(conn: sa.Connection, *, after: str) -> list[Label]:
-    return [_label(row) for row in conn.execute(_page, {"after": after})]
+def _read_page(conn: sa.Connection, *, after: str) -> list[FileLabel]:
+    return [_label_from_row(row) for row in conn.execute(_select_page, {"after": after})]
 
 
-def _label(row: Any) -> Label:
-    return Label(row.path, Trust(row.trust), row.at_ms)
+def _label_from_row(row: Any) -> FileLabel:
+    return FileLabel(row.path, Trust(row.trust), row.at_ms)
 
 
-def _put(conn: sa.Connection, label: Label, run: RunId | None) -> None:
+def _upsert(conn: sa.Connection, label: FileLabel, run: RunId | None) -> None:
     conn.execute(_remove, {"the_path": label.key})
     conn.execute(
         _insert,

@@ -17,18 +17,18 @@ GRANTS_LISTED_MAX = 500
 
 _b = sa.bindparam
 _insert = t.grants.insert()
-_good = sa.and_(
+_is_valid = sa.and_(
     t.grants.c.revoked_ms.is_(None), sa.or_(t.grants.c.expires_ms.is_(None), t.grants.c.expires_ms > _b("now"))
 )
 _of_agent = (
     sa.select(t.grants)
-    .where(t.grants.c.agent == _b("the_agent"), _good)
+    .where(t.grants.c.agent == _b("the_agent"), _is_valid)
     .order_by(t.grants.c.at_ms, t.grants.c.id)
     .limit(GRANTS_READ_MAX)
 )
-_listed = sa.select(t.grants).where(_good).order_by(t.grants.c.at_ms, t.grants.c.id).limit(_b("limit"))
-_found = sa.select(t.grants).where(t.grants.c.id.startswith(_b("prefix"))).limit(2)
-_given = sa.select(t.grants).where(t.grants.c.granted_by == _b("giver"), _good).limit(GRANTS_READ_MAX)
+_listed = sa.select(t.grants).where(_is_valid).order_by(t.grants.c.at_ms, t.grants.c.id).limit(_b("limit"))
+_by_prefix = sa.select(t.grants).where(t.grants.c.id.startswith(_b("prefix"))).limit(2)
+_by_giver = sa.select(t.grants).where(t.grants.c.granted_by == _b("giver"), _is_valid).limit(GRANTS_READ_MAX)
 _revoke = (
     t.grants.update()
     .where(t.grants.c.id == _b("the_id"), t.grants.c.revoked_ms.is_(None))
@@ -36,21 +36,21 @@ _revoke = (
 )
 
 
-def handed_on_by(agent: str) -> str:
+def granted_by_agent(agent: str) -> str:
     """Return the `granted_by` of a grant given by an agent. A person's is a bare name."""
     return f"agent:{agent}"
 
 
-def is_handed_on(grant: Grant) -> bool:
+def is_passed_on(grant: Grant) -> bool:
     return ":" in grant.granted_by
 
 
-def _grant(row: sa.Row[Any]) -> Grant:
+def _grant_from_row(row: sa.Row[Any]) -> Grant:
     return Grant(
         id=GrantId(row.id),
         agent=row.agent,
         session=SessionId(row.session) if row.session else None,
-        permission=permission.parse(row.permission),
+        permission=permission.parse_permission(row.permission),
         granted_by=row.granted_by,
         because=row.because,
         at=from_ms(row.at_ms),
@@ -82,41 +82,41 @@ def add(conn: sa.Connection, grant: Grant) -> None:
 
 def add_once(conn: sa.Connection, grant: Grant) -> bool:
     """Insert a grant unless it exists, for a call that may be repeated after a crash. Returns whether it is new."""
-    if find(conn, grant.id):
+    if find_by_prefix(conn, grant.id):
         return False
     add(conn, grant)
     return True
 
 
-def of_agent(conn: sa.Connection, agent: str, *, now_ms: int) -> list[Grant]:
+def list_of_agent(conn: sa.Connection, agent: str, *, now_ms: int) -> list[Grant]:
     """List the agent's valid grants, of all sessions."""
-    return [_grant(row) for row in conn.execute(_of_agent, {"the_agent": agent, "now": now_ms})]
+    return [_grant_from_row(row) for row in conn.execute(_of_agent, {"the_agent": agent, "now": now_ms})]
 
 
-def listed(conn: sa.Connection, *, now_ms: int, limit: int = GRANTS_LISTED_MAX) -> list[Grant]:
-    return [_grant(row) for row in conn.execute(_listed, {"now": now_ms, "limit": limit})]
+def list_grants(conn: sa.Connection, *, now_ms: int, limit: int = GRANTS_LISTED_MAX) -> list[Grant]:
+    return [_grant_from_row(row) for row in conn.execute(_listed, {"now": now_ms, "limit": limit})]
 
 
-def find(conn: sa.Connection, prefix: str) -> list[Grant]:
+def find_by_prefix(conn: sa.Connection, prefix: str) -> list[Grant]:
     """Return at most two matches. Only a single one is unambiguous."""
-    return [_grant(row) for row in conn.execute(_found, {"prefix": prefix})]
+    return [_grant_from_row(row) for row in conn.execute(_by_prefix, {"prefix": prefix})]
 
 
 def revoke_all(conn: sa.Connection, agent: str, *, by: str, at_ms: int) -> list[Grant]:
     """Revoke all grants of an agent, and those it passed on, so that a later agent of this name starts with none."""
-    ended = of_agent(conn, agent, now_ms=at_ms)
+    ended = list_of_agent(conn, agent, now_ms=at_ms)
     for grant in ended:
         revoke(conn, grant.id, by=by, at_ms=at_ms)
-    return [*ended, *revoke_handed_on(conn, agent, by=by, at_ms=at_ms)]
+    return [*ended, *revoke_passed_on(conn, agent, by=by, at_ms=at_ms)]
 
 
-def revoke_handed_on(conn: sa.Connection, agent: str, *, by: str, at_ms: int) -> list[Grant]:
+def revoke_passed_on(conn: sa.Connection, agent: str, *, by: str, at_ms: int) -> list[Grant]:
     """Revoke the grants that an agent passed on and no longer holds itself.
 
     A passed-on grant cannot be passed on again, so this does not recurse.
     """
-    own = [grant for grant in of_agent(conn, agent, now_ms=at_ms) if not is_handed_on(grant)]
-    given = [_grant(row) for row in conn.execute(_given, {"giver": handed_on_by(agent), "now": at_ms})]
+    own = [grant for grant in list_of_agent(conn, agent, now_ms=at_ms) if not is_passed_on(grant)]
+    given = [_grant_from_row(row) for row in conn.execute(_by_giver, {"giver": granted_by_agent(agent), "now": at_ms})]
     ended = [heir for heir in given if not any(held.permission.covers(heir.permission) for held in own)]
     for heir in ended:
         revoke(conn, heir.id, by=by, at_ms=at_ms)

@@ -10,49 +10,49 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from retinue.domain.access import Overheard
+from retinue.domain.access import AmbientMessage
 from retinue.domain.times import from_ms
 from retinue.store.core import tables as t
 
 TEXT_CHARS_MAX = 1_000  # per message
-ROOMS_MAX = 2_000  # per connector: in further channels, nothing is stored
+CHANNELS_MAX = 2_000  # per connector: in further channels, nothing is stored
 
 _b = sa.bindparam
 _c = t.overheard.c
-_here = sa.and_(_c.instance == _b("the_instance"), _c.room == _b("the_room"))
-_read = sa.select(t.overheard).where(_here).order_by(_c.seq)
-_last = sa.select(sa.func.max(_c.seq)).where(_here)
-_seen = sa.select(_c.seq).where(_here, _c.message_id == _b("message_id")).limit(1)
-_rooms = sa.select(sa.func.count(_c.room.distinct())).where(_c.instance == _b("the_instance"))
+_in_channel = sa.and_(_c.instance == _b("the_instance"), _c.room == _b("the_room"))
+_read = sa.select(t.overheard).where(_in_channel).order_by(_c.seq)
+_last = sa.select(sa.func.max(_c.seq)).where(_in_channel)
+_by_message_id = sa.select(_c.seq).where(_in_channel, _c.message_id == _b("message_id")).limit(1)
+_count_channels = sa.select(sa.func.count(_c.room.distinct())).where(_c.instance == _b("the_instance"))
 _insert = t.overheard.insert()
-_change = t.overheard.update().where(_here, _c.seq == _b("the_seq")).values(text=_b("new_text"))
-_upto = t.overheard.delete().where(_here, _c.seq <= _b("upto"))
-_move = t.overheard.update().where(_here).values(room=_b("new_room"))
-_all_there = t.overheard.delete().where(_here)
-_forget = t.overheard.delete().where(_c.instance == _b("the_instance"), _c.speaker == _b("the_speaker"))
+_change = t.overheard.update().where(_in_channel, _c.seq == _b("the_seq")).values(text=_b("new_text"))
+_delete_upto = t.overheard.delete().where(_in_channel, _c.seq <= _b("upto"))
+_move = t.overheard.update().where(_in_channel).values(room=_b("new_room"))
+_delete_all = t.overheard.delete().where(_in_channel)
+_delete_of_speaker = t.overheard.delete().where(_c.instance == _b("the_instance"), _c.speaker == _b("the_speaker"))
 _instances = sa.select(_c.instance).where(_c.speaker == _b("speaker")).distinct()
 
 
-def _overheard(row: sa.Row[Any]) -> Overheard:
-    return Overheard(
+def _message_from_row(row: sa.Row[Any]) -> AmbientMessage:
+    return AmbientMessage(
         seq=row.seq,
         message_id=row.message_id,
-        speaker=row.speaker,
-        name=row.name,
+        sender_id=row.speaker,
+        sender_name=row.name,
         text=row.text,
         at=from_ms(row.at_ms),
     )
 
 
-def read(conn: sa.Connection, instance: str, room: str) -> list[Overheard]:
+def list_messages(conn: sa.Connection, connector: str, channel: str) -> list[AmbientMessage]:
     """List the ambient messages of a channel, oldest first."""
-    return [_overheard(row) for row in conn.execute(_read, {"the_instance": instance, "the_room": room})]
+    return [_message_from_row(row) for row in conn.execute(_read, {"the_instance": connector, "the_room": channel})]
 
 
 def add(
     conn: sa.Connection,
-    instance: str,
-    room: str,
+    connector: str,
+    channel: str,
     *,
     message_id: str,
     speaker: str,
@@ -65,41 +65,43 @@ def add(
 
     Returns whether it is new.
     """
-    here = {"the_instance": instance, "the_room": room}
+    here = {"the_instance": connector, "the_room": channel}
     text = text[:TEXT_CHARS_MAX]
-    seen = conn.execute(_seen, {**here, "message_id": message_id}).scalar()
+    seen = conn.execute(_by_message_id, {**here, "message_id": message_id}).scalar()
     if seen is not None:
         conn.execute(_change, {**here, "the_seq": seen, "new_text": text})
         return False
     last: int = conn.execute(_last, here).scalar() or 0
-    if limit <= 0 or (not last and conn.execute(_rooms, {"the_instance": instance}).scalar_one() >= ROOMS_MAX):
+    if limit <= 0 or (
+        not last and conn.execute(_count_channels, {"the_instance": connector}).scalar_one() >= CHANNELS_MAX
+    ):
         return False
     row = {"message_id": message_id, "speaker": speaker, "name": name, "text": text, "at_ms": at_ms}
-    conn.execute(_insert, {"instance": instance, "room": room, "seq": last + 1, **row})
-    conn.execute(_upto, {**here, "upto": last + 1 - limit})
+    conn.execute(_insert, {"instance": connector, "room": channel, "seq": last + 1, **row})
+    conn.execute(_delete_upto, {**here, "upto": last + 1 - limit})
     return True
 
 
-def told(conn: sa.Connection, instance: str, room: str, *, upto: int) -> None:
+def delete_shown(conn: sa.Connection, connector: str, channel: str, *, upto: int) -> None:
     """Delete the messages that were shown, so that they are not shown again."""
-    conn.execute(_upto, {"the_instance": instance, "the_room": room, "upto": upto})
+    conn.execute(_delete_upto, {"the_instance": connector, "the_room": channel, "upto": upto})
 
 
-def move(conn: sa.Connection, instance: str, room: str, new_room: str) -> None:
+def move(conn: sa.Connection, connector: str, channel: str, new_channel: str) -> None:
     """Move the messages of a channel to its new id. They are dropped if the new one already has some."""
-    new = {"the_instance": instance, "the_room": new_room}
-    old = {"the_instance": instance, "the_room": room}
+    new = {"the_instance": connector, "the_room": new_channel}
+    old = {"the_instance": connector, "the_room": channel}
     if conn.execute(_last, new).scalar() is None:
-        conn.execute(_move, {**old, "new_room": new_room})
+        conn.execute(_move, {**old, "new_room": new_channel})
     else:
-        conn.execute(_all_there, old)
+        conn.execute(_delete_all, old)
 
 
-def forget(conn: sa.Connection, instances: Sequence[str], speaker: str) -> None:
-    for instance in instances:
-        conn.execute(_forget, {"the_instance": instance, "the_speaker": speaker})
+def delete_of_speaker(conn: sa.Connection, connectors: Sequence[str], speaker: str) -> None:
+    for instance in connectors:
+        conn.execute(_delete_of_speaker, {"the_instance": instance, "the_speaker": speaker})
 
 
-def where_heard(conn: sa.Connection, speaker: str) -> list[str]:
+def list_connectors(conn: sa.Connection, speaker: str) -> list[str]:
     """List the connectors that have ambient messages of this speaker."""
     return [row.instance for row in conn.execute(_instances, {"speaker": speaker})]

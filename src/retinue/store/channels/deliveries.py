@@ -10,7 +10,7 @@ from msgspec import Struct
 from retinue.domain.envelope import Envelope
 from retinue.store.core import tables as t
 from retinue.store.core.transaction import latest_ms
-from retinue.store.envelopes.envelopes import envelope_of
+from retinue.store.envelopes.envelopes import envelope_from_row
 
 _b = sa.bindparam
 
@@ -22,7 +22,7 @@ class DeliveryState(StrEnum):
     FAILED = "failed"
 
 
-class Attempt(Struct, frozen=True, kw_only=True):
+class DeliveryAttempt(Struct, frozen=True, kw_only=True):
     envelope: str
     attempt: int
     state: DeliveryState
@@ -39,37 +39,37 @@ _close = (
     .where(
         t.deliveries.c.envelope == _b("the_envelope"),
         t.deliveries.c.attempt == _b("the_attempt"),
-        t.deliveries.c.state == t.word("'sending'"),
+        t.deliveries.c.state == t.sql_literal("'sending'"),
     )
     .values(state=_b("new_state"), receipt=_b("proof"), error_kind=_b("what"), error=_b("why"), closed_ms=_b("now"))
 )
-_sending = t.deliveries.c.state == t.word("'sending'")
-_cut_off = (
+_is_sending = t.deliveries.c.state == t.sql_literal("'sending'")
+_unclosed = (
     sa.select(t.envelopes)
     .join_from(t.deliveries, t.envelopes, t.deliveries.c.envelope == t.envelopes.c.id)
-    .where(_sending, t.envelopes.c.recipient == _b("recipient"))
+    .where(_is_sending, t.envelopes.c.recipient == _b("recipient"))
     .order_by(t.envelopes.c.seq)
 )
-_cut_off_rooms = (
+_unclosed_channels = (
     sa.select(t.envelopes.c.recipient)
     .join_from(t.deliveries, t.envelopes, t.deliveries.c.envelope == t.envelopes.c.id)
-    .where(_sending)
+    .where(_is_sending)
     .distinct()
 )
 # Envelopes to people also wait outside lanes until they are due; the scheduler delivers those.
-_waits = sa.and_(
+_is_waiting = sa.and_(
     t.envelopes.c.status == t.PENDING, t.envelopes.c.session.is_(None), t.envelopes.c.recipient.like("channel:%")
 )
-_begun = (
+_next_retry = (
     sa.select(t.envelopes)
-    .where(_waits, t.envelopes.c.recipient == _b("recipient"), t.envelopes.c.attempts > 0)
+    .where(_is_waiting, t.envelopes.c.recipient == _b("recipient"), t.envelopes.c.attempts > 0)
     .order_by(t.envelopes.c.due_ms, t.envelopes.c.seq)
     .limit(1)
 )
-_due_rooms = (
+_due_channels = (
     sa.select(t.envelopes.c.recipient)
     .where(
-        _waits,
+        _is_waiting,
         t.envelopes.c.due_ms <= _b("at"),
         t.envelopes.c.recipient > _b("after"),
     )
@@ -77,7 +77,7 @@ _due_rooms = (
     .order_by(t.envelopes.c.recipient)
     .limit(_b("limit"))
 )
-_of = sa.select(t.deliveries).where(t.deliveries.c.envelope == _b("envelope")).order_by(t.deliveries.c.attempt)
+_by_envelope = sa.select(t.deliveries).where(t.deliveries.c.envelope == _b("envelope")).order_by(t.deliveries.c.attempt)
 
 
 def open_attempt(conn: sa.Connection, envelope: str, attempt: int, *, at_ms: int) -> None:
@@ -120,39 +120,39 @@ def close_attempt(
     return conn.execute(_close, values).rowcount == 1
 
 
-def cut_off(conn: sa.Connection, recipient: str) -> list[Envelope]:
+def list_unclosed(conn: sa.Connection, recipient: str) -> list[Envelope]:
     """List envelopes to a channel whose attempt was opened and never closed.
 
     Call this only while nothing is being sent there: then it is unknown whether they arrived.
     """
-    return [envelope_of(row) for row in conn.execute(_cut_off, {"recipient": recipient})]
+    return [envelope_from_row(row) for row in conn.execute(_unclosed, {"recipient": recipient})]
 
 
-def cut_off_rooms(conn: sa.Connection) -> list[str]:
+def list_unclosed_channels(conn: sa.Connection) -> list[str]:
     """List the channels with an unclosed attempt: never more than are sent to at the same time."""
-    return [row.recipient for row in conn.execute(_cut_off_rooms)]
+    return [row.recipient for row in conn.execute(_unclosed_channels)]
 
 
-def begun(conn: sa.Connection, recipient: str) -> Envelope | None:
+def get_waiting_retry(conn: sa.Connection, recipient: str) -> Envelope | None:
     """Return the envelope to a channel that was tried before and waits for its next attempt.
 
     There is at most one, and it comes first: its due time has moved, but nothing behind it is tried
     before it has ended. This reads everything that waits for the channel, so call it only when
     there may be one.
     """
-    row = conn.execute(_begun, {"recipient": recipient}).one_or_none()
-    return envelope_of(row) if row else None
+    row = conn.execute(_next_retry, {"recipient": recipient}).one_or_none()
+    return envelope_from_row(row) if row else None
 
 
-def due_rooms(conn: sa.Connection, now_ms: int, *, after: str, limit: int) -> list[str]:
+def list_due_channels(conn: sa.Connection, now_ms: int, *, after: str, limit: int) -> list[str]:
     """List the channels with due envelopes in the order of their addresses, after `after`."""
     at_ms = max(now_ms, latest_ms(conn))  # as a claim does: the time of the store never goes back
-    return [row.recipient for row in conn.execute(_due_rooms, {"at": at_ms, "after": after, "limit": limit})]
+    return [row.recipient for row in conn.execute(_due_channels, {"at": at_ms, "after": after, "limit": limit})]
 
 
-def of(conn: sa.Connection, envelope: str) -> list[Attempt]:
+def list_attempts(conn: sa.Connection, envelope: str) -> list[DeliveryAttempt]:
     return [
-        Attempt(
+        DeliveryAttempt(
             envelope=r.envelope,
             attempt=r.attempt,
             state=DeliveryState(r.state),
@@ -162,5 +162,5 @@ def of(conn: sa.Connection, envelope: str) -> list[Attempt]:
             opened_ms=r.opened_ms,
             closed_ms=r.closed_ms,
         )
-        for r in conn.execute(_of, {"envelope": envelope})
+        for r in conn.execute(_by_envelope, {"envelope": envelope})
     ]

@@ -10,46 +10,53 @@ from retinue.store.core import tables as t
 _b = sa.bindparam
 _p = t.parts
 _insert = _p.insert()
-_of = sa.select(_p.c.part, _p.c.receipt).where(_p.c.envelope == _b("envelope")).order_by(_p.c.part)
-_cut_by = sa.select(_p.c.cut_by).where(_p.c.envelope == _b("envelope"), _p.c.cut_by.is_not(None)).limit(1)
+_receipts = sa.select(_p.c.part, _p.c.receipt).where(_p.c.envelope == _b("envelope")).order_by(_p.c.part)
+_split_by = sa.select(_p.c.cut_by).where(_p.c.envelope == _b("envelope"), _p.c.cut_by.is_not(None)).limit(1)
 _last_ms = sa.select(sa.func.max(_p.c.at_ms)).where(_p.c.envelope == _b("envelope"))
 _by_receipt = sa.select(_p.c.envelope).where(_p.c.channel == _b("channel"), _p.c.receipt == _b("receipt")).limit(1)
 
 
 def add(
-    conn: sa.Connection, envelope: str, part: int, *, channel: str, receipt: str, at_ms: int, cut_by: str | None = None
+    conn: sa.Connection,
+    envelope: str,
+    part: int,
+    *,
+    channel: str,
+    receipt: str,
+    at_ms: int,
+    split_by: str | None = None,
 ) -> None:
     """Record that a part arrived. Idempotent, because a commit with an unknown result is repeated.
 
     `split_by` is stored with the first part.
     """
-    arrived = of(conn, envelope)
+    arrived = get_receipts(conn, envelope)
     if part not in arrived:
         row = {"envelope": envelope, "part": part, "channel": channel, "receipt": receipt, "at_ms": at_ms}
-        conn.execute(_insert, {**row, "cut_by": None if arrived else cut_by})
+        conn.execute(_insert, {**row, "cut_by": None if arrived else split_by})
 
 
-def cut_by(conn: sa.Connection, envelope: str) -> str | None:
+def get_split(conn: sa.Connection, envelope: str) -> str | None:
     """Return how the envelope was split when its first part arrived."""
-    return conn.execute(_cut_by, {"envelope": envelope}).scalar()
+    return conn.execute(_split_by, {"envelope": envelope}).scalar()
 
 
-def last_ms(conn: sa.Connection, envelope: str) -> int | None:
+def get_last_ms(conn: sa.Connection, envelope: str) -> int | None:
     """Return when a part of the envelope last arrived."""
     return conn.execute(_last_ms, {"envelope": envelope}).scalar()
 
 
-def of(conn: sa.Connection, envelope: str) -> dict[int, str]:
+def get_receipts(conn: sa.Connection, envelope: str) -> dict[int, str]:
     """Return the receipts of the parts that arrived, by part number."""
-    return {row.part: row.receipt for row in conn.execute(_of, {"envelope": envelope})}
+    return {row.part: row.receipt for row in conn.execute(_receipts, {"envelope": envelope})}
 
 
-def first(conn: sa.Connection, envelope: str) -> str | None:
+def get_first_receipt(conn: sa.Connection, envelope: str) -> str | None:
     """Return the receipt of the envelope's first part, if it has arrived."""
-    return of(conn, envelope).get(0)
+    return get_receipts(conn, envelope).get(0)
 
 
-def named(conn: sa.Connection, channel: str, receipt: str) -> EnvelopeId | None:
+def find_envelope(conn: sa.Connection, channel: str, receipt: str) -> EnvelopeId | None:
     """Return the envelope that one of our messages in a channel was part of."""
     found: str | None = conn.execute(_by_receipt, {"channel": channel, "receipt": receipt}).scalar()
     return EnvelopeId(found) if found is not None else None

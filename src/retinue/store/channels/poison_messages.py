@@ -6,8 +6,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from retinue.domain.access import SetAside, SetAsideState
-from retinue.domain.storable_text import storable
+from retinue.domain.access import PoisonMessage, PoisonMessageState
+from retinue.domain.storable_text import make_storable
 from retinue.domain.times import from_ms
 from retinue.store.core import tables as t
 
@@ -17,12 +17,14 @@ LISTED_MAX = 200
 
 _b = sa.bindparam
 _s = t.set_aside.c
-_same = sa.and_(_s.instance == _b("the_instance"), _s.room == _b("the_room"), _s.message_id == _b("the_message"))
-_is_waiting = _s.state == t.word("'waiting'")
+_is_same_message = sa.and_(
+    _s.instance == _b("the_instance"), _s.room == _b("the_room"), _s.message_id == _b("the_message")
+)
+_is_waiting = _s.state == t.sql_literal("'waiting'")
 _insert = t.set_aside.insert()
-_again = (
+_update = (
     t.set_aside.update()
-    .where(_same)
+    .where(_is_same_message)
     .values(
         body=_b("new_body"), because=_b("new_because"), tries=_s.tries + _b("more"), state="waiting", at_ms=_b("now")
     )
@@ -36,26 +38,26 @@ _waiting = sa.select(sa.func.count()).select_from(t.set_aside).where(_is_waiting
 _beyond = sa.select(_s.id).where(_is_waiting).order_by(_s.at_ms.desc(), _s.id.desc()).limit(100).offset(WAITING_MAX)
 
 
-def _row(row: sa.Row[Any]) -> SetAside:
-    return SetAside(
+def _message_from_row(row: sa.Row[Any]) -> PoisonMessage:
+    return PoisonMessage(
         id=row.id,
-        instance=row.instance,
-        room=row.room,
+        connector=row.instance,
+        channel=row.room,
         message_id=row.message_id,
         body=row.body,
         because=row.because,
-        tries=row.tries,
-        state=SetAsideState(row.state),
+        attempts=row.tries,
+        state=PoisonMessageState(row.state),
         at=from_ms(row.at_ms),
     )
 
 
-def put(
+def upsert(
     conn: sa.Connection,
     *,
     id_: str,
-    instance: str,
-    room: str,
+    connector: str,
+    channel: str,
     message_id: str,
     body: str,
     because: str,
@@ -63,36 +65,39 @@ def put(
     at_ms: int,
 ) -> None:
     """Store a poison message. One that exists is updated and waits again."""
-    because = storable(because[:BECAUSE_CHARS_MAX])
-    room, message_id, body = storable(room), storable(message_id), storable(body)
-    same = {"the_instance": instance, "the_room": room, "the_message": message_id}
+    because = make_storable(because[:BECAUSE_CHARS_MAX])
+    channel, message_id, body = make_storable(channel), make_storable(message_id), make_storable(body)
+    same = {"the_instance": connector, "the_room": channel, "the_message": message_id}
     values = {"new_body": body, "new_because": because, "more": tries, "now": at_ms}
-    if not conn.execute(_again, {**same, **values}).rowcount:
-        row = {"id": id_, "instance": instance, "room": room, "message_id": message_id, "body": body}
+    if not conn.execute(_update, {**same, **values}).rowcount:
+        row = {"id": id_, "instance": connector, "room": channel, "message_id": message_id, "body": body}
         conn.execute(_insert, {**row, "because": because, "tries": tries, "state": "waiting", "at_ms": at_ms})
     for old in conn.execute(_beyond).scalars().all():
-        close(conn, old, SetAsideState.DROPPED)
+        close(conn, old, PoisonMessageState.DROPPED)
 
 
-def get(conn: sa.Connection, id_: str) -> SetAside | None:
+def get(conn: sa.Connection, id_: str) -> PoisonMessage | None:
     row = conn.execute(_find, {"the_id": id_}).one_or_none()
-    return _row(row) if row else None
+    return _message_from_row(row) if row else None
 
 
-def find(conn: sa.Connection, prefix: str) -> list[SetAside]:
+def find_by_prefix(conn: sa.Connection, prefix: str) -> list[PoisonMessage]:
     """Return at most two matches. Only a single one is unambiguous."""
-    return [_row(row) for row in conn.execute(_by_prefix, {"low": prefix, "high": prefix + "g"})]
+    return [_message_from_row(row) for row in conn.execute(_by_prefix, {"low": prefix, "high": prefix + "g"})]
 
 
-def listed(conn: sa.Connection, *, limit: int = LISTED_MAX, every: bool = False) -> list[SetAside]:
+def list_messages(conn: sa.Connection, *, limit: int = LISTED_MAX, include_closed: bool = False) -> list[PoisonMessage]:
     """List the waiting messages, or all of them with `include_closed`, newest first."""
-    return [_row(row) for row in conn.execute(_newest if every else _newest_waiting, {"limit": min(limit, LISTED_MAX)})]
+    return [
+        _message_from_row(row)
+        for row in conn.execute(_newest if include_closed else _newest_waiting, {"limit": min(limit, LISTED_MAX)})
+    ]
 
 
 def count_waiting(conn: sa.Connection) -> int:
     return conn.execute(_waiting).scalar_one()
 
 
-def close(conn: sa.Connection, id_: str, state: SetAsideState) -> bool:
+def close(conn: sa.Connection, id_: str, state: PoisonMessageState) -> bool:
     """Mark a message as accepted or dropped, and clear its body. Returns False if it was not waiting."""
     return bool(conn.execute(_close, {"the_id": id_, "new_state": state.value}).rowcount)

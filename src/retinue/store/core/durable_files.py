@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 
-def sync(path: Path) -> None:
+def fsync_path(path: Path) -> None:
     """Call fsync on a file, or on a directory to make creations, renames and removals in it durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -15,7 +15,7 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_private(path: Path, content: bytes) -> None:
+def write_private_file(path: Path, content: bytes) -> None:
     """Write a file that only the owner can read. It is on disk when this returns."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as writing:
         writing.write(content)
@@ -23,10 +23,10 @@ def write_private(path: Path, content: bytes) -> None:
         os.fsync(writing.fileno())
 
 
-def put_private(path: Path, content: bytes) -> None:
+def replace_private_file(path: Path, content: bytes) -> None:
     """Replace a private file atomically: a concurrent reader sees the old content or the new, never a part."""
     beside = path.with_name(f".{path.name}.new")
     beside.unlink(missing_ok=True)
-    write_private(beside, content)
+    write_private_file(beside, content)
     os.replace(beside, path)
-    sync(path.parent)
+    fsync_path(path.parent)

@@ -8,19 +8,19 @@ import msgspec
 import sqlalchemy as sa
 from msgspec import Struct
 
-from retinue.domain.event import News, NewsKind
+from retinue.domain.event import EventKind, StoredEvent
 from retinue.domain.ids import SessionId
-from retinue.domain.principal import HOUSE, Principal
+from retinue.domain.principal import SERVER_PRINCIPAL, Principal
 from retinue.domain.times import from_ms
 from retinue.store.core import row_visibility
 from retinue.store.core import tables as t
-from retinue.store.core.row_visibility import PerScope, Scope, me, scope_of
+from retinue.store.core.row_visibility import PerScope, VisibilityScope, principal_parameters, visibility_scope
 
-LOOKED_THROUGH_MAX = 5_000  # events of any session that one query for a single session scans
+SCANNED_EVENTS_MAX = 5_000  # events of any session that one query for a single session scans
 
 _b = sa.bindparam
-_body = msgspec.json.Decoder(dict[str, Any])
-_KINDS = {kind.value: kind for kind in NewsKind}
+_body_decoder = msgspec.json.Decoder(dict[str, Any])
+_KINDS = {kind.value: kind for kind in EventKind}
 _newest = sa.select(t.house.c.news_seq)
 _oldest = sa.select(sa.func.min(t.news.c.seq))
 _columns = (
@@ -35,12 +35,12 @@ _columns = (
 )
 
 
-def _seen(scope: Scope) -> sa.ColumnElement[bool]:
-    if scope is Scope.ALL:
+def _is_visible(scope: VisibilityScope) -> sa.ColumnElement[bool]:
+    if scope is VisibilityScope.ALL:
         return sa.true()
-    mail = sa.and_(t.envelopes.c.id.is_not(None), row_visibility.envelopes(scope))
-    seen = sa.or_(row_visibility.in_sessions(scope, t.news.c.session), mail)
-    return sa.or_(seen, t.news.c.person == _b("my_name")) if scope is Scope.PERSON else seen
+    mail = sa.and_(t.envelopes.c.id.is_not(None), row_visibility.visible_envelopes(scope))
+    seen = sa.or_(row_visibility.in_visible_session(scope, t.news.c.session), mail)
+    return sa.or_(seen, t.news.c.person == _b("my_name")) if scope is VisibilityScope.PERSON else seen
 
 
 _after = PerScope(
@@ -48,33 +48,35 @@ _after = PerScope(
         sa.select(*_columns)
         .outerjoin_from(t.news, t.envelopes, t.news.c.envelope == t.envelopes.c.id)
         .outerjoin(t.records, sa.and_(t.news.c.session == t.records.c.session, t.news.c.record_seq == t.records.c.seq))
-        .where(t.news.c.seq > _b("after"), _seen(scope))
+        .where(t.news.c.seq > _b("after"), _is_visible(scope))
         .order_by(t.news.c.seq)
         .limit(_b("limit"))
     )
 )
-_after_in = PerScope(lambda scope: _after[scope].where(t.news.c.session == _b("session"), t.news.c.seq <= _b("upto")))
+_after_in_session = PerScope(
+    lambda scope: _after[scope].where(t.news.c.session == _b("session"), t.news.c.seq <= _b("upto"))
+)
 
 
-class Stretch(Struct, frozen=True):
+class EventRange(Struct, frozen=True):
     """The events between two cursors, and whether there may be more."""
 
-    found: list[News]
-    upto: int
-    more: bool
+    events: list[StoredEvent]
+    cursor: int
+    has_more: bool
 
 
-def newest(conn: sa.Connection) -> int:
+def newest_seq(conn: sa.Connection) -> int:
     return conn.execute(_newest).scalar_one()
 
 
-def oldest(conn: sa.Connection) -> int | None:
+def oldest_seq(conn: sa.Connection) -> int | None:
     return conn.execute(_oldest).scalar()
 
 
-def news_of(row: sa.Row[Any]) -> News:
+def event_from_row(row: sa.Row[Any]) -> StoredEvent:
     """Decode an event and join the envelope and record it refers to. Their content is stored only once."""
-    body: dict[str, Any] = _body.decode(row.body) if row.body else {}
+    body: dict[str, Any] = _body_decoder.decode(row.body) if row.body else {}
     if row.envelope:
         body["envelope"] = row.envelope
         if row.e_sender is not None:
@@ -89,7 +91,7 @@ def news_of(row: sa.Row[Any]) -> News:
         body["run"] = row.run
     if row.record_seq is not None and row.r_body is not None:
         body["record"] = {"seq": row.record_seq, "kind": row.r_kind, "body": msgspec.Raw(row.r_body.encode())}
-    return News(
+    return StoredEvent(
         seq=row.seq,
         kind=_KINDS[row.kind],
         session=SessionId(row.session) if row.session else None,
@@ -98,26 +100,30 @@ def news_of(row: sa.Row[Any]) -> News:
     )
 
 
-def after(conn: sa.Connection, cursor: int, *, limit: int, seen_by: Principal = HOUSE) -> list[News]:
+def list_after(
+    conn: sa.Connection, cursor: int, *, limit: int, seen_by: Principal = SERVER_PRINCIPAL
+) -> list[StoredEvent]:
     """List the events after the cursor, oldest first."""
-    rows = conn.execute(_after[scope_of(seen_by)], {"after": cursor, "limit": limit, **me(seen_by)})
-    return [news_of(row) for row in rows]
+    rows = conn.execute(
+        _after[visibility_scope(seen_by)], {"after": cursor, "limit": limit, **principal_parameters(seen_by)}
+    )
+    return [event_from_row(row) for row in rows]
 
 
-def next_of(
-    conn: sa.Connection, session: str | None, cursor: int, *, limit: int, seen_by: Principal = HOUSE
-) -> Stretch:
+def list_next(
+    conn: sa.Connection, session: str | None, cursor: int, *, limit: int, seen_by: Principal = SERVER_PRINCIPAL
+) -> EventRange:
     """List the next events of one session, or of all sessions.
 
     Events have no index by session. A query for one session therefore scans the events of all
     sessions, up to `SCANNED_EVENTS_MAX` at a time.
     """
     if session is None:
-        found = after(conn, cursor, limit=limit, seen_by=seen_by)
-        return Stretch(found, found[-1].seq if found else cursor, len(found) == limit)
-    end = newest(conn)  # read first: events added after this belong to the next call
-    upto = min(end, cursor + LOOKED_THROUGH_MAX)
-    bounds = {"after": cursor, "upto": upto, "limit": limit, "session": session, **me(seen_by)}
-    found = [news_of(row) for row in conn.execute(_after_in[scope_of(seen_by)], bounds)]
+        found = list_after(conn, cursor, limit=limit, seen_by=seen_by)
+        return EventRange(found, found[-1].seq if found else cursor, len(found) == limit)
+    end = newest_seq(conn)  # read first: events added after this belong to the next call
+    upto = min(end, cursor + SCANNED_EVENTS_MAX)
+    bounds = {"after": cursor, "upto": upto, "limit": limit, "session": session, **principal_parameters(seen_by)}
+    found = [event_from_row(row) for row in conn.execute(_after_in_session[visibility_scope(seen_by)], bounds)]
     upto = found[-1].seq if len(found) == limit else max(upto, cursor)
-    return Stretch(found, upto, upto < end)
+    return EventRange(found, upto, upto < end)

@@ -24,12 +24,12 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.sql.compiler import SQLCompiler
 
 Parameters = Mapping[str, Any]
-PREPARED_MAX = 2_000
-_NONE: Parameters = {}
-_DIRECTLY = (sa.Select, sa.UpdateBase)
+PREPARED_STATEMENTS_MAX = 2_000
+_NO_PARAMETERS: Parameters = {}
+_FAST_STATEMENTS = (sa.Select, sa.UpdateBase)
 
 
-class Prepared:
+class PreparedStatement:
     """One statement compiled for SQLite: its text, the order of its parameters, and how to build its rows."""
 
     __slots__ = ("_row", "_tidy", "gives_rows", "pick", "text", "writes_to")
@@ -42,7 +42,7 @@ class Prepared:
         self.writes_to: str | None = cast(Any, statement).table.name if writes else None
         names: list[str] = list(compiled.positiontup or ())
         # Only values that the statement itself fixes have a default: a missing parameter is an error, never NULL.
-        self.pick = _picker(names, {n: v for n, v in compiled.params.items() if not compiled.binds[n].required})
+        self.pick = _build_picker(names, {n: v for n, v in compiled.params.items() if not compiled.binds[n].required})
         columns: list[Any] = list(getattr(compiled, "_result_columns", ()))
         self._row: Callable[[Sequence[Any]], Any] = tuple
         self._tidy: list[tuple[int, Callable[[Any], Any]]] = []
@@ -55,13 +55,13 @@ class Prepared:
                     self._tidy.append((i, process))
 
     @property
-    def is_plain(self) -> bool:
+    def has_plain_rows(self) -> bool:
         return not self._tidy
 
-    def lacks(self, missing: KeyError) -> exc.StatementError:
+    def missing_value_error(self, missing: KeyError) -> exc.StatementError:
         return exc.StatementError(f"no value for {missing}", self.text, None, None)
 
-    def row(self, values: Sequence[Any]) -> Any:
+    def make_row(self, values: Sequence[Any]) -> Any:
         if self._tidy:
             changed = list(values)
             for i, process in self._tidy:
@@ -70,10 +70,10 @@ class Prepared:
         return self._row(values)
 
 
-def _picker(names: list[str], defaults: Parameters) -> Callable[[Parameters], Sequence[Any]]:
+def _build_picker(names: list[str], defaults: Parameters) -> Callable[[Parameters], Sequence[Any]]:
     """Return a function that picks values by name in the order of the text, implemented in C where possible."""
     if defaults:
-        of_all = _picker(names, _NONE)
+        of_all = _build_picker(names, _NO_PARAMETERS)
         return lambda parameters: of_all({**defaults, **parameters})
     if len(names) == 1:
         only = names[0]
@@ -81,38 +81,38 @@ def _picker(names: list[str], defaults: Parameters) -> Callable[[Parameters], Se
     return itemgetter(*names) if names else lambda _parameters: ()
 
 
-@lru_cache(PREPARED_MAX)
+@lru_cache(PREPARED_STATEMENTS_MAX)
 def _row_type(names: tuple[str, ...]) -> Callable[[Sequence[Any]], Any]:
     """Return the row factory for these columns. Statements with the same columns share it."""
     made: Any = namedtuple("Row", names, rename=True)  # pyright: ignore[reportUntypedNamedTuple]
     return partial(cast(Any, tuple).__new__, made)  # as `_make` does, but that is written in Python
 
 
-class Rows(Struct, frozen=True):
+class FastResult(Struct, frozen=True):
     """The result of a query: the part of SQLAlchemy's result interface that we use."""
 
     _cursor: sqlite3.Cursor
-    _prepared: Prepared
+    _prepared: PreparedStatement
 
     @property
     def rowcount(self) -> int:
         return self._cursor.rowcount
 
     def __iter__(self) -> Iterator[Any]:
-        return map(self._prepared.row, self._cursor)
+        return map(self._prepared.make_row, self._cursor)
 
     def all(self) -> list[Any]:
-        return [self._prepared.row(values) for values in self._cursor.fetchall()]
+        return [self._prepared.make_row(values) for values in self._cursor.fetchall()]
 
-    def plain(self) -> Iterator[Any]:
+    def plain_rows(self) -> Iterator[Any]:
         """Iterate over raw tuples if no column needs conversion: cheaper for thousands of rows."""
-        return iter(self._cursor) if self._prepared.is_plain else iter(self)
+        return iter(self._cursor) if self._prepared.has_plain_rows else iter(self)
 
     def one_or_none(self) -> Any:
         rows = self._cursor.fetchmany(2)
         if len(rows) > 1:
             raise exc.MultipleResultsFound("more than one row where at most one was expected")
-        return self._prepared.row(rows[0]) if rows else None
+        return self._prepared.make_row(rows[0]) if rows else None
 
     def one(self) -> Any:
         row = self.one_or_none()
@@ -123,7 +123,7 @@ class Rows(Struct, frozen=True):
     def first(self) -> Any:
         values = self._cursor.fetchone()
         self._cursor.close()
-        return self._prepared.row(values) if values is not None else None
+        return self._prepared.make_row(values) if values is not None else None
 
     def scalar(self) -> Any:
         row = self.first()
@@ -132,22 +132,22 @@ class Rows(Struct, frozen=True):
     def scalar_one(self) -> Any:
         return self.one()[0]
 
-    def scalars(self) -> Scalars:
-        return Scalars(self)
+    def scalars(self) -> FastScalars:
+        return FastScalars(self)
 
 
-class Written(Struct, frozen=True):
+class WriteResult(Struct, frozen=True):
     """The result of a statement that only writes."""
 
     rowcount: int
 
 
-class Scalars:
+class FastScalars:
     """The first column of each row."""
 
     __slots__ = ("_rows",)
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: FastResult) -> None:
         self._rows = rows
 
     def __iter__(self) -> Iterator[Any]:
@@ -157,7 +157,7 @@ class Scalars:
         return list(self)
 
 
-class QuickConnection(sa.Connection):
+class FastConnection(sa.Connection):
     """Runs `insert`, `update`, `delete` and `select` constructs directly and leaves the rest to SQLAlchemy.
 
     Errors of such statements are plain sqlite3 errors.
@@ -166,14 +166,14 @@ class QuickConnection(sa.Connection):
     # Keyed by identity. Each entry holds its statement, so that the identity is not reused. Shared, because the text
     # is the same on every connection. Bounded: all statements built once fit. Statements built on the fly fill it
     # with entries that are never used again; then it is cleared, and the permanent ones are compiled once more.
-    _prepared: ClassVar[dict[int, tuple[Any, Prepared]]] = {}
+    _prepared: ClassVar[dict[int, tuple[Any, PreparedStatement]]] = {}
     # Shared by all statements that only write: creating a cursor takes as long as binding the values.
     _cursor: sqlite3.Cursor | None = None
-    _written: set[str] | None = None
+    _written_tables: set[str] | None = None
 
-    def written(self) -> AbstractSet[str] | None:
+    def take_written_tables(self) -> AbstractSet[str] | None:
         """Return the tables written to since the last call, and reset. None if they are unknown."""
-        written, self._written = self._written, set()
+        written, self._written_tables = self._written_tables, set()
         return written
 
     def execute(self, statement: Any, parameters: Any = None, *, execution_options: Any = None) -> Any:
@@ -183,36 +183,36 @@ class QuickConnection(sa.Connection):
             return self._execute(statement, parameters, execution_options)
         prepared = kept[1]
         try:
-            values = prepared.pick(parameters or _NONE)
+            values = prepared.pick(parameters or _NO_PARAMETERS)
         except KeyError as missing:
-            raise prepared.lacks(missing) from missing
+            raise prepared.missing_value_error(missing) from missing
         if prepared.gives_rows:
-            return Rows(cursor.connection.execute(prepared.text, values), prepared)
-        if self._written is not None and prepared.writes_to is not None:
-            self._written.add(prepared.writes_to)
+            return FastResult(cursor.connection.execute(prepared.text, values), prepared)
+        if self._written_tables is not None and prepared.writes_to is not None:
+            self._written_tables.add(prepared.writes_to)
         cursor.execute(prepared.text, values)
-        return Written(cursor.rowcount)
+        return WriteResult(cursor.rowcount)
 
     def _execute(self, statement: Any, parameters: Any, execution_options: Any) -> Any:
         """Run statements on their first use, lists of parameters, and everything that SQLAlchemy has to run."""
         kept = self._prepared.get(id(statement))
-        if execution_options is not None or (kept is None and not isinstance(statement, _DIRECTLY)):
-            self._written = None
+        if execution_options is not None or (kept is None and not isinstance(statement, _FAST_STATEMENTS)):
+            self._written_tables = None
             return super().execute(statement, parameters, execution_options=execution_options)
         if self._cursor is None:
             self._cursor = cast(sqlite3.Connection, self.connection.dbapi_connection).cursor()
-        rows = cast(list[Parameters], parameters) if isinstance(parameters, list) else [parameters or _NONE]
+        rows = cast(list[Parameters], parameters) if isinstance(parameters, list) else [parameters or _NO_PARAMETERS]
         prepared = kept[1] if kept is not None else self._prepare(statement, rows[0])
         if len(rows) == 1:
             return self.execute(cast(Any, statement), rows[0])
-        if self._written is not None and prepared.writes_to is not None:
-            self._written.add(prepared.writes_to)
+        if self._written_tables is not None and prepared.writes_to is not None:
+            self._written_tables.add(prepared.writes_to)
         try:
             values = list(map(prepared.pick, rows))
         except KeyError as missing:
-            raise prepared.lacks(missing) from missing
+            raise prepared.missing_value_error(missing) from missing
         self._cursor.executemany(prepared.text, values)
-        return Written(self._cursor.rowcount)
+        return WriteResult(self._cursor.rowcount)
 
     def close(self) -> None:
         """Close the cursor too, which otherwise keeps the file open."""
@@ -221,10 +221,10 @@ class QuickConnection(sa.Connection):
             self._cursor = None
         super().close()
 
-    def _prepare(self, statement: Any, parameters: Parameters) -> Prepared:
+    def _prepare(self, statement: Any, parameters: Parameters) -> PreparedStatement:
         keys = tuple(parameters) if isinstance(statement, sa.Insert) else ()
-        prepared = Prepared(statement, self.dialect, keys)
-        if len(self._prepared) >= PREPARED_MAX:
+        prepared = PreparedStatement(statement, self.dialect, keys)
+        if len(self._prepared) >= PREPARED_STATEMENTS_MAX:
             self._prepared.clear()
         self._prepared[id(statement)] = (statement, prepared)
         return prepared

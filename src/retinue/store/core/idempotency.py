@@ -11,14 +11,14 @@ CLAIMED = ""
 """The body of a key whose request has no answer yet. An answer is JSON, and never empty."""
 
 _b = sa.bindparam
-_this = (t.answers.c.principal == _b("the_principal"), t.answers.c.key == _b("the_key"))
-_get = sa.select(t.answers).where(*_this)
+_has_key = (t.answers.c.principal == _b("the_principal"), t.answers.c.key == _b("the_key"))
+_get = sa.select(t.answers).where(*_has_key)
 _insert = t.answers.insert()
-_settle = t.answers.update().where(*_this).values(body=_b("body"), at_ms=_b("at_ms"))
-_release = t.answers.delete().where(*_this, t.answers.c.body == CLAIMED)
+_replace_claim = t.answers.update().where(*_has_key).values(body=_b("body"), at_ms=_b("at_ms"))
+_release_claim = t.answers.delete().where(*_has_key, t.answers.c.body == CLAIMED)
 
 
-class Answer(Struct, frozen=True):
+class StoredResponse(Struct, frozen=True):
     """A stored response, or a claim. `at_ms` is the time of the response, or of the claim."""
 
     operation: str
@@ -31,35 +31,35 @@ class Answer(Struct, frozen=True):
         return self.body == CLAIMED
 
 
-def get(conn: sa.Connection, *, principal: str, key: str) -> Answer | None:
+def get(conn: sa.Connection, *, principal: str, key: str) -> StoredResponse | None:
     row = conn.execute(_get, {"the_principal": principal, "the_key": key}).one_or_none()
-    return Answer(row.operation, row.request_hash, row.body, row.at_ms) if row else None
+    return StoredResponse(row.operation, row.request_hash, row.body, row.at_ms) if row else None
 
 
-def keep(conn: sa.Connection, *, principal: str, key: str, answer: Answer) -> None:
+def insert(conn: sa.Connection, *, principal: str, key: str, response: StoredResponse) -> None:
     """Insert the response for a new key, or claim a new key."""
     conn.execute(
         _insert,
         {
             "principal": principal,
             "key": key,
-            "operation": answer.operation,
-            "request_hash": answer.request_hash,
-            "body": answer.body,
-            "at_ms": answer.at_ms,
+            "operation": response.operation,
+            "request_hash": response.request_hash,
+            "body": response.body,
+            "at_ms": response.at_ms,
         },
     )
 
 
-def settle(conn: sa.Connection, *, principal: str, key: str, answer: Answer) -> None:
+def replace_claim(conn: sa.Connection, *, principal: str, key: str, response: StoredResponse) -> None:
     """Replace the claim on a key by its response."""
     settled = conn.execute(
-        _settle, {"the_principal": principal, "the_key": key, "body": answer.body, "at_ms": answer.at_ms}
+        _replace_claim, {"the_principal": principal, "the_key": key, "body": response.body, "at_ms": response.at_ms}
     )
     if not settled.rowcount:  # the claim was purged in between
-        keep(conn, principal=principal, key=key, answer=answer)
+        insert(conn, principal=principal, key=key, response=response)
 
 
-def release(conn: sa.Connection, *, principal: str, key: str) -> None:
+def release_claim(conn: sa.Connection, *, principal: str, key: str) -> None:
     """Remove the claim on a key, so that the key can be used again. A stored response stays."""
-    conn.execute(_release, {"the_principal": principal, "the_key": key})
+    conn.execute(_release_claim, {"the_principal": principal, "the_key": key})

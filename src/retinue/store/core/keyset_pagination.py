@@ -13,11 +13,11 @@ from msgspec import Struct
 
 T = TypeVar("T")
 
-WIDER = 4  # factor by which each window is larger than the one before
+WINDOW_GROWTH = 4  # factor by which each window is larger than the one before
 AFTER_ALL_IDS = "g"  # sorts after every hex digit
 
 
-class Place(Struct, frozen=True):
+class KeysetPosition(Struct, frozen=True):
     """Keyset position: resume after (timestamp, id)."""
 
     ms: int = 2**62
@@ -25,17 +25,19 @@ class Place(Struct, frozen=True):
 
 
 # Arguments: position, window size, maximum matches. Returns the matches and, if there is more, where to resume.
-Window = Callable[[Place, int, int], tuple[list[T], Place | None]]
+FetchWindow = Callable[[KeysetPosition, int, int], tuple[list[T], KeysetPosition | None]]
 
 
-def walk(window: Window[T], *, after: Place, limit: int, looked_at_max: int) -> tuple[list[T], Place | None]:
+def paginate(
+    window: FetchWindow[T], *, after: KeysetPosition, limit: int, scanned_max: int
+) -> tuple[list[T], KeysetPosition | None]:
     """Return one page, and where the next one begins if there may be one. At least one window is read."""
     shown: list[T] = []
     width, looked = limit + 1, 0
     while True:
         found, place = window(after, width, limit - len(shown))
         shown += found
-        looked, width = looked + width, width * WIDER
-        if place is None or len(shown) == limit or looked >= looked_at_max:
+        looked, width = looked + width, width * WINDOW_GROWTH
+        if place is None or len(shown) == limit or looked >= scanned_max:
             return shown, place
         after = place

@@ -9,66 +9,62 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from retinue.domain.errors import Ambiguous, NotFound
-from retinue.domain.ids import CANDIDATES_SHOWN_MAX, distinguish, prefix, short
-from retinue.domain.principal import HOUSE, Principal
+from retinue.domain.errors import AmbiguousId, NotFound
+from retinue.domain.ids import CANDIDATES_SHOWN_MAX, parse_id_prefix, short_id, shortest_unique_prefixes
+from retinue.domain.principal import SERVER_PRINCIPAL, Principal
+from retinue.domain.shared_errors import SessionNotFound
 from retinue.domain.times import from_ms
 from retinue.store.core import row_visibility
 from retinue.store.core import tables as t
-from retinue.store.core.row_visibility import PerScope, Scope, me, scope_of
+from retinue.store.core.errors import ApprovalNotFound, EnvelopeNotFound, EnvelopePurged, IdNotFound, RunNotFound
+from retinue.store.core.row_visibility import PerScope, VisibilityScope, principal_parameters, visibility_scope
 
 _b = sa.bindparam
 
 
-class Noun(StrEnum):
+class IdKind(StrEnum):
     ENVELOPE = "envelope"
     RUN = "run"
     APPROVAL = "approval"
     SESSION = "session"
 
 
-_TABLES: dict[Noun, Any] = {
-    Noun.ENVELOPE: t.envelopes,
-    Noun.RUN: t.runs,
-    Noun.APPROVAL: t.approvals,
-    Noun.SESSION: t.sessions,
-}
-_WHERE = {
-    Noun.ENVELOPE: "copy it from an answer",
-    Noun.RUN: "copy it from `retinue why`",
-    Noun.APPROVAL: "look at `retinue status`",
-    Noun.SESSION: "copy it from `retinue sessions`",
+_TABLES: dict[IdKind, Any] = {
+    IdKind.ENVELOPE: t.envelopes,
+    IdKind.RUN: t.runs,
+    IdKind.APPROVAL: t.approvals,
+    IdKind.SESSION: t.sessions,
 }
 
 
-def _seen(noun: Noun, scope: Scope) -> sa.ColumnElement[bool]:
-    match noun:
-        case Noun.ENVELOPE:
-            return row_visibility.envelopes(scope)
-        case Noun.RUN:
-            return row_visibility.in_sessions(scope, t.runs.c.session)
-        case Noun.APPROVAL:
-            return row_visibility.approvals(scope)
-        case Noun.SESSION:
-            return sa.and_(row_visibility.sessions(scope), t.sessions.c.deleted_ms.is_(None))
+def _is_visible(kind: IdKind, scope: VisibilityScope) -> sa.ColumnElement[bool]:
+    match kind:
+        case IdKind.ENVELOPE:
+            return row_visibility.visible_envelopes(scope)
+        case IdKind.RUN:
+            return row_visibility.in_visible_session(scope, t.runs.c.session)
+        case IdKind.APPROVAL:
+            return row_visibility.visible_approvals(scope)
+        case IdKind.SESSION:
+            return sa.and_(row_visibility.visible_sessions(scope), t.sessions.c.deleted_ms.is_(None))
 
 
-def _within(noun: Noun, scope: Scope) -> sa.ColumnElement[bool]:
-    id_ = _TABLES[noun].c.id
-    return sa.and_(id_ >= _b("low"), id_ < _b("high"), _seen(noun, scope))
+def _has_prefix(kind: IdKind, scope: VisibilityScope) -> sa.ColumnElement[bool]:
+    id_ = _TABLES[kind].c.id
+    return sa.and_(id_ >= _b("low"), id_ < _b("high"), _is_visible(kind, scope))
 
 
-def _ids(noun: Noun, scope: Scope) -> sa.Select[str]:
-    id_ = _TABLES[noun].c.id
-    return sa.select(id_).where(_within(noun, scope)).order_by(id_).limit(CANDIDATES_SHOWN_MAX + 1)
+def _select_ids(kind: IdKind, scope: VisibilityScope) -> sa.Select[str]:
+    id_ = _TABLES[kind].c.id
+    return sa.select(id_).where(_has_prefix(kind, scope)).order_by(id_).limit(CANDIDATES_SHOWN_MAX + 1)
 
 
-def _number(noun: Noun, scope: Scope) -> sa.Select[int]:
-    return sa.select(sa.func.count()).select_from(_TABLES[noun]).where(_within(noun, scope))
+def _select_count(kind: IdKind, scope: VisibilityScope) -> sa.Select[int]:
+    return sa.select(sa.func.count()).select_from(_TABLES[kind]).where(_has_prefix(kind, scope))
 
 
-_by_prefix = {noun: PerScope(partial(_ids, noun)) for noun in Noun}
-_count = {noun: PerScope(partial(_number, noun)) for noun in Noun}
+_by_prefix = {noun: PerScope(partial(_select_ids, noun)) for noun in IdKind}
+_count = {noun: PerScope(partial(_select_count, noun)) for noun in IdKind}
 
 _purged = (
     sa.select(t.purged.c.envelope, t.purged.c.outcome, t.purged.c.purged_ms)
@@ -77,50 +73,49 @@ _purged = (
 )
 
 
-def find(
-    conn: sa.Connection, text: str, nouns: Sequence[Noun] = tuple(Noun), *, seen_by: Principal = HOUSE
-) -> tuple[Noun, str]:
+def find_by_short_id(
+    conn: sa.Connection, text: str, kinds: Sequence[IdKind] = tuple(IdKind), *, seen_by: Principal = SERVER_PRINCIPAL
+) -> tuple[IdKind, str]:
     """Return the one object that a short id names, and its kind.
 
-    Raises `Ambiguous` with the candidates if there are more.
+    Raises `AmbiguousId` with the candidates if there are more.
     """
-    digits = prefix(text)
-    scope = scope_of(seen_by)
-    bounds = {"low": digits, "high": digits + "g", **me(seen_by)}
-    found = [(row.id, noun) for noun in nouns for row in conn.execute(_by_prefix[noun][scope], bounds)]
+    digits = parse_id_prefix(text)
+    scope = visibility_scope(seen_by)
+    bounds = {"low": digits, "high": digits + "g", **principal_parameters(seen_by)}
+    found = [(row.id, noun) for noun in kinds for row in conn.execute(_by_prefix[noun][scope], bounds)]
     if len(found) == 1:
         [(id_, noun)] = found
         return noun, id_
     if not found:
-        gone = conn.execute(_purged, bounds).first() if scope is Scope.ALL and Noun.ENVELOPE in nouns else None
-        raise _gone(gone) if gone is not None else _not_found(digits, nouns)
-    matches = sum(conn.execute(_count[noun][scope], bounds).scalar_one() for noun in nouns)
-    found.sort()
-    shown = dict(zip(sorted({id_ for id_, _ in found}), distinguish([id_ for id_, _ in found]), strict=True))
-    candidates = tuple(
-        shown[id_] if len(nouns) == 1 else f"{noun} {shown[id_]}" for id_, noun in found[:CANDIDATES_SHOWN_MAX]
-    )
-    raise Ambiguous(digits, candidates, matches=matches)
-
-
-def _gone(row: Any) -> NotFound:
-    return NotFound(
-        f"envelope {short(row.envelope)} is no longer here",
-        because=f"it ended {row.outcome}, and was purged on {from_ms(row.purged_ms).date()}",
-        try_this="look into a backup from before that day",
-        code="envelope.purged",
-    )
-
-
-def _not_found(digits: str, nouns: Sequence[Noun]) -> NotFound:
-    if len(nouns) > 1:
-        return NotFound(
-            f"nothing here is called {digits}",
-            because="no envelope, run, approval or session has an id that begins so",
-            try_this="copy it from a list or an answer",
-            code="id.not-found",
+        gone = (
+            conn.execute(_purged, bounds).first() if scope is VisibilityScope.ALL and IdKind.ENVELOPE in kinds else None
         )
-    [noun] = nouns
-    return NotFound(
-        f"no {noun} {digits}", because="none has an id that begins so", try_this=_WHERE[noun], code=f"{noun}.not-found"
+        if gone is not None:
+            raise EnvelopePurged(
+                short_id(gone.envelope), outcome=gone.outcome, purged_on=from_ms(gone.purged_ms).date()
+            )
+        raise _build_not_found(digits, kinds)
+    matches = sum(conn.execute(_count[noun][scope], bounds).scalar_one() for noun in kinds)
+    found.sort()
+    shown = dict(
+        zip(sorted({id_ for id_, _ in found}), shortest_unique_prefixes([id_ for id_, _ in found]), strict=True)
     )
+    candidates = tuple(
+        shown[id_] if len(kinds) == 1 else f"{noun} {shown[id_]}" for id_, noun in found[:CANDIDATES_SHOWN_MAX]
+    )
+    raise AmbiguousId(digits, candidates, matches=matches)
+
+
+def _build_not_found(digits: str, kinds: Sequence[IdKind]) -> NotFound:
+    if len(kinds) > 1:
+        return IdNotFound(digits)
+    match kinds[0]:
+        case IdKind.ENVELOPE:
+            return EnvelopeNotFound(digits)
+        case IdKind.RUN:
+            return RunNotFound(digits)
+        case IdKind.APPROVAL:
+            return ApprovalNotFound(digits)
+        case IdKind.SESSION:
+            return SessionNotFound(digits, because="no id of a session starts with it")

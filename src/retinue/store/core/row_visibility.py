@@ -29,61 +29,61 @@ _b = sa.bindparam
 _AFTER_SLASH = "0"  # the character after "/": the range from "x/" to "x0" contains every text that begins with "x/"
 
 
-class Scope(StrEnum):
+class VisibilityScope(StrEnum):
     ALL = "all"
     PERSON = "person"
     AGENT = "agent"
 
 
-def scope_of(principal: Principal) -> Scope:
-    if principal.sees_all:
-        return Scope.ALL
-    return Scope.PERSON if principal.address.kind is AddressKind.PERSON else Scope.AGENT
+def visibility_scope(principal: Principal) -> VisibilityScope:
+    if principal.sees_everything:
+        return VisibilityScope.ALL
+    return VisibilityScope.PERSON if principal.address.kind is AddressKind.PERSON else VisibilityScope.AGENT
 
 
-def me(principal: Principal) -> dict[str, Any]:
+def principal_parameters(principal: Principal) -> dict[str, Any]:
     """Return the bind parameters that identify the principal."""
-    if scope_of(principal) is Scope.ALL:
+    if visibility_scope(principal) is VisibilityScope.ALL:
         return {}
     address = f"{principal.address.kind}:{principal.address.name}"
     # The address as it appears in a JSON list. Names contain no character with a meaning in a LIKE pattern.
-    return {**under("me", address), "my_name": principal.address.name, "me_listed": f'%"{address}"%'}
+    return {**address_parameters("me", address), "my_name": principal.address.name, "me_listed": f'%"{address}"%'}
 
 
-def under(name: str, address: str) -> dict[str, str]:
+def address_parameters(name: str, address: str) -> dict[str, str]:
     """Return the bind parameters of `is_address_or_below`."""
     return {name: address, f"{name}_from": f"{address}/", f"{name}_to": f"{address}{_AFTER_SLASH}"}
 
 
-def is_under(name: str, column: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
+def is_address_or_below(name: str, column: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
     """Match the address in parameter `name`, and addresses below it: an agent's session, a conversation."""
     return sa.or_(column == _b(name), sa.and_(column >= _b(f"{name}_from"), column < _b(f"{name}_to")))
 
 
-class PerScope(dict[Scope, T]):
+class PerScope(dict[VisibilityScope, T]):
     """One statement for each scope, built on first use: few instances use all three."""
 
-    def __init__(self, build: Callable[[Scope], T]) -> None:
+    def __init__(self, build: Callable[[VisibilityScope], T]) -> None:
         self._build = build
 
-    def __missing__(self, scope: Scope) -> T:
+    def __missing__(self, scope: VisibilityScope) -> T:
         return self.setdefault(scope, self._build(scope))
 
 
-def _mine(column: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
-    return is_under("me", column)
+def _is_own_address(column: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
+    return is_address_or_below("me", column)
 
 
-def sessions(scope: Scope, table: Any = t.sessions) -> sa.ColumnElement[bool]:
+def visible_sessions(scope: VisibilityScope, table: Any = t.sessions) -> sa.ColumnElement[bool]:
     """Match the sessions that are visible in this scope."""
     match scope:
-        case Scope.ALL:
+        case VisibilityScope.ALL:
             return sa.true()
-        case Scope.PERSON:
+        case VisibilityScope.PERSON:
             parent = t.sessions.alias("parent")
-            below = sa.exists().where(parent.c.id == table.c.parent, sa.or_(origin_is(parent), _is_shared(parent)))
-            return sa.or_(origin_is(table), _is_shared(table), below)
-        case Scope.AGENT:
+            below = sa.exists().where(parent.c.id == table.c.parent, sa.or_(origin_is_own(parent), _is_shared(parent)))
+            return sa.or_(origin_is_own(table), _is_shared(table), below)
+        case VisibilityScope.AGENT:
             parent = t.sessions.alias("parent")
             spawned = sa.exists().where(parent.c.id == table.c.parent, parent.c.agent == _b("my_name"))
             return sa.or_(table.c.agent == _b("my_name"), spawned)
@@ -93,44 +93,63 @@ def _is_shared(table: Any) -> sa.ColumnElement[bool]:
     return sa.exists().where(t.shares.c.session == table.c.id, t.shares.c.person == _b("my_name"))
 
 
-def origin_is(table: Any) -> sa.ColumnElement[bool]:
+def origin_is_own(table: Any) -> sa.ColumnElement[bool]:
     """Match the sessions that belong to the current person."""
-    return sa.and_(table.c.origin_kind.in_((t.word("'terminal'"), t.word("'web'"))), _mine(table.c.origin_key))
-
-
-def envelopes(scope: Scope) -> sa.ColumnElement[bool]:
-    """Match visible envelopes: those sent or received, and those of visible sessions."""
-    if scope is Scope.ALL:
-        return sa.true()
-    return sa.or_(
-        _mine(t.envelopes.c.sender), _mine(t.envelopes.c.recipient), in_sessions(scope, t.envelopes.c.session)
+    return sa.and_(
+        table.c.origin_kind.in_((t.sql_literal("'terminal'"), t.sql_literal("'web'"))),
+        _is_own_address(table.c.origin_key),
     )
 
 
-def in_sessions(scope: Scope, column: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+def visible_envelopes(scope: VisibilityScope) -> sa.ColumnElement[bool]:
+    """Match visible envelopes: those sent or received, and those of visible sessions."""
+    if scope is VisibilityScope.ALL:
+        return sa.true()
+    return sa.or_(
+        _is_own_address(t.envelopes.c.sender),
+        _is_own_address(t.envelopes.c.recipient),
+        in_visible_session(scope, t.envelopes.c.session),
+    )
+
+
+def in_visible_session(scope: VisibilityScope, column: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
     """Match rows that belong to a visible session: runs, records, approvals, events."""
-    if scope is Scope.ALL:
+    if scope is VisibilityScope.ALL:
         return sa.true()
     seen = t.sessions.alias("seen")
-    return sa.exists().where(seen.c.id == column, sessions(scope, seen))
+    return sa.exists().where(seen.c.id == column, visible_sessions(scope, seen))
 
 
-def approvals(scope: Scope) -> sa.ColumnElement[bool]:
+def visible_approvals(scope: VisibilityScope) -> sa.ColumnElement[bool]:
     """Match the approvals of visible sessions, and those put to the current person."""
-    if scope is not Scope.PERSON:
-        return in_sessions(scope, t.approvals.c.session)
-    return sa.or_(in_sessions(scope, t.approvals.c.session), t.approvals.c.asked_of.like(_b("me_listed")))
+    if scope is not VisibilityScope.PERSON:
+        return in_visible_session(scope, t.approvals.c.session)
+    return sa.or_(in_visible_session(scope, t.approvals.c.session), t.approvals.c.asked_of.like(_b("me_listed")))
 
 
-_session = PerScope(lambda scope: sa.select(t.sessions.c.id).where(t.sessions.c.id == _b("id"), sessions(scope)))
-_envelope = PerScope(lambda scope: sa.select(t.envelopes.c.id).where(t.envelopes.c.id == _b("id"), envelopes(scope)))
+_visible_session_by_id = PerScope(
+    lambda scope: sa.select(t.sessions.c.id).where(t.sessions.c.id == _b("id"), visible_sessions(scope))
+)
+_visible_envelope_by_id = PerScope(
+    lambda scope: sa.select(t.envelopes.c.id).where(t.envelopes.c.id == _b("id"), visible_envelopes(scope))
+)
 
 
-def sees_session(conn: sa.Connection, principal: Principal, id_: str | None) -> bool:
+def can_see_session(conn: sa.Connection, principal: Principal, id_: str | None) -> bool:
     if id_ is None:
         return False
-    return conn.execute(_session[scope_of(principal)], {"id": id_, **me(principal)}).scalar() is not None
+    return (
+        conn.execute(
+            _visible_session_by_id[visibility_scope(principal)], {"id": id_, **principal_parameters(principal)}
+        ).scalar()
+        is not None
+    )
 
 
-def sees_envelope(conn: sa.Connection, principal: Principal, id_: str) -> bool:
-    return conn.execute(_envelope[scope_of(principal)], {"id": id_, **me(principal)}).scalar() is not None
+def can_see_envelope(conn: sa.Connection, principal: Principal, id_: str) -> bool:
+    return (
+        conn.execute(
+            _visible_envelope_by_id[visibility_scope(principal)], {"id": id_, **principal_parameters(principal)}
+        ).scalar()
+        is not None
+    )

@@ -25,14 +25,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from retinue.domain.errors import StoreError
-from retinue.store.core.connection import LockRequest, explain
+from retinue.store.core.connection import LockRequest, translate_error
+from retinue.store.core.errors import StoreLocked, StoreTakenOver
 
 log = logging.getLogger(__name__)
 
 LOCK_CLASS = 1_380_275_273  # advisory lock numbers are shared by all programs of a database; this one is "RETI"
 SERVER, CONNECTIONS = 1, 2
 
-RETAKE_S = 1.0
+RETAKE_INTERVAL_S = 1.0
 """Time between two attempts to take a lost lock again."""
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT = 15, 5, 3
 LABEL_BYTES_MAX = 63  # PostgreSQL truncates an application_name to this length
@@ -40,12 +41,12 @@ HOST_BYTES_MAX = 24
 
 _LOCK_NOT_AVAILABLE = "55P03"
 # A machine that vanished closes no connection. Without keepalives, PostgreSQL waits two hours for it.
-_KEEPALIVES: Mapping[str, str] = {
+_SERVER_KEEPALIVES: Mapping[str, str] = {
     "tcp_keepalives_idle": str(KEEPALIVE_IDLE_S),
     "tcp_keepalives_interval": str(KEEPALIVE_INTERVAL_S),
     "tcp_keepalives_count": str(KEEPALIVE_COUNT),
 }
-_KEEPALIVES_HERE: Mapping[str, object] = {
+_CLIENT_KEEPALIVES: Mapping[str, object] = {
     "keepalives": 1,
     "keepalives_idle": KEEPALIVE_IDLE_S,
     "keepalives_interval": KEEPALIVE_INTERVAL_S,
@@ -61,11 +62,11 @@ _HOLDERS = """
 """
 
 
-class Unguarded(Exception):
+class LockNotHeld(Exception):
     """A new connection found that this server does not hold the lock. Acquire it again and retry."""
 
 
-class Holder(Struct, frozen=True):
+class LockHolder(Struct, frozen=True):
     """The connection that holds a lock."""
 
     pid: int
@@ -74,15 +75,15 @@ class Holder(Struct, frozen=True):
     since: datetime | None
 
 
-def label_of(*, host: str, process: int, directory: str) -> str:
+def server_label(*, host: str, pid: int, directory: str) -> str:
     """Describe a server within PostgreSQL's length limit. A long directory loses its beginning."""
-    start = f"retinue pid {process} on {_ascii(host)[:HOST_BYTES_MAX]} "
-    room = LABEL_BYTES_MAX - len(start)
-    shown = _ascii(directory)
-    return start + (shown if len(shown) <= room else f"...{shown[len(shown) - room + 3 :]}")
+    start = f"retinue pid {pid} on {_to_ascii(host)[:HOST_BYTES_MAX]} "
+    left = LABEL_BYTES_MAX - len(start)
+    shown = _to_ascii(directory)
+    return start + (shown if len(shown) <= left else f"...{shown[len(shown) - left + 3 :]}")
 
 
-def _ascii(text: str) -> str:
+def _to_ascii(text: str) -> str:
     """Replace characters that PostgreSQL does not allow in an application_name."""
     return "".join(each if " " <= each <= "~" else "?" for each in text)
 
@@ -91,49 +92,49 @@ class ServerLock:
     """Held from `acquire` to `close`. A lost connection is detected at once, and the lock is acquired again."""
 
     def __init__(self, url: sa.URL, request: LockRequest) -> None:
-        self.label = label_of(host=request.host, process=request.process, directory=str(request.directory))
+        self.label = server_label(host=request.host, pid=request.pid, directory=str(request.directory))
         self._request = request
         self._engine = create_async_engine(
             url,
             poolclass=NullPool,
             isolation_level="AUTOCOMMIT",
-            connect_args={**_KEEPALIVES_HERE, "application_name": self.label},
+            connect_args={**_CLIENT_KEEPALIVES, "application_name": self.label},
         )
         self._conn: AsyncConnection | None = None
         self._pid = 0
         self._held = False
-        self._taken_by: Holder | None = None
-        self._retaking = asyncio.Lock()
+        self._taken_by: LockHolder | None = None
+        self._retake_mutex = asyncio.Lock()
         self._lost = asyncio.Event()
-        self._watching: asyncio.Task[None] | None = None
-        self._keeping: asyncio.Task[None] | None = None
+        self._watch_task: asyncio.Task[None] | None = None
+        self._keep_task: asyncio.Task[None] | None = None
 
-    async def take(self) -> None:
-        """Acquire the lock when the server starts. Raises `store.locked` if another server holds it."""
+    async def acquire(self) -> None:
+        """Acquire the lock when the server starts. Raises `StoreLocked` if another server holds it."""
         try:
             conn = await self._connect()
             for key in (SERVER, CONNECTIONS):
-                if (holder := await self._lock(conn, key)) is not None:
-                    raise _locked(holder)
+                if (holder := await self._acquire_key(conn, key)) is not None:
+                    raise StoreLocked(_describe_holder(holder))
             await conn.execute(sa.text(f"SELECT pg_advisory_unlock({LOCK_CLASS}, {CONNECTIONS})"))
-            await self._hold_by(conn)
+            await self._set_connection(conn)
         except exc.SQLAlchemyError as error:
             await self.close()
-            raise explain(error) from error
+            raise translate_error(error) from error
         except BaseException:
             await self.close()
             raise
-        self._keeping = asyncio.create_task(self._keep())
+        self._keep_task = asyncio.create_task(self._retake_when_lost())
 
-    async def hold(self) -> None:
+    async def ensure_held(self) -> None:
         """Ensure that this server holds the lock: acquire it again if it was lost, or raise."""
         if self._held:
             return
-        async with self._retaking:
+        async with self._retake_mutex:
             if not self._held:
                 await self._retake()
 
-    def admit(self, connection: Any, _record: object) -> None:
+    def check_connection(self, connection: Any, _record: object) -> None:
         """Make a new connection of the store share CONNECTIONS, then check that this server holds SERVER.
 
         The order matters. A server that acquires SERVER after our check must wait for CONNECTIONS,
@@ -145,18 +146,18 @@ class ServerLock:
         shares: bool = cursor.fetchone()[0]
         cursor.execute(_HOLDERS.format(lock_class=LOCK_CLASS, key=SERVER))
         found: tuple[Any, ...] | None = cursor.fetchone()
-        cursor.execute(_settings(_KEEPALIVES))
+        cursor.execute(_set_config_sql(_SERVER_KEEPALIVES))
         cursor.close()
         connection.commit()
         if shares and found is not None and found[0] == self._pid:
             return
         connection.close()
         if self._pid == held_by:  # otherwise it was acquired again during the check
-            self._doubt()
-        raise Unguarded
+            self._mark_lost()
+        raise LockNotHeld
 
     async def close(self) -> None:
-        tasks = [task for task in (self._keeping, self._watching) if task is not None]
+        tasks = [task for task in (self._keep_task, self._watch_task) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -166,12 +167,12 @@ class ServerLock:
     async def _connect(self) -> AsyncConnection:
         self._conn = conn = await self._engine.connect()
         settings = {
-            **_KEEPALIVES,
+            **_SERVER_KEEPALIVES,
             "lock_timeout": f"{int(self._request.wait_s * 1000)}ms",
             "statement_timeout": "0",
             "idle_session_timeout": "0",  # it idles for as long as the server runs
         }
-        await conn.execute(sa.text(_settings(settings)))
+        await conn.execute(sa.text(_set_config_sql(settings)))
         return conn
 
     async def _disconnect(self) -> None:
@@ -181,23 +182,23 @@ class ServerLock:
                 await conn.invalidate()  # closing the connection releases its locks, and it may be broken
                 await conn.close()
 
-    async def _lock(self, conn: AsyncConnection, key: int) -> Holder | None:
+    async def _acquire_key(self, conn: AsyncConnection, key: int) -> LockHolder | None:
         """Acquire one lock, or return its holder."""
-        while not await _acquired(conn, key):
+        while not await _try_acquire(conn, key):
             row = (await conn.execute(sa.text(_HOLDERS.format(lock_class=LOCK_CLASS, key=key)))).one_or_none()
             if row is None:
                 continue  # released in between
-            holder = Holder(row[0], row[1] or "a program without a name", row[2] or "", row[3])
+            holder = LockHolder(row[0], row[1] or "an unnamed program", row[2] or "", row[3])
             if holder.pid != self._pid:
                 return holder
             # Our own earlier connection, which PostgreSQL does not yet know to be gone.
             await conn.execute(sa.text("SELECT pg_terminate_backend(:pid)"), {"pid": self._pid})
         return None
 
-    async def _hold_by(self, conn: AsyncConnection) -> None:
+    async def _set_connection(self, conn: AsyncConnection) -> None:
         self._pid = (await conn.execute(sa.text("SELECT pg_backend_pid()"))).scalar_one()
         driver: Any = (await conn.get_raw_connection()).driver_connection
-        self._watching = asyncio.create_task(self._watch(driver))
+        self._watch_task = asyncio.create_task(self._watch(driver))
         self._held = True
         self._lost.clear()
 
@@ -207,48 +208,48 @@ class ServerLock:
             async for _ in driver.notifies():
                 pass
         log.warning("database lock lost", extra={"backend": self._pid})
-        self._doubt()
+        self._mark_lost()
 
-    def _doubt(self) -> None:
+    def _mark_lost(self) -> None:
         self._held = False
         self._lost.set()
 
-    async def _keep(self) -> None:
+    async def _retake_when_lost(self) -> None:
         """Acquire a lost lock again, even while there are no writes."""
         while True:
             await self._lost.wait()
             try:
-                await self.hold()
+                await self.ensure_held()
             except StoreError:
                 if self._taken_by is not None:
                     return
-                await asyncio.sleep(RETAKE_S)
+                await asyncio.sleep(RETAKE_INTERVAL_S)
 
     async def _retake(self) -> None:
         if self._taken_by is not None:
-            raise _taken(self._taken_by)
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+            raise StoreTakenOver(_describe_holder(self._taken_by))
+        if self._watch_task is not None:
+            self._watch_task.cancel()
+            await asyncio.gather(self._watch_task, return_exceptions=True)
         await self._disconnect()
         try:
             conn = await self._connect()
-            holder = await self._lock(conn, SERVER)
+            holder = await self._acquire_key(conn, SERVER)
             if holder is None:
-                await self._hold_by(conn)
-                log.info("database lock taken again", extra={"backend": self._pid})
+                await self._set_connection(conn)
+                log.info("database lock acquired again", extra={"backend": self._pid})
                 return
         except exc.SQLAlchemyError as error:
-            raise explain(error) from error
+            raise translate_error(error) from error
         await self._disconnect()
         self._taken_by = holder
-        error = _taken(holder)
+        error = StoreTakenOver(_describe_holder(holder))
         log.error("database taken by another server", extra={"holder": holder.label})
-        self._request.lost(error)
+        self._request.on_lost(error)
         raise error
 
 
-async def _acquired(conn: AsyncConnection, key: int) -> bool:
+async def _try_acquire(conn: AsyncConnection, key: int) -> bool:
     try:
         await conn.execute(sa.text(f"SELECT pg_advisory_lock({LOCK_CLASS}, {key})"))
     except exc.DBAPIError as error:
@@ -258,31 +259,13 @@ async def _acquired(conn: AsyncConnection, key: int) -> bool:
     return True
 
 
-def _settings(wanted: Mapping[str, str]) -> str:
+def _set_config_sql(wanted: Mapping[str, str]) -> str:
     """Return SQL that sets, for this session, those settings that this PostgreSQL version has."""
     values = ", ".join(f"('{name}', '{value}')" for name, value in wanted.items())
     return f"SELECT set_config(name, value, false) FROM pg_settings JOIN (VALUES {values}) w(name, value) USING (name)"
 
 
-def _described(holder: Holder) -> str:
-    place = f" from {holder.address}" if holder.address else ""
+def _describe_holder(holder: LockHolder) -> str:
+    address = f" from {holder.address}" if holder.address else ""
     since = f" since {holder.since.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC" if holder.since else ""
-    return f"{holder.label}, connected{place}{since} (PostgreSQL process {holder.pid})"
-
-
-def _locked(holder: Holder) -> StoreError:
-    return StoreError(
-        "another server uses this database",
-        because=f"it is locked by {_described(holder)}",
-        try_this="stop that server, or set house.store to a database of its own",
-        code="store.locked",
-    )
-
-
-def _taken(holder: Holder) -> StoreError:
-    return StoreError(
-        "another server has taken over this database, so this one stops",
-        because=f"the connection that held the lock was lost, and now it is locked by {_described(holder)}",
-        try_this="stop one of the two servers, then start the other again",
-        code="store.taken",
-    )
+    return f"{holder.label}, connected{address}{since} (PostgreSQL process {holder.pid})"

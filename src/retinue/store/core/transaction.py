@@ -12,46 +12,46 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from retinue.domain.event import NewsKind
+from retinue.domain.event import EventKind
 from retinue.store.core import tables as t
 
-_open = sa.select(t.house.c.news_seq, t.house.c.envelope_seq, t.house.c.latest_ms).with_for_update()
-_close = t.house.update().values(
+_lock_counters = sa.select(t.house.c.news_seq, t.house.c.envelope_seq, t.house.c.latest_ms).with_for_update()
+_update_counters = t.house.update().values(
     news_seq=sa.bindparam("news_seq"), envelope_seq=sa.bindparam("envelope_seq"), latest_ms=sa.bindparam("latest_ms")
 )
-_latest = sa.select(t.house.c.latest_ms)
-_tell = t.news.insert()
+_select_latest_ms = sa.select(t.house.c.latest_ms)
+_insert_events = t.news.insert()
 _encode = msgspec.json.Encoder().encode
 
 
 def latest_ms(conn: sa.Connection) -> int:
     """Return the time of the newest commit. Later commits never have an earlier time."""
-    return conn.execute(_latest).scalar_one()
+    return conn.execute(_select_latest_ms).scalar_one()
 
 
-class Page:
+class Transaction:
     """One open write transaction: its time, which never decreases, its sequence numbers and its events."""
 
     def __init__(self, conn: sa.Connection, now_ms: int) -> None:
         self.conn = conn
-        row = conn.execute(_open).one()
+        row = conn.execute(_lock_counters).one()
         self.at_ms = max(now_ms, row.latest_ms)
-        self._news_seq: int = row.news_seq
+        self._event_seq: int = row.news_seq
         self._envelope_seq: int = row.envelope_seq
-        self._news: list[dict[str, Any]] = []
+        self._events: list[dict[str, Any]] = []
 
     @property
-    def news_seq(self) -> int:
+    def event_seq(self) -> int:
         """The sequence number of the newest event once this transaction is closed."""
-        return self._news_seq
+        return self._event_seq
 
     def next_envelope_seq(self) -> int:
         self._envelope_seq += 1
         return self._envelope_seq
 
-    def tell(
+    def emit(
         self,
-        kind: NewsKind,
+        kind: EventKind,
         *,
         session: str | None = None,
         envelope: str | None = None,
@@ -61,10 +61,10 @@ class Page:
         **body: Any,
     ) -> None:
         """Add an event, stored on `close`. `person` also receives it, whether or not they can see its session."""
-        self._news_seq += 1
-        self._news.append(
+        self._event_seq += 1
+        self._events.append(
             {
-                "seq": self._news_seq,
+                "seq": self._event_seq,
                 "kind": kind.value,
                 "session": session,
                 "envelope": envelope,
@@ -78,7 +78,7 @@ class Page:
 
     def close(self) -> None:
         self.conn.execute(
-            _close, {"news_seq": self._news_seq, "envelope_seq": self._envelope_seq, "latest_ms": self.at_ms}
+            _update_counters, {"news_seq": self._event_seq, "envelope_seq": self._envelope_seq, "latest_ms": self.at_ms}
         )
-        if self._news:
-            self.conn.execute(_tell, self._news)
+        if self._events:
+            self.conn.execute(_insert_events, self._events)

@@ -17,14 +17,21 @@ from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from retinue.domain.attachment import Attachment, safe_name
-from retinue.domain.errors import Invalid, NotFound, StoreError, TooLarge
+from retinue.domain.attachment import Attachment, safe_file_name
+from retinue.domain.errors import StoreError
+from retinue.domain.shared_errors import AttachmentNotFound, AttachmentTooLarge
+from retinue.store.envelopes.errors import (
+    AttachmentDiskFailed,
+    AttachmentDiskFull,
+    AttachmentHashInvalid,
+    AttachmentNotPlainFile,
+)
 
 ATTACHMENT_BYTES_MAX = 64 * 1024 * 1024
 MEDIA_TYPE_LENGTH_MAX = 127
 READ_CHUNK_BYTES = 1024 * 1024
-LATELY_S = 3600.0
-LATELY_MAX = 10_000
+RECENT_S = 3600.0
+RECENT_MAX = 10_000
 
 _HASH = re.compile(r"[0-9a-f]{64}")
 _SHARD = re.compile(r"[0-9a-f]{2}")
@@ -42,7 +49,7 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _LOCKABLE = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # NFS locks only files opened for writing
 
 
-class Files:
+class AttachmentFiles:
     """The attachment directory: `root/ab/cdef...`, readable only by the owner. Calls block: use a thread in async code.
 
     Nothing outside `root` is read, written or removed. File names are made of hashes, so no sender
@@ -52,61 +59,58 @@ class Files:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._numbers = itertools.count()
-        self._placing = threading.Lock()
-        self._lately: dict[str, float] = {}  # hash to time of everything stored in the last hour, new or not
+        self._place_lock = threading.Lock()
+        self._recent: dict[str, float] = {}  # hash to time of everything stored in the last hour, new or not
 
-    def keep(self, chunks: Iterable[bytes], *, name: str, media_type: str) -> Attachment:
+    def store(self, chunks: Iterable[bytes], *, name: str, media_type: str) -> Attachment:
         """Store the bytes. Once this returns they survive a crash; if it raises, no partial file is visible.
 
         Existing bytes are left alone, or restored if they were damaged. Errors raised by `chunks`
         itself are passed on.
         """
-        shown = safe_name(name)
-        with _closing(self._made_root()) as root, self._temp(root) as (temp, writing):
-            hash_, size_bytes = _fill(writing, chunks, name=shown)
-            with _telling("keep an attachment"):
+        shown = safe_file_name(name)
+        with _closing(self._open_root()) as root, self._temp_file(root) as (temp, writing):
+            hash_, size_bytes = _write_chunks(writing, chunks, name=shown)
+            with _translate_errors("store an attachment"):
                 os.fsync(writing)
-                with self._placing:
-                    _place(root, temp, hash_)
-                    self._remember(hash_)
+                with self._place_lock:
+                    _move_into_place(root, temp, hash_)
+                    self._mark_recent(hash_)
         return Attachment(hash=hash_, name=shown, media_type=safe_media_type(media_type), size_bytes=size_bytes)
 
     def path(self, hash: str) -> Path:
         """Return the path of the file with this hash, whether or not it exists."""
-        shard, rest = _split(hash)
+        shard, rest = _split_hash(hash)
         return self._root / shard / rest
 
     def open(self, hash: str) -> BinaryIO:
         """Open the bytes of this hash for reading. A link, or anything but a plain file, is refused; see `verify`."""
-        shard_name, rest = _split(hash)
-        with _telling("read an attachment"):
+        shard_name, rest = _split_hash(hash)
+        with _translate_errors("read an attachment"):
             try:
                 with _closing(os.open(self._root, _ROOT)) as root, _closing(_open_shard(root, shard_name)) as shard:
                     return os.fdopen(_open_plain(shard, rest), "rb")
             except FileNotFoundError:
-                raise NotFound(
-                    f"there is no attachment {hash[:8]}",
-                    because="its file was never kept here, or nothing named it any more and it was swept",
-                    try_this="ask for it to be sent again",
-                    code="attachment.not-found",
+                raise AttachmentNotFound(
+                    hash, because="its file was never stored here, or was deleted because nothing referred to it"
                 ) from None
 
     def verify(self, hash: str) -> bool:
         """Whether the file exists and its content still matches the hash."""
-        shard_name, rest = _split(hash)
+        shard_name, rest = _split_hash(hash)
         try:
             with _closing(os.open(self._root, _ROOT)) as root, _closing(_open_shard(root, shard_name)) as shard:
-                return _is_whole(shard, rest, hash)
+                return _is_intact(shard, rest, hash)
         except OSError:
             return False
 
-    def unwanted(self, *, keep: Callable[[str], bool], before: datetime | None = None) -> list[str]:
+    def list_unwanted(self, *, keep: Callable[[str], bool], before: datetime | None = None) -> list[str]:
         """List the hashes that `keep` rejects: those that a sweep would remove."""
         found: list[str] = []
         with suppress(FileNotFoundError), _closing(os.open(self._root, _ROOT)) as root:
-            for name in filter(_SHARD.fullmatch, _names(root)):
+            for name in filter(_SHARD.fullmatch, _list_names(root)):
                 with suppress(OSError), _closing(_open_shard(root, name)) as shard:
-                    found += [name + rest for rest in _unwanted(shard, name, keep, before)]
+                    found += [name + rest for rest in _list_unwanted(shard, name, keep, before)]
         return found
 
     def sweep(self, *, keep: Callable[[str], bool], before: datetime | None = None) -> int:
@@ -118,13 +122,13 @@ class Files:
         file is old.
         """
         removed = 0
-        with _telling("sweep the attachments"):
+        with _translate_errors("delete unused attachments"):
             try:
                 root_fd = os.open(self._root, _ROOT)
             except FileNotFoundError:
                 return removed
         with _closing(root_fd) as root:
-            for name in _names(root):
+            for name in _list_names(root):
                 if name.startswith(_TEMP_PREFIX):
                     removed += _remove_leftover(root, name)
                 elif _SHARD.fullmatch(name):
@@ -138,34 +142,34 @@ class Files:
         except OSError:  # A link or a plain file is not one of our shards and not ours to remove.
             return removed
         with _closing(shard_fd) as shard:
-            for rest in _unwanted(shard, shard_name, keep, before):
+            for rest in _list_unwanted(shard, shard_name, keep, before):
                 # Check again under the lock: it may have been stored again in between.
-                with self._placing, suppress(OSError):  # The next sweep removes a file that cannot be removed now.
-                    if not self._is_on_its_way(shard_name + rest) or before is None:
+                with self._place_lock, suppress(OSError):  # The next sweep removes a file that cannot be removed now.
+                    if not self._is_recent(shard_name + rest) or before is None:
                         os.unlink(rest, dir_fd=shard)
                         removed += 1
         return removed
 
-    def _remember(self, hash_: str) -> None:
+    def _mark_recent(self, hash_: str) -> None:
         now = time.monotonic()
-        self._lately[hash_] = now
-        if len(self._lately) > LATELY_MAX:
-            self._lately = {each: at for each, at in self._lately.items() if now - at < LATELY_S}
+        self._recent[hash_] = now
+        if len(self._recent) > RECENT_MAX:
+            self._recent = {each: at for each, at in self._recent.items() if now - at < RECENT_S}
 
-    def _is_on_its_way(self, hash_: str) -> bool:
-        at = self._lately.get(hash_)
-        return at is not None and time.monotonic() - at < LATELY_S
+    def _is_recent(self, hash_: str) -> bool:
+        at = self._recent.get(hash_)
+        return at is not None and time.monotonic() - at < RECENT_S
 
-    def _made_root(self) -> int:
-        with _telling("keep an attachment"):
+    def _open_root(self) -> int:
+        with _translate_errors("store an attachment"):
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
             return os.open(self._root, _ROOT)
 
     @contextmanager
-    def _temp(self, root: int) -> Generator[tuple[str, int]]:
+    def _temp_file(self, root: int) -> Generator[tuple[str, int]]:
         """Create a locked temporary file beside the shards. It is removed afterwards unless it was renamed."""
-        with _telling("keep an attachment"):
-            name, writing = self._new_temp(root)
+        with _translate_errors("store an attachment"):
+            name, writing = self._create_temp_file(root)
         try:
             yield name, writing
         finally:
@@ -173,7 +177,7 @@ class Files:
                 os.unlink(name, dir_fd=root)
             os.close(writing)
 
-    def _new_temp(self, root: int) -> tuple[str, int]:
+    def _create_temp_file(self, root: int) -> tuple[str, int]:
         while True:
             name = f"{_TEMP_PREFIX}{os.getpid()}-{next(self._numbers)}"
             try:
@@ -187,45 +191,40 @@ class Files:
             os.close(writing)  # A sweep removed it between open and lock.
 
 
-def _fill(writing: int, chunks: Iterable[bytes], *, name: str) -> tuple[str, int]:
+def _write_chunks(writing: int, chunks: Iterable[bytes], *, name: str) -> tuple[str, int]:
     digest = hashlib.sha256()
     size_bytes = 0
     for chunk in chunks:
         size_bytes += len(chunk)
         if size_bytes > ATTACHMENT_BYTES_MAX:
-            raise TooLarge(
-                f"the attachment '{name}' is too large",
-                because=f"an attachment has at most {ATTACHMENT_BYTES_MAX} bytes",
-                try_this="send it in parts, or put it where it can be fetched and send the link",
-                code="attachment.too-large",
-            )
+            raise AttachmentTooLarge(name, bytes_max=ATTACHMENT_BYTES_MAX)
         digest.update(chunk)
-        with _telling("keep an attachment"):
+        with _translate_errors("store an attachment"):
             left = memoryview(chunk)
             while left:
                 left = left[os.write(writing, left) :]
     return digest.hexdigest(), size_bytes
 
 
-def _place(root: int, temp: str, hash_: str) -> None:
-    shard_name, rest = _split(hash_)
+def _move_into_place(root: int, temp: str, hash_: str) -> None:
+    shard_name, rest = _split_hash(hash_)
     with suppress(FileExistsError):
         os.mkdir(shard_name, mode=0o700, dir_fd=root)
     with _closing(_open_shard(root, shard_name)) as shard:
-        if not _is_whole(shard, rest, hash_):
+        if not _is_intact(shard, rest, hash_):
             os.rename(temp, rest, src_dir_fd=root, dst_dir_fd=shard)  # replaces a link, never follows it
         # Also if the file existed: the process that wrote it may have crashed before this.
         os.fsync(shard)
         os.fsync(root)
 
 
-def _unwanted(shard: int, shard_name: str, keep: Callable[[str], bool], before: datetime | None) -> Generator[str]:
-    for rest in _names(shard):
-        if _REST.fullmatch(rest) and not keep(shard_name + rest) and _was_kept_before(shard, rest, before):
+def _list_unwanted(shard: int, shard_name: str, keep: Callable[[str], bool], before: datetime | None) -> Generator[str]:
+    for rest in _list_names(shard):
+        if _REST.fullmatch(rest) and not keep(shard_name + rest) and _is_older_than(shard, rest, before):
             yield rest
 
 
-def _was_kept_before(shard: int, rest: str, before: datetime | None) -> bool:
+def _is_older_than(shard: int, rest: str, before: datetime | None) -> bool:
     if before is None:
         return True
     try:
@@ -244,12 +243,12 @@ def _remove_leftover(root: int, name: str) -> int:
     return 1
 
 
-def _names(directory: int) -> list[str]:
-    with _telling("sweep the attachments"):
+def _list_names(directory: int) -> list[str]:
+    with _translate_errors("delete unused attachments"):
         return os.listdir(directory)
 
 
-def _is_whole(shard: int, rest: str, hash_: str) -> bool:
+def _is_intact(shard: int, rest: str, hash_: str) -> bool:
     try:
         with os.fdopen(_open_plain(shard, rest), "rb") as file:
             digest = hashlib.sha256()
@@ -269,17 +268,12 @@ def _open_plain(shard: int, rest: str) -> int:
     if stat.S_ISREG(os.fstat(reading).st_mode):
         return reading
     os.close(reading)
-    raise _not_plain("read an attachment")
+    raise AttachmentNotPlainFile("read an attachment")
 
 
-def _split(hash_: str) -> tuple[str, str]:
+def _split_hash(hash_: str) -> tuple[str, str]:
     if not _HASH.fullmatch(hash_):
-        raise Invalid(
-            f"{hash_[:80]!r} does not name an attachment",
-            because="an attachment is named by the 64 lower-case hex digits of its hash",
-            try_this="copy it from the envelope that brought the attachment",
-            code="attachment.hash-invalid",
-        )
+        raise AttachmentHashInvalid(hash_)
     return hash_[:2], hash_[2:]
 
 
@@ -298,31 +292,15 @@ def _closing(descriptor: int) -> Generator[int]:
 
 
 @contextmanager
-def _telling(doing: str) -> Generator[None]:
+def _translate_errors(action: str) -> Generator[None]:
     """Translate operating system errors into `StoreError`."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StoreError(
-                f"there is no room to {doing}",
-                because="the disk of the house, or our share of it, is full",
-                try_this="free some space; nothing was changed",
-                code="store.full",
-            ) from error
+            raise AttachmentDiskFull(action) from error
         if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EISDIR):
-            raise _not_plain(doing) from error
-        raise StoreError(
-            f"the disk refused to {doing}",
-            because=os.strerror(error.errno) if error.errno else "it did not say why",
-            try_this="see that the house may write to its own directory and that the disk is sound",
+            raise AttachmentNotPlainFile(action) from error
+        raise AttachmentDiskFailed(
+            action, because=os.strerror(error.errno) if error.errno else "no reason was given"
         ) from error
-
-
-def _not_plain(doing: str) -> StoreError:
-    return StoreError(
-        f"the house will not {doing} there",
-        because="a link, or something else that is no plain file, stands where the attachment belongs",
-        try_this="find out who put it there, then remove it",
-        code="attachment.not-plain",
-    )

@@ -10,19 +10,19 @@ from __future__ import annotations
 import sqlalchemy as sa
 from msgspec import Struct
 
-from retinue.domain.envelope import Envelope, Outcome, Settled
+from retinue.domain.envelope import Envelope, Outcome, SettledOutcome
 from retinue.domain.ids import EnvelopeId
-from retinue.domain.principal import HOUSE, Principal
+from retinue.domain.principal import SERVER_PRINCIPAL, Principal
 from retinue.domain.times import to_ms
 from retinue.store.core import row_visibility
 from retinue.store.core import tables as t
-from retinue.store.core.row_visibility import PerScope, me, scope_of
-from retinue.store.envelopes.envelopes import by_key, envelope_of, get, resolve, settled
+from retinue.store.core.row_visibility import PerScope, principal_parameters, visibility_scope
+from retinue.store.envelopes.envelopes import envelope_from_row, get, get_by_key, get_outcome, resolve_id
 
 RETRY_SOURCE = "retry"
 RETRIES_MAX = 100
 
-DEAD = (Outcome.DEAD, Outcome.INTERRUPTED)
+DEAD_OUTCOMES = (Outcome.DEAD, Outcome.INTERRUPTED)
 
 _b = sa.bindparam
 _newest = PerScope(
@@ -30,7 +30,8 @@ _newest = PerScope(
         sa.select(t.envelopes)
         .join_from(t.outcomes, t.envelopes, t.outcomes.c.envelope == t.envelopes.c.id)
         .where(
-            t.outcomes.c.outcome.in_(tuple(t.word(f"'{outcome}'") for outcome in DEAD)), row_visibility.envelopes(scope)
+            t.outcomes.c.outcome.in_(tuple(t.sql_literal(f"'{outcome}'") for outcome in DEAD_OUTCOMES)),
+            row_visibility.visible_envelopes(scope),
         )
         .order_by(t.outcomes.c.at_ms.desc(), t.envelopes.c.seq.desc())
         .limit(_b("limit"))
@@ -48,28 +49,30 @@ _before = PerScope(
 
 class DeadLetter(Struct, frozen=True, kw_only=True):
     envelope: Envelope
-    settled: Settled
+    settled: SettledOutcome
     retry: Envelope | None = None  # the latest one
 
 
-def dead(conn: sa.Connection, *, limit: int, before: str | None = None, seen_by: Principal = HOUSE) -> list[DeadLetter]:
+def load_dead_letters(
+    conn: sa.Connection, *, limit: int, before: str | None = None, seen_by: Principal = SERVER_PRINCIPAL
+) -> list[DeadLetter]:
     """List dead letters, newest first. `before` is the id of the last one that was shown."""
-    scope, who = scope_of(seen_by), me(seen_by)
+    scope, who = visibility_scope(seen_by), principal_parameters(seen_by)
     if before is None:
         rows = conn.execute(_newest[scope], {"limit": limit, **who}).all()
     else:
-        last = resolve(conn, before, seen_by=seen_by)
-        envelope, ended = get(conn, last), settled(conn, last)
+        last = resolve_id(conn, before, seen_by=seen_by)
+        envelope, ended = get(conn, last), get_outcome(conn, last)
         if envelope is None or ended is None:
             return []
         bounds = {"limit": limit, "at": to_ms(ended.at), "seq": envelope.seq}
         rows = conn.execute(_before[scope], {**bounds, **who}).all()
     letters: list[DeadLetter] = []
     for row in rows:
-        envelope = envelope_of(row)
-        ended = settled(conn, envelope.id)
+        envelope = envelope_from_row(row)
+        ended = get_outcome(conn, envelope.id)
         assert ended is not None  # it was found by its outcome, in the same snapshot
-        retried = retries(conn, envelope)
+        retried = list_retries(conn, envelope)
         letters.append(DeadLetter(envelope=envelope, settled=ended, retry=retried[-1] if retried else None))
     return letters
 
@@ -78,19 +81,19 @@ def retry_key(first: EnvelopeId, number: int) -> str:
     return f"{first}/{number}"
 
 
-def first_letter(envelope: Envelope) -> EnvelopeId:
+def original_envelope_id(envelope: Envelope) -> EnvelopeId:
     """Return the id of the original envelope: the key of a retry contains it."""
     if envelope.source != RETRY_SOURCE:
         return envelope.id
-    return EnvelopeId(envelope.key.partition("/")[0])
+    return EnvelopeId(envelope.idempotency_key.partition("/")[0])
 
 
-def retries(conn: sa.Connection, envelope: Envelope) -> list[Envelope]:
+def list_retries(conn: sa.Connection, envelope: Envelope) -> list[Envelope]:
     """List all retries in the sequence of this envelope, oldest first."""
-    first = first_letter(envelope)
+    first = original_envelope_id(envelope)
     found: list[Envelope] = []
     for number in range(1, RETRIES_MAX + 1):
-        retried = by_key(conn, RETRY_SOURCE, retry_key(first, number))
+        retried = get_by_key(conn, RETRY_SOURCE, retry_key(first, number))
         if retried is None:
             break
         found.append(retried)

@@ -6,29 +6,35 @@ import sqlalchemy as sa
 from msgspec import Struct
 
 from retinue.domain.address import Address
-from retinue.domain.envelope import Envelope, Status
-from retinue.domain.principal import HOUSE, Principal
+from retinue.domain.envelope import Envelope, EnvelopeStatus
+from retinue.domain.principal import SERVER_PRINCIPAL, Principal
 from retinue.store.core import row_visibility
 from retinue.store.core import tables as t
-from retinue.store.core.row_visibility import PerScope, is_under, me, scope_of, under
-from retinue.store.envelopes.envelopes import envelope_of
+from retinue.store.core.row_visibility import (
+    PerScope,
+    address_parameters,
+    is_address_or_below,
+    principal_parameters,
+    visibility_scope,
+)
+from retinue.store.envelopes.envelopes import envelope_from_row
 
-RECENT_LOOKED_AT_MAX = 5_000  # for principals that cannot see everything
-MS_LAST = 253_402_300_799_999  # the last millisecond of the year 9999
+RECENT_SCANNED_MAX = 5_000  # for principals that cannot see everything
+LAST_MS = 253_402_300_799_999  # the last millisecond of the year 9999
 
 _b = sa.bindparam
 _SIDES = {"from": t.envelopes.c.sender, "to": t.envelopes.c.recipient}
 
 
-class Wanted(Struct, frozen=True, kw_only=True):
+class EnvelopeQuery(Struct, frozen=True, kw_only=True):
     """Selects envelopes. An agent's address includes all its sessions. `due_ms`: only those due by then."""
 
     side: str  # "from" or "to"
     address: Address
-    status: Status
+    status: EnvelopeStatus
     after_ms: int = 0
-    before_ms: int = MS_LAST
-    due_ms: int = MS_LAST
+    before_ms: int = LAST_MS
+    due_ms: int = LAST_MS
     older_than_seq: int = 2**62
 
 
@@ -36,13 +42,13 @@ _listed = PerScope(
     lambda scope: {
         side: sa.select(t.envelopes)
         .where(
-            is_under("who", column),
+            is_address_or_below("who", column),
             t.envelopes.c.status == _b("status"),
             t.envelopes.c.accepted_ms >= _b("after"),
             t.envelopes.c.accepted_ms < _b("before"),
             t.envelopes.c.due_ms <= _b("due"),
             t.envelopes.c.seq < _b("older"),
-            row_visibility.envelopes(scope),
+            row_visibility.visible_envelopes(scope),
         )
         .order_by(t.envelopes.c.seq.desc())
         .limit(_b("limit"))
@@ -53,8 +59,8 @@ _recent = PerScope(
     lambda scope: (
         sa.select(t.envelopes)
         .where(
-            t.envelopes.c.seq > sa.select(sa.func.max(t.envelopes.c.seq) - RECENT_LOOKED_AT_MAX).scalar_subquery(),
-            row_visibility.envelopes(scope),
+            t.envelopes.c.seq > sa.select(sa.func.max(t.envelopes.c.seq) - RECENT_SCANNED_MAX).scalar_subquery(),
+            row_visibility.visible_envelopes(scope),
         )
         .order_by(t.envelopes.c.seq.desc())
         .limit(_b("limit"))
@@ -68,36 +74,43 @@ _unread = (
     .limit(_b("limit"))
 )
 _count_unread = sa.select(sa.func.count()).where(t.inbox.c.person == _b("person"), t.inbox.c.read_ms.is_(None))
-_read = (
+_mark_read = (
     t.inbox.update()
     .where(t.inbox.c.envelope == _b("the_id"), t.inbox.c.person == _b("the_person"), t.inbox.c.read_ms.is_(None))
     .values(read_ms=_b("now"))
 )
 
 
-def listed(conn: sa.Connection, wanted: Wanted, *, limit: int, seen_by: Principal = HOUSE) -> list[Envelope]:
+def list_envelopes(
+    conn: sa.Connection, query: EnvelopeQuery, *, limit: int, seen_by: Principal = SERVER_PRINCIPAL
+) -> list[Envelope]:
     """List the matching envelopes, newest first."""
     values = {
-        **under("who", str(wanted.address)),
-        "status": wanted.status.value,
-        "after": wanted.after_ms,
-        "before": wanted.before_ms,
-        "due": wanted.due_ms,
-        "older": wanted.older_than_seq,
+        **address_parameters("who", str(query.address)),
+        "status": query.status.value,
+        "after": query.after_ms,
+        "before": query.before_ms,
+        "due": query.due_ms,
+        "older": query.older_than_seq,
         "limit": limit,
-        **me(seen_by),
+        **principal_parameters(seen_by),
     }
-    return [envelope_of(row) for row in conn.execute(_listed[scope_of(seen_by)][wanted.side], values)]
+    return [envelope_from_row(row) for row in conn.execute(_listed[visibility_scope(seen_by)][query.side], values)]
 
 
-def recent(conn: sa.Connection, *, limit: int, seen_by: Principal = HOUSE) -> list[Envelope]:
+def list_recent(conn: sa.Connection, *, limit: int, seen_by: Principal = SERVER_PRINCIPAL) -> list[Envelope]:
     """List the newest visible envelopes, newest first."""
-    return [envelope_of(row) for row in conn.execute(_recent[scope_of(seen_by)], {"limit": limit, **me(seen_by)})]
+    return [
+        envelope_from_row(row)
+        for row in conn.execute(_recent[visibility_scope(seen_by)], {"limit": limit, **principal_parameters(seen_by)})
+    ]
 
 
-def unread(conn: sa.Connection, person: str, *, limit: int, after_seq: int = 0) -> list[Envelope]:
+def list_unread(conn: sa.Connection, person: str, *, limit: int, after_seq: int = 0) -> list[Envelope]:
     """List the unread envelopes of a person, oldest first."""
-    return [envelope_of(row) for row in conn.execute(_unread, {"person": person, "limit": limit, "after": after_seq})]
+    return [
+        envelope_from_row(row) for row in conn.execute(_unread, {"person": person, "limit": limit, "after": after_seq})
+    ]
 
 
 def count_unread(conn: sa.Connection, person: str) -> int:
@@ -107,4 +120,4 @@ def count_unread(conn: sa.Connection, person: str) -> int:
 def mark_read(conn: sa.Connection, ids: list[str], *, person: str, at_ms: int) -> int:
     if not ids:
         return 0
-    return sum(conn.execute(_read, {"the_id": id_, "the_person": person, "now": at_ms}).rowcount for id_ in ids)
+    return sum(conn.execute(_mark_read, {"the_id": id_, "the_person": person, "now": at_ms}).rowcount for id_ in ids)

@@ -12,21 +12,30 @@ from msgspec import Struct
 from retinue.domain import address
 from retinue.domain.address import Address
 from retinue.domain.attachment import Attachment
-from retinue.domain.envelope import NO_CONTEXT, Context, Draft, Envelope, Kind, Outcome, Settled, Status
+from retinue.domain.envelope import (
+    NO_CONTEXT,
+    Envelope,
+    EnvelopeContext,
+    EnvelopeDraft,
+    EnvelopeKind,
+    EnvelopeStatus,
+    Outcome,
+    SettledOutcome,
+)
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
-from retinue.domain.principal import HOUSE, Principal
+from retinue.domain.principal import SERVER_PRINCIPAL, Principal
 from retinue.domain.times import MS_MAX, from_ms, to_ms
 from retinue.domain.trust import Trust
 from retinue.store.core import tables as t
-from retinue.store.core.lookup import Noun, find
+from retinue.store.core.lookup import IdKind, find_by_short_id
 
 MS_PER_DAY = 86_400_000
 
 _encode = msgspec.json.Encoder().encode
-_attachments = msgspec.json.Decoder(tuple[Attachment, ...])
-_context = msgspec.json.Decoder(Context)
+_attachments_decoder = msgspec.json.Decoder(tuple[Attachment, ...])
+_context_decoder = msgspec.json.Decoder(EnvelopeContext)
 
-SAID_LOOKED_AT_MAX = 50  # messages of one run to one channel
+RUN_MESSAGES_MAX = 50  # messages of one run to one channel
 
 _b = sa.bindparam
 _insert = t.envelopes.insert()
@@ -38,13 +47,13 @@ _due = (
         t.envelopes.c.session == _b("session"),
         t.envelopes.c.status == t.PENDING,
         # All existing ranks. Naming them lets the index scan stop at what is due, before later envelopes.
-        t.envelopes.c.rank.in_((t.word("0"), t.word("1"))),
+        t.envelopes.c.rank.in_((t.sql_literal("0"), t.sql_literal("1"))),
         t.envelopes.c.due_ms <= _b("now"),
     )
     .order_by(t.envelopes.c.rank, t.envelopes.c.due_ms, t.envelopes.c.seq)
     .limit(_b("limit"))
 )
-_any_due = (
+_has_due = (
     sa.select(sa.literal(1))
     .where(t.envelopes.c.session == _b("session"), t.envelopes.c.status == t.PENDING, t.envelopes.c.due_ms <= _b("now"))
     .limit(1)
@@ -57,10 +66,12 @@ _count_due = sa.select(sa.func.count()).where(
     t.envelopes.c.silent == sa.false(),
 )
 # Envelopes that ask for work: they count toward a queue's cap and may be dropped for newer ones.
-_asks = t.envelopes.c.kind.in_((t.word("'message'"), t.word("'delegation'"), t.word("'system'")))
-_count_asking = _count_due.where(_asks)
-_oldest_asking = _due.where(t.envelopes.c.rank == 1, t.envelopes.c.silent == sa.false(), _asks)
-_outbox_next = (
+_is_droppable = t.envelopes.c.kind.in_(
+    (t.sql_literal("'message'"), t.sql_literal("'delegation'"), t.sql_literal("'system'"))
+)
+_count_droppable = _count_due.where(_is_droppable)
+_oldest_droppable = _due.where(t.envelopes.c.rank == 1, t.envelopes.c.silent == sa.false(), _is_droppable)
+_next_outbound = (
     sa.select(t.envelopes)
     .where(
         t.envelopes.c.recipient == _b("recipient"),
@@ -79,20 +90,25 @@ _due_lanes = (
     .limit(_b("limit"))
 )
 # The rank is always 1 outside lanes. Naming it lets the lane index go straight to what is due.
-_due_outside = sa.and_(
+_is_due_without_lane = sa.and_(
     t.envelopes.c.status == t.PENDING,
     t.envelopes.c.session.is_(None),
     t.envelopes.c.rank == 1,
     t.envelopes.c.due_ms <= _b("now"),
 )
-_for_people = t.envelopes.c.recipient.like("person:%")
+_is_for_person = t.envelopes.c.recipient.like("person:%")
 _due_for_people = (
     sa.select(t.envelopes)
-    .where(_due_outside, _for_people)
+    .where(_is_due_without_lane, _is_for_person)
     .order_by(t.envelopes.c.due_ms, t.envelopes.c.seq)
     .limit(_b("limit"))
 )
-_due_rooms = sa.select(t.envelopes.c.recipient).where(_due_outside, sa.not_(_for_people)).distinct().limit(_b("limit"))
+_due_channels = (
+    sa.select(t.envelopes.c.recipient)
+    .where(_is_due_without_lane, sa.not_(_is_for_person))
+    .distinct()
+    .limit(_b("limit"))
+)
 _next_due = sa.select(sa.func.min(t.envelopes.c.due_ms)).where(
     t.envelopes.c.status == t.PENDING, t.envelopes.c.due_ms > _b("now")
 )
@@ -114,14 +130,14 @@ _claim = (
     .where(t.envelopes.c.id == _b("the_id"), t.envelopes.c.status == t.PENDING)
     .values(status="claimed", run=_b("the_run"), claimed_ms=_b("now"), attempts=t.envelopes.c.attempts + 1)
 )
-_steered = t.envelopes.update().where(t.envelopes.c.id == _b("the_id")).values(steered_into=_b("the_run"))
-_hold = t.envelopes.update().where(t.envelopes.c.run == _b("the_run"), t.envelopes.c.status.in_(t.HELD))
-_park = _hold.values(status="parked")
-_unpark = _hold.values(status="claimed")
-_again = _hold.values(attempts=t.envelopes.c.attempts + 1)
+_mark_steered = t.envelopes.update().where(t.envelopes.c.id == _b("the_id")).values(steered_into=_b("the_run"))
+_update_held = t.envelopes.update().where(t.envelopes.c.run == _b("the_run"), t.envelopes.c.status.in_(t.HELD_STATUSES))
+_suspend = _update_held.values(status="parked")
+_resume = _update_held.values(status="claimed")
+_increment_attempts = _update_held.values(attempts=t.envelopes.c.attempts + 1)
 _held = (
     sa.select(t.envelopes)
-    .where(t.envelopes.c.run == _b("the_run"), t.envelopes.c.status.in_(t.HELD))
+    .where(t.envelopes.c.run == _b("the_run"), t.envelopes.c.status.in_(t.HELD_STATUSES))
     .order_by(t.envelopes.c.rank, t.envelopes.c.due_ms, t.envelopes.c.seq)
 )
 _settle = (
@@ -129,12 +145,12 @@ _settle = (
     .where(t.envelopes.c.id == _b("the_id"), t.envelopes.c.status != t.DONE)
     .values(status="done", settled_ms=_b("now"))
 )
-_back_to_pending = (
+_return_to_pending = (
     t.envelopes.update()
-    .where(t.envelopes.c.id == _b("the_id"), t.envelopes.c.status.in_(t.HELD))
+    .where(t.envelopes.c.id == _b("the_id"), t.envelopes.c.status.in_(t.HELD_STATUSES))
     .values(status="pending", due_ms=_b("due"))
 )
-_was_sent = (
+_sent_by_run = (
     sa.select(t.envelopes.c.id)
     .where(
         t.envelopes.c.source == "run",
@@ -144,56 +160,56 @@ _was_sent = (
     )
     .limit(1)
 )
-_said = sa.and_(
+_is_sent_by_run = sa.and_(
     t.envelopes.c.source == "run",
     t.envelopes.c.dedupe_key >= _b("low"),
     t.envelopes.c.dedupe_key < _b("high"),
     t.envelopes.c.recipient == _b("recipient"),
 )
-_said_by = sa.select(t.envelopes.c.text).where(_said).order_by(t.envelopes.c.seq).limit(_b("limit"))
-_said_and_waiting = (
+_texts_sent_by_run = sa.select(t.envelopes.c.text).where(_is_sent_by_run).order_by(t.envelopes.c.seq).limit(_b("limit"))
+_waiting_interim = (
     sa.select(t.envelopes)
-    .where(_said, t.envelopes.c.status == t.PENDING, t.envelopes.c.attempts == 0)
+    .where(_is_sent_by_run, t.envelopes.c.status == t.PENDING, t.envelopes.c.attempts == 0)
     .order_by(t.envelopes.c.seq.desc())
     .limit(1)
 )
-_let_go = (
+_release_held = (
     t.envelopes.update()
     .where(t.envelopes.c.id == _b("the_id"), t.envelopes.c.status == t.PENDING)
     .values(due_ms=_b("due"), session=_b("the_session"), recipient=_b("the_recipient"), text=_b("the_text"))
 )
 _set_session = t.envelopes.update().where(t.envelopes.c.id == _b("the_id")).values(session=_b("the_session"))
-_outcome = t.outcomes.insert()
-_outcome_of = sa.select(t.outcomes).where(t.outcomes.c.envelope == _b("id"))
-_into_inbox = t.inbox.insert()
-_tally = (
+_insert_outcome = t.outcomes.insert()
+_outcome_by_envelope = sa.select(t.outcomes).where(t.outcomes.c.envelope == _b("id"))
+_insert_into_inbox = t.inbox.insert()
+_increment_tally = (
     t.tally.update()
     .where(t.tally.c.day == _b("the_day"), t.tally.c.source == _b("the_source"))
     .values(accepted=t.tally.c.accepted + 1)
 )
-_tally_new = t.tally.insert()
+_insert_tally = t.tally.insert()
 
 
-def envelope_of(row: sa.Row[Any]) -> Envelope:
+def envelope_from_row(row: sa.Row[Any]) -> Envelope:
     return Envelope(
         seq=row.seq,
         id=EnvelopeId(row.id),
-        sender=address.parse(row.sender),
-        recipient=address.parse(row.recipient),
+        sender=address.parse_address(row.sender),
+        recipient=address.parse_address(row.recipient),
         session=SessionId(row.session) if row.session else None,
-        kind=Kind(row.kind),
+        kind=EnvelopeKind(row.kind),
         text=row.text,
-        attachments=_attachments.decode(row.attachments) if row.attachments else (),
-        context=_context.decode(row.context) if row.context else NO_CONTEXT,
+        attachments=_attachments_decoder.decode(row.attachments) if row.attachments else (),
+        context=_context_decoder.decode(row.context) if row.context else NO_CONTEXT,
         reply_to=EnvelopeId(row.reply_to) if row.reply_to else None,
         trust=Trust(row.trust),
         source=row.source,
-        key=row.dedupe_key,
+        idempotency_key=row.dedupe_key,
         silent=row.silent,
         deliver_at=from_ms(row.deliver_ms) if row.deliver_ms is not None else None,
         expires_at=from_ms(row.expires_ms) if row.expires_ms is not None else None,
         due_at=from_ms(row.due_ms),
-        status=Status(row.status),
+        status=EnvelopeStatus(row.status),
         attempts=row.attempts,
         accepted_at=from_ms(row.accepted_ms),
         claimed_at=from_ms(row.claimed_ms) if row.claimed_ms is not None else None,
@@ -206,7 +222,7 @@ def envelope_of(row: sa.Row[Any]) -> Envelope:
 
 def add(
     conn: sa.Connection,
-    draft: Draft,
+    draft: EnvelopeDraft,
     *,
     seq: int,
     at_ms: int,
@@ -222,7 +238,13 @@ def add(
     Its status is pending, or done if it already has an outcome, or claimed if a run starts with it.
     A `held` envelope is not due before `release_held`, even if its time has come.
     """
-    status = Status.DONE if outcome is not None else Status.PENDING if run is None else Status.CLAIMED
+    status = (
+        EnvelopeStatus.DONE
+        if outcome is not None
+        else EnvelopeStatus.PENDING
+        if run is None
+        else EnvelopeStatus.CLAIMED
+    )
     deliver_ms = to_ms(draft.deliver_at) if draft.deliver_at else None
     conn.execute(
         _insert,
@@ -239,8 +261,8 @@ def add(
             "reply_to": draft.reply_to,
             "trust": draft.trust.value,
             "source": draft.source,
-            "dedupe_key": draft.key,
-            "rank": 0 if draft.kind is Kind.DECISION else 1,
+            "dedupe_key": draft.idempotency_key,
+            "rank": 0 if draft.kind is EnvelopeKind.DECISION else 1,
             "silent": draft.silent,
             "deliver_ms": deliver_ms,
             "expires_ms": to_ms(draft.expires_at) if draft.expires_at else None,
@@ -256,13 +278,15 @@ def add(
         },
     )
     day = at_ms // MS_PER_DAY
-    if conn.execute(_tally, {"the_day": day, "the_source": draft.source}).rowcount == 0:
-        conn.execute(_tally_new, {"day": day, "source": draft.source, "accepted": 1, "purged": 0})
+    if conn.execute(_increment_tally, {"the_day": day, "the_source": draft.source}).rowcount == 0:
+        conn.execute(_insert_tally, {"day": day, "source": draft.source, "accepted": 1, "purged": 0})
     if outcome is not None:
         _write_outcomes(conn, [draft.id], outcome, because=because, at_ms=at_ms)
 
 
-def as_accepted(draft: Draft, *, seq: int, at_ms: int, session: SessionId, recipient: Address) -> Envelope:
+def build_accepted_envelope(
+    draft: EnvelopeDraft, *, seq: int, at_ms: int, session: SessionId, recipient: Address
+) -> Envelope:
     """Build the envelope of a draft that was just accepted and is due at once."""
     at = from_ms(at_ms)
     return Envelope(
@@ -278,12 +302,12 @@ def as_accepted(draft: Draft, *, seq: int, at_ms: int, session: SessionId, recip
         reply_to=draft.reply_to,
         trust=draft.trust,
         source=draft.source,
-        key=draft.key,
+        idempotency_key=draft.idempotency_key,
         silent=draft.silent,
         deliver_at=None,
         expires_at=draft.expires_at,
         due_at=at,
-        status=Status.PENDING,
+        status=EnvelopeStatus.PENDING,
         attempts=0,
         accepted_at=at,
         claimed_at=None,
@@ -296,48 +320,48 @@ def as_accepted(draft: Draft, *, seq: int, at_ms: int, session: SessionId, recip
 
 def get(conn: sa.Connection, id_: str) -> Envelope | None:
     row = conn.execute(_by_id, {"id": id_}).one_or_none()
-    return envelope_of(row) if row else None
+    return envelope_from_row(row) if row else None
 
 
-def by_key(conn: sa.Connection, source: str, key: str) -> Envelope | None:
+def get_by_key(conn: sa.Connection, source: str, key: str) -> Envelope | None:
     row = conn.execute(_by_key, {"source": source, "key": key}).one_or_none()
-    return envelope_of(row) if row else None
+    return envelope_from_row(row) if row else None
 
 
-def resolve(conn: sa.Connection, text: str, *, seen_by: Principal = HOUSE) -> EnvelopeId:
+def resolve_id(conn: sa.Connection, text: str, *, seen_by: Principal = SERVER_PRINCIPAL) -> EnvelopeId:
     """Return the one envelope that a short id names. Raises an error with the candidates if there are more."""
-    return EnvelopeId(find(conn, text, (Noun.ENVELOPE,), seen_by=seen_by)[1])
+    return EnvelopeId(find_by_short_id(conn, text, (IdKind.ENVELOPE,), seen_by=seen_by)[1])
 
 
-def due(conn: sa.Connection, session: str, now_ms: int, *, limit: int) -> list[Envelope]:
+def list_due(conn: sa.Connection, session: str, now_ms: int, *, limit: int) -> list[Envelope]:
     """List the due envelopes of a lane, in order: decisions first, then by due time and sequence number."""
     rows = conn.execute(_due, {"session": session, "now": now_ms, "limit": limit})
-    return [envelope_of(row) for row in rows]
+    return [envelope_from_row(row) for row in rows]
 
 
-def oldest_asking(conn: sa.Connection, session: str, now_ms: int, *, limit: int) -> list[Envelope]:
+def list_oldest_droppable(conn: sa.Connection, session: str, now_ms: int, *, limit: int) -> list[Envelope]:
     """List a lane's oldest waiting envelopes that newer ones may replace: never an answer or a notification."""
-    rows = conn.execute(_oldest_asking, {"session": session, "now": now_ms, "limit": limit})
-    return [envelope_of(row) for row in rows]
+    rows = conn.execute(_oldest_droppable, {"session": session, "now": now_ms, "limit": limit})
+    return [envelope_from_row(row) for row in rows]
 
 
-def count_asking(conn: sa.Connection, session: str, now_ms: int) -> int:
+def count_droppable(conn: sa.Connection, session: str, now_ms: int) -> int:
     """Count the waiting envelopes of a lane that count toward its cap."""
-    return conn.execute(_count_asking, {"session": session, "now": now_ms}).scalar_one()
+    return conn.execute(_count_droppable, {"session": session, "now": now_ms}).scalar_one()
 
 
-def any_due(conn: sa.Connection, session: str, now_ms: int) -> bool:
+def has_due(conn: sa.Connection, session: str, now_ms: int) -> bool:
     """Whether a lane has a due envelope, silent or not."""
-    return conn.execute(_any_due, {"session": session, "now": now_ms}).scalar() is not None
+    return conn.execute(_has_due, {"session": session, "now": now_ms}).scalar() is not None
 
 
 def count_due(conn: sa.Connection, session: str, now_ms: int) -> int:
     return conn.execute(_count_due, {"session": session, "now": now_ms}).scalar_one()
 
 
-def outbox_next(conn: sa.Connection, recipient: str, now_ms: int) -> Envelope | None:
-    row = conn.execute(_outbox_next, {"recipient": recipient, "now": now_ms}).one_or_none()
-    return envelope_of(row) if row else None
+def get_next_outbound(conn: sa.Connection, recipient: str, now_ms: int) -> Envelope | None:
+    row = conn.execute(_next_outbound, {"recipient": recipient, "now": now_ms}).one_or_none()
+    return envelope_from_row(row) if row else None
 
 
 class DueLane(Struct, frozen=True):
@@ -346,23 +370,23 @@ class DueLane(Struct, frozen=True):
     origin_kind: str
 
 
-def due_lanes(conn: sa.Connection, *, since_ms: int, now_ms: int, limit: int) -> list[DueLane]:
+def list_due_lanes(conn: sa.Connection, *, since_ms: int, now_ms: int, limit: int) -> list[DueLane]:
     """List the lanes in which an envelope became due in (since, now]."""
     rows = conn.execute(_due_lanes, {"since": since_ms, "now": now_ms, "limit": limit})
     return [DueLane(SessionId(r.session), r.agent, r.origin_kind) for r in rows]
 
 
-def due_rooms(conn: sa.Connection, now_ms: int, *, limit: int) -> list[str]:
+def list_due_channels(conn: sa.Connection, now_ms: int, *, limit: int) -> list[str]:
     """List the channels with envelopes that are due for delivery."""
-    return [row.recipient for row in conn.execute(_due_rooms, {"now": now_ms, "limit": limit})]
+    return [row.recipient for row in conn.execute(_due_channels, {"now": now_ms, "limit": limit})]
 
 
-def due_for_people(conn: sa.Connection, now_ms: int, *, limit: int) -> list[Envelope]:
+def list_due_for_people(conn: sa.Connection, now_ms: int, *, limit: int) -> list[Envelope]:
     """List the due envelopes addressed to people."""
-    return [envelope_of(row) for row in conn.execute(_due_for_people, {"now": now_ms, "limit": limit})]
+    return [envelope_from_row(row) for row in conn.execute(_due_for_people, {"now": now_ms, "limit": limit})]
 
 
-def next_moment_ms(conn: sa.Connection, now_ms: int) -> int | None:
+def next_due_or_expiry_ms(conn: sa.Connection, now_ms: int) -> int | None:
     """Return when the scheduler must act next: the earliest due time after now, or an expiry."""
     moments = [
         conn.execute(_next_due, {"now": now_ms}).scalar(),
@@ -375,8 +399,8 @@ def next_expiry_ms(conn: sa.Connection) -> int | None:
     return conn.execute(_next_expiry).scalar()
 
 
-def expired(conn: sa.Connection, now_ms: int, *, limit: int) -> list[Envelope]:
-    return [envelope_of(row) for row in conn.execute(_expired, {"now": now_ms, "limit": limit})]
+def list_expired(conn: sa.Connection, now_ms: int, *, limit: int) -> list[Envelope]:
+    return [envelope_from_row(row) for row in conn.execute(_expired, {"now": now_ms, "limit": limit})]
 
 
 def claim(conn: sa.Connection, ids: Iterable[str], *, run: str | None, now_ms: int) -> None:
@@ -385,57 +409,59 @@ def claim(conn: sa.Connection, ids: Iterable[str], *, run: str | None, now_ms: i
 
 def mark_steered(conn: sa.Connection, ids: Iterable[str], *, run: str) -> None:
     """Record that this run has read these envelopes, although they still wait for their own run."""
-    conn.execute(_steered, [{"the_id": id_, "the_run": run} for id_ in ids])
+    conn.execute(_mark_steered, [{"the_id": id_, "the_run": run} for id_ in ids])
 
 
-def park(conn: sa.Connection, run: str) -> None:
-    conn.execute(_park, {"the_run": run})
+def suspend(conn: sa.Connection, run: str) -> None:
+    conn.execute(_suspend, {"the_run": run})
 
 
-def unpark(conn: sa.Connection, run: str) -> None:
-    conn.execute(_unpark, {"the_run": run})
+def resume(conn: sa.Connection, run: str) -> None:
+    conn.execute(_resume, {"the_run": run})
 
 
-def count_attempt(conn: sa.Connection, run: str) -> None:
-    conn.execute(_again, {"the_run": run})
+def increment_attempts(conn: sa.Connection, run: str) -> None:
+    conn.execute(_increment_attempts, {"the_run": run})
 
 
-def held(conn: sa.Connection, run: str) -> list[Envelope]:
+def list_held(conn: sa.Connection, run: str) -> list[Envelope]:
     """List the envelopes that an open run holds."""
-    return [envelope_of(row) for row in conn.execute(_held, {"the_run": run})]
+    return [envelope_from_row(row) for row in conn.execute(_held, {"the_run": run})]
 
 
-def back_to_pending(conn: sa.Connection, id_: str, *, due_ms: int) -> None:
+def return_to_pending(conn: sa.Connection, id_: str, *, due_ms: int) -> None:
     """Make a claimed envelope wait for its next delivery attempt."""
-    conn.execute(_back_to_pending, {"the_id": id_, "due": due_ms})
+    conn.execute(_return_to_pending, {"the_id": id_, "due": due_ms})
 
 
-def was_sent(conn: sa.Connection, *, run: str, recipient: str) -> bool:
+def has_run_sent(conn: sa.Connection, *, run: str, recipient: str) -> bool:
     """Whether a run has sent an envelope to this recipient, besides its answer."""
     values = {"low": f"{run}/", "high": f"{run}0", "recipient": recipient}
-    return conn.execute(_was_sent, values).first() is not None
+    return conn.execute(_sent_by_run, values).first() is not None
 
 
-def said_by(conn: sa.Connection, *, run: str, recipient: str) -> list[str]:
+def list_texts_sent_by_run(conn: sa.Connection, *, run: str, recipient: str) -> list[str]:
     """List the texts that a run has sent to this recipient before its answer: by a tool, and between its calls."""
     found: list[str] = []
     for low, high in ((f"{run}/", f"{run}0"), (f"said/{run}/", f"said/{run}0")):
-        values = {"low": low, "high": high, "recipient": recipient, "limit": SAID_LOOKED_AT_MAX}
-        found += conn.execute(_said_by, values).scalars()
+        values = {"low": low, "high": high, "recipient": recipient, "limit": RUN_MESSAGES_MAX}
+        found += conn.execute(_texts_sent_by_run, values).scalars()
     return found
 
 
-def said_and_waiting(conn: sa.Connection, *, run: str, recipient: str) -> Envelope | None:
+def get_waiting_interim(conn: sa.Connection, *, run: str, recipient: str) -> Envelope | None:
     """Return the last message that a run sent between its calls, if its delivery has not started."""
     values = {"low": f"said/{run}/", "high": f"said/{run}0", "recipient": recipient}
-    row = conn.execute(_said_and_waiting, values).one_or_none()
-    return envelope_of(row) if row else None
+    row = conn.execute(_waiting_interim, values).one_or_none()
+    return envelope_from_row(row) if row else None
 
 
-def let_go(conn: sa.Connection, id_: str, *, due_ms: int, session: str | None, recipient: Address, text: str) -> None:
+def release_held(
+    conn: sa.Connection, id_: str, *, due_ms: int, session: str | None, recipient: Address, text: str
+) -> None:
     """Make a held envelope due, and set its session, recipient and text."""
     values = {"due": due_ms, "the_session": session, "the_recipient": str(recipient), "the_text": text}
-    conn.execute(_let_go, {"the_id": id_, **values})
+    conn.execute(_release_held, {"the_id": id_, **values})
 
 
 def settle(
@@ -464,7 +490,7 @@ def _write_outcomes(
     silent: bool = False,
 ) -> None:
     conn.execute(
-        _outcome,
+        _insert_outcome,
         [
             {
                 "envelope": id_,
@@ -479,19 +505,19 @@ def _write_outcomes(
     )
 
 
-def into_inbox(conn: sa.Connection, id_: str, *, person: str, seq: int) -> None:
-    conn.execute(_into_inbox, {"envelope": id_, "person": person, "seq": seq, "read_ms": None})
+def add_to_inbox(conn: sa.Connection, id_: str, *, person: str, seq: int) -> None:
+    conn.execute(_insert_into_inbox, {"envelope": id_, "person": person, "seq": seq, "read_ms": None})
 
 
 def set_session(conn: sa.Connection, id_: str, session: str | None) -> None:
     conn.execute(_set_session, {"the_id": id_, "the_session": session})
 
 
-def settled(conn: sa.Connection, id_: str) -> Settled | None:
-    row = conn.execute(_outcome_of, {"id": id_}).one_or_none()
+def get_outcome(conn: sa.Connection, id_: str) -> SettledOutcome | None:
+    row = conn.execute(_outcome_by_envelope, {"id": id_}).one_or_none()
     if row is None:
         return None
-    return Settled(
+    return SettledOutcome(
         envelope=EnvelopeId(row.envelope),
         outcome=Outcome(row.outcome),
         because=row.because,

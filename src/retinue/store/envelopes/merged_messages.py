@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from retinue.domain.envelope import Envelope
 from retinue.domain.ids import EnvelopeId
 from retinue.store.core import tables as t
-from retinue.store.envelopes.envelopes import envelope_of
+from retinue.store.envelopes.envelopes import envelope_from_row
 
 _b = sa.bindparam
 _p = t.parts.c
@@ -30,10 +30,10 @@ _insert = t.parts.insert()
 
 def find(conn: sa.Connection, channel: str, message_id: str) -> Envelope | None:
     row = conn.execute(_find, {"channel": channel, "message_id": message_id}).one_or_none()
-    return envelope_of(row) if row else None
+    return envelope_from_row(row) if row else None
 
 
-def put(conn: sa.Connection, envelope: EnvelopeId, channel: str, message_ids: Sequence[str], *, at_ms: int) -> None:
+def insert(conn: sa.Connection, envelope: EnvelopeId, channel: str, message_ids: Sequence[str], *, at_ms: int) -> None:
     """Record the merged messages before the envelope is accepted, so that each is known as soon as it is."""
     rows = [
         {"envelope": envelope, "part": part, "channel": channel, "receipt": message_id, "at_ms": at_ms}

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from retinue.domain.envelope import Outcome
-from retinue.store.core.transaction import Page
+from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelopes
 from retinue.store.schedules import schedules
 
 
 def settle(
-    page: Page,
+    tx: Transaction,
     ids: Sequence[str],
     outcome: Outcome,
     *,
@@ -23,5 +23,5 @@ def settle(
     silent: bool = False,
 ) -> None:
     """Settle envelopes. A second outcome for one of them violates a constraint."""
-    envelopes.settle(page.conn, ids, outcome, because=because, at_ms=page.at_ms, answer=answer, silent=silent)
-    schedules.settled(page, ids, outcome, because=because)
+    envelopes.settle(tx.conn, ids, outcome, because=because, at_ms=tx.at_ms, answer=answer, silent=silent)
+    schedules.record_outcomes(tx, ids, outcome, because=because)

@@ -7,14 +7,14 @@ from msgspec import Struct
 
 from retinue.domain.envelope import Envelope
 from retinue.domain.ids import EnvelopeId
-from retinue.domain.principal import HOUSE, Principal
+from retinue.domain.principal import SERVER_PRINCIPAL, Principal
 from retinue.store.core import tables as t
-from retinue.store.core.row_visibility import sees_envelope
-from retinue.store.envelopes.envelopes import get, resolve
+from retinue.store.core.row_visibility import can_see_envelope
+from retinue.store.envelopes.envelopes import get, resolve_id
 from retinue.store.maintenance.purge import was_purged
 
-SHOWN_MAX = 20
-HOPS_MAX = 5_000
+THREAD_SHOWN_MAX = 20
+THREAD_HOPS_MAX = 5_000
 
 _b = sa.bindparam
 _first = sa.select(t.envelopes.c.id, t.envelopes.c.reply_to, sa.literal(0).label("hop")).where(
@@ -27,10 +27,10 @@ _chain = _chain.union_all(
     .join_from(_chain, t.envelopes, t.envelopes.c.id == _chain.c.reply_to)
     .where(_chain.c.hop < _b("hops"))
 )
-_walk = sa.select(_chain.c.id, _chain.c.reply_to).order_by(_chain.c.hop)
+_select_chain = sa.select(_chain.c.id, _chain.c.reply_to).order_by(_chain.c.hop)
 
 
-class Thread(Struct, frozen=True, kw_only=True):
+class ReplyThread(Struct, frozen=True, kw_only=True):
     """A chain of replies, from the requested envelope to the root.
 
     If it is too long, it contains the nearest envelopes and the root; `left_out` is the number
@@ -47,18 +47,20 @@ class Thread(Struct, frozen=True, kw_only=True):
         return self.total - len(self.envelopes)
 
 
-def thread(conn: sa.Connection, id_text: str, *, seen_by: Principal = HOUSE) -> Thread:
+def get_reply_thread(conn: sa.Connection, id_text: str, *, seen_by: Principal = SERVER_PRINCIPAL) -> ReplyThread:
     """Return the chain from the envelope that a short id names back to its root, as far as it is visible."""
     ids: dict[EnvelopeId, None] = {}  # in the order of the chain
     earlier: str | None = None
-    for row in conn.execute(_walk, {"id": resolve(conn, id_text, seen_by=seen_by), "hops": HOPS_MAX - 1}):
-        if row.id in ids or not (seen_by.sees_all or sees_envelope(conn, seen_by, row.id)):
+    for row in conn.execute(
+        _select_chain, {"id": resolve_id(conn, id_text, seen_by=seen_by), "hops": THREAD_HOPS_MAX - 1}
+    ):
+        if row.id in ids or not (seen_by.sees_everything or can_see_envelope(conn, seen_by, row.id)):
             break
         ids[EnvelopeId(row.id)] = None
         earlier = row.reply_to
     met = list(ids)
-    shown = met if len(met) <= SHOWN_MAX else [*met[: SHOWN_MAX - 1], met[-1]]
+    shown = met if len(met) <= THREAD_SHOWN_MAX else [*met[: THREAD_SHOWN_MAX - 1], met[-1]]
     found = tuple(envelope for id_ in shown if (envelope := get(conn, id_)) is not None)
     # Only if the chain ends in a gap, not at an envelope that the caller cannot see.
     gone = earlier is not None and get(conn, earlier) is None and was_purged(conn, earlier)
-    return Thread(envelopes=found, total=len(met), whole=earlier is None, purged=gone)
+    return ReplyThread(envelopes=found, total=len(met), whole=earlier is None, purged=gone)

@@ -14,19 +14,19 @@ _encode = msgspec.json.Encoder().encode
 _headers = msgspec.json.Decoder(dict[str, str])
 _get = sa.select(_w).where(_w.c.letter == _b("letter"))
 _insert = _w.insert()
-_blank = _w.update().where(_w.c.letter == _b("the_letter")).values(headers="{}")
+_clear_headers = _w.update().where(_w.c.letter == _b("the_letter")).values(headers="{}")
 
 
-def add(conn: sa.Connection, letter: str, webhook: Webhook, *, at_ms: int) -> None:
+def add(conn: sa.Connection, envelope: str, webhook: Webhook, *, at_ms: int) -> None:
     headers = _encode(webhook.headers).decode()
-    conn.execute(_insert, {"letter": letter, "url": webhook.url, "headers": headers, "at_ms": at_ms})
+    conn.execute(_insert, {"letter": envelope, "url": webhook.url, "headers": headers, "at_ms": at_ms})
 
 
-def get(conn: sa.Connection, letter: str) -> Webhook | None:
-    row = conn.execute(_get, {"letter": letter}).one_or_none()
+def get(conn: sa.Connection, envelope: str) -> Webhook | None:
+    row = conn.execute(_get, {"letter": envelope}).one_or_none()
     return Webhook(url=row.url, headers=_headers.decode(row.headers)) if row is not None else None
 
 
-def blank(conn: sa.Connection, letter: str) -> None:
+def clear_headers(conn: sa.Connection, envelope: str) -> None:
     """Clear the headers, which may be secret, once the webhook was called."""
-    conn.execute(_blank, {"the_letter": letter})
+    conn.execute(_clear_headers, {"the_letter": envelope})

@@ -12,17 +12,17 @@ import sqlalchemy as sa
 from msgspec import Struct
 from sqlalchemy.sql.selectable import GenerativeSelect
 
-from retinue.domain.ids import ID_LENGTH, short
+from retinue.domain.ids import ID_LENGTH, short_id
 from retinue.store.core import tables as t
 from retinue.store.ledger import ledger_sums
-from retinue.store.ledger.ledger_sums import Sums
+from retinue.store.ledger.ledger_sums import LedgerSums
 
 if TYPE_CHECKING:
-    from retinue.store.ledger.ledger_checks import Finding, Rule
+    from retinue.store.ledger.ledger_checks import LedgerFinding, LedgerRule
 
 FINDINGS_SHOWN_MAX = 10
 
-_latest = sa.select(t.house.c.latest_ms)
+_select_latest_ms = sa.select(t.house.c.latest_ms)
 
 
 class Equation(Struct, frozen=True, kw_only=True):
@@ -30,18 +30,18 @@ class Equation(Struct, frozen=True, kw_only=True):
 
     name: str
     sentence: str
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[LedgerFinding, ...] = ()
     count: int = 0
 
     @property
-    def ok(self) -> bool:
+    def is_ok(self) -> bool:
         return self.count == 0
 
     def lines(self) -> list[str]:
-        if self.ok:
+        if self.is_ok:
             return [f"ok     {self.name}: {self.sentence}"]
         lines = [f"BROKEN {self.name}: {self.sentence}"]
-        lines += [f"       - {_shown(finding.id)}: {finding.because}" for finding in self.findings]
+        lines += [f"       - {_format_id(finding.id)}: {finding.because}" for finding in self.findings]
         if self.count > len(self.findings):
             lines.append(f"       - and {self.count - len(self.findings):,} more")
         return lines
@@ -50,19 +50,19 @@ class Equation(Struct, frozen=True, kw_only=True):
         return {
             "name": self.name,
             "sentence": self.sentence,
-            "ok": self.ok,
+            "ok": self.is_ok,
             "count": self.count,
             "findings": [{"id": finding.id, "because": finding.because} for finding in self.findings],
         }
 
 
-class Ledger(Struct, frozen=True, kw_only=True):
-    sums: Sums
+class LedgerReport(Struct, frozen=True, kw_only=True):
+    sums: LedgerSums
     equations: tuple[Equation, ...]
 
     @property
-    def holds(self) -> bool:
-        return all(equation.ok for equation in self.equations)
+    def is_ok(self) -> bool:
+        return all(equation.is_ok for equation in self.equations)
 
     @property
     def count(self) -> int:
@@ -70,42 +70,44 @@ class Ledger(Struct, frozen=True, kw_only=True):
         return sum(equation.count for equation in self.equations)
 
     @property
-    def broken(self) -> tuple[str, ...]:
+    def broken_equations(self) -> tuple[str, ...]:
         """The names of the equations that do not hold."""
-        return tuple(equation.name for equation in self.equations if not equation.ok)
+        return tuple(equation.name for equation in self.equations if not equation.is_ok)
 
     def lines(self) -> list[str]:
         """Format for people: the sums first, the conclusion last."""
         verdict = "ledger holds"
-        if not self.holds:
+        if not self.is_ok:
             verdict = f"ledger does not hold: {self.count:,} finding{'' if self.count == 1 else 's'}"
         return [*self.sums.lines(), *(line for equation in self.equations for line in equation.lines()), verdict]
 
     def as_dict(self) -> dict[str, Any]:
         """Return a form for programs."""
         return {
-            "holds": self.holds,
+            "holds": self.is_ok,
             "findings": self.count,
             "sums": self.sums.as_dict(),
             "equations": [equation.as_dict() for equation in self.equations],
         }
 
 
-def check(conn: sa.Connection, *, now_ms: int) -> Ledger:
+def check_ledger(conn: sa.Connection, *, now_ms: int) -> LedgerReport:
     """Compute the sums and check every equation. Changes nothing."""
     from retinue.store.ledger.ledger_checks import RULES
 
     # The time of the store never goes back, and decides what is due even if the wall clock went back.
-    at_ms = max(now_ms, conn.execute(_latest).scalar_one())
-    return Ledger(sums=ledger_sums.take(conn), equations=tuple(_try(conn, rule, at_ms) for rule in RULES))
+    at_ms = max(now_ms, conn.execute(_select_latest_ms).scalar_one())
+    return LedgerReport(
+        sums=ledger_sums.compute_sums(conn), equations=tuple(_check_rule(conn, rule, at_ms) for rule in RULES)
+    )
 
 
-def _try(conn: sa.Connection, rule: Rule, at_ms: int) -> Equation:
-    findings: list[Finding] = []
+def _check_rule(conn: sa.Connection, rule: LedgerRule, at_ms: int) -> Equation:
+    findings: list[LedgerFinding] = []
     count = 0
-    for wrong in rule.wrong:
+    for wrong in rule.violations:
         if isinstance(wrong, GenerativeSelect):
-            found, n = _few_and_count(conn, wrong, at_ms)
+            found, n = _find_violations(conn, wrong, at_ms)
             findings += found
             count += n
             continue
@@ -116,21 +118,21 @@ def _try(conn: sa.Connection, rule: Rule, at_ms: int) -> Equation:
     return Equation(name=rule.name, sentence=rule.sentence, findings=tuple(findings[:FINDINGS_SHOWN_MAX]), count=count)
 
 
-def _few_and_count(conn: sa.Connection, wrong: GenerativeSelect, at_ms: int) -> tuple[list[Finding], int]:
-    from retinue.store.ledger.ledger_checks import AT, Finding
+def _find_violations(conn: sa.Connection, violations: GenerativeSelect, at_ms: int) -> tuple[list[LedgerFinding], int]:
+    from retinue.store.ledger.ledger_checks import AT_PARAMETER, LedgerFinding
 
-    rows = conn.execute(_bounded(wrong), {AT: at_ms}).all()
-    return [Finding(row.id, row.because) for row in rows], rows[0].n if rows else 0
+    rows = conn.execute(_limit_findings(violations), {AT_PARAMETER: at_ms}).all()
+    return [LedgerFinding(row.id, row.because) for row in rows], rows[0].n if rows else 0
 
 
 @functools.cache
-def _bounded(wrong: GenerativeSelect) -> sa.Select[str, str, int]:
+def _limit_findings(violations: GenerativeSelect) -> sa.Select[str, str, int]:
     # A limit on the statement itself would make the planner expect few rows and look up a million of them one by one.
     # A CTE that is used twice is computed once, completely.
-    found = wrong.cte("wrong")
+    found = violations.cte("wrong")
     count = sa.select(sa.func.count()).select_from(found).scalar_subquery().label("n")
     return sa.select(found.c.id, found.c.because, count).limit(FINDINGS_SHOWN_MAX)
 
 
-def _shown(id_: str) -> str:
-    return short(id_) if len(id_) == ID_LENGTH and id_.isalnum() else id_
+def _format_id(id_: str) -> str:
+    return short_id(id_) if len(id_) == ID_LENGTH and id_.isalnum() else id_

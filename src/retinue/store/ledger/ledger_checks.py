@@ -15,42 +15,42 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.sql.selectable import GenerativeSelect
 
-from retinue.domain.ids import short
+from retinue.domain.ids import short_id
 from retinue.domain.model import ModelRef
-from retinue.domain.money import date_of
+from retinue.domain.money import date_of_day_number
 from retinue.domain.times import from_ms
 from retinue.store.core import tables as t
 from retinue.store.envelopes.envelopes import MS_PER_DAY
 from retinue.store.runs import money
 from retinue.store.sessions import records
 
-AT = "at"  # the name of the parameter for the current time
+AT_PARAMETER = "at"  # the name of the parameter for the current time
 
 _e, _o, _s, _r, _d, _m = t.envelopes, t.outcomes, t.sessions, t.runs, t.deliveries, t.money
-_ids = msgspec.json.Decoder(tuple[str, ...])
+_ids_decoder = msgspec.json.Decoder(tuple[str, ...])
 
 
-class Finding(NamedTuple):
+class LedgerFinding(NamedTuple):
     """A violation: an envelope, a run or a session by its id, or a sum by its name."""
 
     id: str
     because: str
 
 
-Wrong = GenerativeSelect | Callable[[sa.Connection], Iterator[Finding]]
+Violations = GenerativeSelect | Callable[[sa.Connection], Iterator[LedgerFinding]]
 
 
-class Rule(NamedTuple):
+class LedgerRule(NamedTuple):
     name: str
     sentence: str
-    wrong: tuple[Wrong, ...]
+    violations: tuple[Violations, ...]
 
 
-def _wrong(id_: sa.ColumnElement[str], because: str) -> tuple[sa.Label[str], sa.Label[str]]:
+def _finding_columns(id_: sa.ColumnElement[str], because: str) -> tuple[sa.Label[str], sa.Label[str]]:
     return id_.label("id"), sa.literal(because).label("because")
 
 
-def _wrong_by(
+def _finding_columns_by_case(
     id_: sa.ColumnElement[str], *cases: tuple[sa.ColumnElement[bool], str], otherwise: str
 ) -> tuple[sa.Label[str], sa.Label[str]]:
     says = sa.case(*((when, sa.literal(says)) for when, says in cases), else_=sa.literal(otherwise))
@@ -64,26 +64,26 @@ _counts = sa.union_all(
     sa.select(t.tally.c.day, t.tally.c.source, (t.tally.c.accepted - t.tally.c.purged).label("counted")),
     sa.select(_day, _e.c.source, -sa.func.count()).group_by(_day, _e.c.source),
 ).subquery()
-_off = sa.func.sum(_counts.c.counted)
-_off_by_day = (
-    sa.select(_counts.c.day, _counts.c.source, _off.label("off"))
+_difference = sa.func.sum(_counts.c.counted)
+_differences_by_day = (
+    sa.select(_counts.c.day, _counts.c.source, _difference.label("off"))
     .group_by(_counts.c.day, _counts.c.source)
-    .having(_off != 0)
+    .having(_difference != 0)
 )
 
 
-def _miscounted(conn: sa.Connection) -> Iterator[Finding]:
-    for row in conn.execute(_off_by_day):
+def _find_miscounted(conn: sa.Connection) -> Iterator[LedgerFinding]:
+    for row in conn.execute(_differences_by_day):
         day = from_ms(row.day * MS_PER_DAY).date()
-        what = "were counted and are not here" if row.off > 0 else "are here and were not counted"
-        yield Finding(f"{row.source} on {day}", f"{abs(row.off)} {what}")
+        what = "were counted but do not exist" if row.off > 0 else "exist but were not counted"
+        yield LedgerFinding(f"{row.source} on {day}", f"{abs(row.off)} {what}")
 
 
 # --- settled ---
 
 _done_and_settled_differ = (
     sa.select(
-        *_wrong_by(
+        *_finding_columns_by_case(
             _e.c.id,
             (_e.c.status == t.DONE, "done, but it has no outcome"),
             otherwise="it has an outcome, but is not done",
@@ -92,7 +92,7 @@ _done_and_settled_differ = (
     .outerjoin_from(_e, _o, _o.c.envelope == _e.c.id)
     .where((_e.c.status == t.DONE) == _o.c.envelope.is_(None))
 )
-_outcome_of_nothing = sa.select(*_wrong(_o.c.envelope, "it has an outcome, but does not exist")).where(
+_outcome_without_envelope = sa.select(*_finding_columns(_o.c.envelope, "it has an outcome, but does not exist")).where(
     ~sa.exists().where(_e.c.id == _o.c.envelope)
 )
 
@@ -100,14 +100,14 @@ _outcome_of_nothing = sa.select(*_wrong(_o.c.envelope, "it has an outcome, but d
 # an envelope that names this answer ---
 
 _answer, _question, _back = _e.alias("answer"), _e.alias("question"), _o.alias("back")
-_ANSWERED = t.word("'answered'")
+_ANSWERED = t.sql_literal("'answered'")
 _unanswered = (
     sa.select(
-        *_wrong_by(
+        *_finding_columns_by_case(
             _o.c.envelope,
             (_o.c.answer.is_(None), "answered, but with neither an answer nor a silent mark"),
             (_answer.c.id.is_(None), "answered, but its answer does not exist"),
-            otherwise="answered, but its answer does not point back",
+            otherwise="answered, but its answer does not reply to it",
         )
     )
     .select_from(
@@ -119,11 +119,11 @@ _unanswered = (
         sa.or_(_back.c.answer.is_(None), _back.c.answer != _o.c.answer),
     )
 )
-_answered_otherwise = sa.select(*_wrong(_o.c.envelope, "not answered, but it has an answer or a silent mark")).where(
-    _o.c.outcome != _ANSWERED, sa.or_(_o.c.answer.is_not(None), _o.c.silent == sa.true())
-)
+_unexpected_answer = sa.select(
+    *_finding_columns(_o.c.envelope, "not answered, but it has an answer or a silent mark")
+).where(_o.c.outcome != _ANSWERED, sa.or_(_o.c.answer.is_not(None), _o.c.silent == sa.true()))
 _stray_answer = (
-    sa.select(*_wrong(_answer.c.id, "an answer that the envelope it replies to does not name"))
+    sa.select(*_finding_columns(_answer.c.id, "an answer that the envelope it replies to does not name"))
     .select_from(
         _answer.join(_question, _question.c.id == _answer.c.reply_to).outerjoin(
             _back, _back.c.envelope == _question.c.id
@@ -132,8 +132,8 @@ _stray_answer = (
     .where(
         # Concatenated with an empty string, so that SQLite reads the rows in order: with the index it takes twice as
         # long.
-        _answer.c.source + "" == t.word("'run'"),
-        _answer.c.kind == t.word("'answer'"),
+        _answer.c.source + "" == t.sql_literal("'run'"),
+        _answer.c.kind == t.sql_literal("'answer'"),
         sa.or_(
             _question.c.status != t.DONE,
             # Without any outcome it violates `settled`, which is another equation.
@@ -144,20 +144,22 @@ _stray_answer = (
 
 # --- delivered ---
 
-_DELIVERED = t.word("'delivered'")
-_SENDING, _SENT = t.word("'sending'"), t.word("'sent'")
-_undelivered = sa.select(*_wrong(_o.c.envelope, "delivered, but neither in an inbox nor sent with a receipt")).where(
+_DELIVERED = t.sql_literal("'delivered'")
+_SENDING, _SENT = t.sql_literal("'sending'"), t.sql_literal("'sent'")
+_undelivered = sa.select(
+    *_finding_columns(_o.c.envelope, "delivered, but neither in an inbox nor sent with a receipt")
+).where(
     _o.c.outcome == _DELIVERED,
     ~sa.exists().where(t.inbox.c.envelope == _o.c.envelope),
     ~sa.exists().where(_d.c.envelope == _o.c.envelope, _d.c.state == _SENT, _d.c.receipt.is_not(None)),
 )
-_in_an_inbox = (
-    sa.select(*_wrong(t.inbox.c.envelope, "in an inbox, but not delivered"))
+_in_inbox_undelivered = (
+    sa.select(*_finding_columns(t.inbox.c.envelope, "in an inbox, but not delivered"))
     .outerjoin_from(t.inbox, _o, _o.c.envelope == t.inbox.c.envelope)
     .where(sa.func.coalesce(_o.c.outcome, "") != _DELIVERED)
 )
-_sent_anyway = (
-    sa.select(*_wrong(_d.c.envelope, "sent, but not delivered"))
+_sent_undelivered = (
+    sa.select(*_finding_columns(_d.c.envelope, "sent, but not delivered"))
     .outerjoin_from(_d, _o, _o.c.envelope == _d.c.envelope)
     .where(_d.c.state == _SENT, sa.func.coalesce(_o.c.outcome, "") != _DELIVERED)
 )
@@ -167,94 +169,94 @@ _sent_anyway = (
 _attempts = (
     sa.select(_d.c.envelope, sa.func.count().label("n")).where(_d.c.state == _SENDING).group_by(_d.c.envelope)
 ).subquery()
-_held = (
+_held_envelopes = (
     sa.select(_e.c.id, _e.c.status, _e.c.run, _r.c.status.label("run_status"), _attempts.c.n.label("sending"))
     .select_from(_e.outerjoin(_r, _r.c.id == _e.c.run).outerjoin(_attempts, _attempts.c.envelope == _e.c.id))
-    .where(_e.c.status.in_(t.HELD))
+    .where(_e.c.status.in_(t.HELD_STATUSES))
 )
-_holding = sa.select(_r.c.id, _r.c.envelopes).where(_r.c.status.in_(t.OPEN_RUN))
+_open_runs_with_envelopes = sa.select(_r.c.id, _r.c.envelopes).where(_r.c.status.in_(t.OPEN_RUN_STATUSES))
 _sent_unclaimed = (
-    sa.select(*_wrong(_d.c.envelope, "it is being sent, but is not claimed"))
+    sa.select(*_finding_columns(_d.c.envelope, "it is being sent, but is not claimed"))
     .outerjoin_from(_d, _e, _e.c.id == _d.c.envelope)
-    .where(_d.c.state == _SENDING, sa.func.coalesce(_e.c.status, "") != t.word("'claimed'"))
+    .where(_d.c.state == _SENDING, sa.func.coalesce(_e.c.status, "") != t.sql_literal("'claimed'"))
 )
-_HOLDER = {"claimed": "running", "parked": "parked"}
+_RUN_STATUS = {"claimed": "running", "parked": "parked"}
 
 
-def _not_held(conn: sa.Connection) -> Iterator[Finding]:
+def _find_not_held(conn: sa.Connection) -> Iterator[LedgerFinding]:
     """Row by row over open envelopes, because a run stores the ids it holds in its own row."""
     held_by: dict[str, set[str]] = {}
-    for row in conn.execute(_held):
-        runs = int(row.run_status == _HOLDER[row.status])
+    for row in conn.execute(_held_envelopes):
+        runs = int(row.run_status == _RUN_STATUS[row.status])
         sending: int = row.sending or 0 if row.status == "claimed" else 0
         if runs + sending != 1:
-            yield Finding(row.id, f"{row.status}, but {runs} open runs and {sending} open deliveries hold it")
+            yield LedgerFinding(row.id, f"{row.status}, but {runs} open runs and {sending} open deliveries hold it")
         if runs:
             held_by.setdefault(row.run, set()).add(row.id)
-    for row in conn.execute(_holding):
+    for row in conn.execute(_open_runs_with_envelopes):
         try:
-            named = set(_ids.decode(row.envelopes))
+            named = set(_ids_decoder.decode(row.envelopes))
         except (ValueError, msgspec.MsgspecError):
-            yield Finding(row.id, "the envelopes it names cannot be read back")
+            yield LedgerFinding(row.id, "the envelopes it names cannot be read back")
             continue
         held = held_by.get(row.id, set[str]())
         for id_ in sorted(named ^ held):
             what = "names it, but does not hold it" if id_ in named else "holds it, but does not name it"
-            yield Finding(id_, f"run {short(row.id)} {what}")
+            yield LedgerFinding(id_, f"run {short_id(row.id)} {what}")
 
 
 # --- money ---
 
-_open_step = sa.exists().where(
+_has_open_step = sa.exists().where(
     t.steps.c.run == _m.c.run,
     t.steps.c.turn == _m.c.turn,
     t.steps.c.idx == _m.c.idx,
     t.steps.c.attempt == _m.c.attempt,
-    t.steps.c.state == t.word("'open'"),
+    t.steps.c.state == t.sql_literal("'open'"),
 )
-_unbalanced = sa.select(*_wrong(_m.c.run, "what was reserved is not the sum of settled, released and held")).where(
-    _m.c.reserved_microusd != _m.c.settled_microusd + _m.c.released_microusd + _m.c.held_microusd
-)
-_held_for_nothing = sa.select(*_wrong(_m.c.run, "money is held for a step that is not open")).where(
-    _m.c.held_microusd != 0, ~_open_step
+_unbalanced = sa.select(
+    *_finding_columns(_m.c.run, "the reserved amount is not the sum of settled, released and held")
+).where(_m.c.reserved_microusd != _m.c.settled_microusd + _m.c.released_microusd + _m.c.held_microusd)
+_held_without_step = sa.select(*_finding_columns(_m.c.run, "money is held for a step that is not open")).where(
+    _m.c.held_microusd != 0, ~_has_open_step
 )
 
 # The sums of a day change with its calls: the difference of the two must be zero for each key.
 
-_told = sa.case((_m.c.estimated == sa.false(), 1), else_=0)
-_of_calls: dict[str, sa.ColumnElement[int]] = {
+_is_reported = sa.case((_m.c.estimated == sa.false(), 1), else_=0)
+_call_sums: dict[str, sa.ColumnElement[int]] = {
     "calls": sa.func.count(),
     **{name: sa.func.sum(_m.c[name]) for name in ("settled_microusd", "held_microusd")},
-    **{name: sa.func.sum(_m.c[name] * _told) for name in money.TOKEN_SORTS},
+    **{name: sa.func.sum(_m.c[name] * _is_reported) for name in money.TOKEN_KINDS},
 }
 _summed = sa.union_all(
-    sa.select(*(t.spending.c[name] for name in money.KEY), *(t.spending.c[name] for name in _of_calls)),
+    sa.select(*(t.spending.c[name] for name in money.SUM_KEY), *(t.spending.c[name] for name in _call_sums)),
     sa.select(
-        *(_m.c[name] for name in money.KEY), *((-expression).label(name) for name, expression in _of_calls.items())
-    ).group_by(*(_m.c[name] for name in money.KEY)),
+        *(_m.c[name] for name in money.SUM_KEY), *((-expression).label(name) for name, expression in _call_sums.items())
+    ).group_by(*(_m.c[name] for name in money.SUM_KEY)),
 ).subquery()
 _missummed_keys = (
     sa.select(_summed.c.day, _summed.c.agent, _summed.c.provider, _summed.c.model)
-    .group_by(*(_summed.c[name] for name in money.KEY))
-    .having(sa.or_(*(sa.func.sum(_summed.c[name]) != 0 for name in _of_calls)))
+    .group_by(*(_summed.c[name] for name in money.SUM_KEY))
+    .having(sa.or_(*(sa.func.sum(_summed.c[name]) != 0 for name in _call_sums)))
 )
 
 
-def _missummed(conn: sa.Connection) -> Iterator[Finding]:
+def _find_missummed(conn: sa.Connection) -> Iterator[LedgerFinding]:
     for row in conn.execute(_missummed_keys):
         model = ModelRef(row.provider, row.model)
-        said = f"what {row.agent} spent on {model} is not what its calls came to"
-        yield Finding(f"{date_of(row.day)}", said)
+        because = f"the daily sum of {row.agent} for {model} differs from the sum of its calls"
+        yield LedgerFinding(f"{date_of_day_number(row.day)}", because)
 
 
 # --- done ---
 
-_open_runs = sa.select(_r.c.id).where(_r.c.status.in_(t.OPEN_RUN))
-_half_done = sa.select(
-    *_wrong_by(
+_open_runs = sa.select(_r.c.id).where(_r.c.status.in_(t.OPEN_RUN_STATUSES))
+_inconsistently_done = sa.select(
+    *_finding_columns_by_case(
         _e.c.id,
-        (_e.c.status != t.DONE, "settled at some time, but not done"),
-        (_e.c.settled_ms.is_(None), "done, but settled at no time"),
+        (_e.c.status != t.DONE, "it has a time of settlement, but is not done"),
+        (_e.c.settled_ms.is_(None), "done, but without a time of settlement"),
         otherwise="done, but in an open run",
     )
 ).where(
@@ -267,29 +269,29 @@ _half_done = sa.select(
 
 # --- awake. The reverse is no fault: a session may be awake without work until its lane checks again ---
 
-_SLEEPING = t.word("'sleeping'")
-_parked = _r.alias("parked")
-_asleep_at_work = (
-    sa.select(*_wrong(_s.c.id, "it sleeps, but a run of it is running"))
+_SLEEPING = t.sql_literal("'sleeping'")
+_suspended = _r.alias("parked")
+_asleep_while_running = (
+    sa.select(*_finding_columns(_s.c.id, "it is inactive, but a run of it is running"))
     .join_from(_r, _s, _s.c.id == _r.c.session)
-    .where(_r.c.status == t.word("'running'"), _s.c.wakefulness == _SLEEPING)
+    .where(_r.c.status == t.sql_literal("'running'"), _s.c.wakefulness == _SLEEPING)
 )
-_asleep_with_mail = (
-    sa.select(*_wrong(_s.c.id, "it sleeps, but mail is due in it"))
+_asleep_with_due_envelope = (
+    sa.select(*_finding_columns(_s.c.id, "it is inactive, but an envelope is due in it"))
     .select_from(
         _e.join(_s, _s.c.id == _e.c.session).outerjoin(
-            _parked, sa.and_(_parked.c.session == _s.c.id, _parked.c.status == t.word("'parked'"))
+            _suspended, sa.and_(_suspended.c.session == _s.c.id, _suspended.c.status == t.sql_literal("'parked'"))
         )
     )
     .where(
         _e.c.status == t.PENDING,
-        _e.c.due_ms <= sa.bindparam(AT),
+        _e.c.due_ms <= sa.bindparam(AT_PARAMETER),
         _s.c.wakefulness == _SLEEPING,
         # The scheduler finds envelopes with a delivery time, whether or not the session is awake.
         sa.or_(_e.c.deliver_ms.is_(None), _e.c.deliver_ms <= _e.c.accepted_ms),
         # Behind a suspended run, silent envelopes wait, and so do results that it reads together with others.
         sa.or_(
-            _parked.c.id.is_(None),
+            _suspended.c.id.is_(None),
             sa.and_(
                 _e.c.silent == sa.false(),
                 ~sa.exists().where(t.delegations.c.result == _e.c.id, t.delegations.c.wait_ms.is_not(None)),
@@ -313,10 +315,10 @@ _history = (
 )
 _misnumbered = (
     sa.select(
-        *_wrong_by(
+        *_finding_columns_by_case(
             _history.c.session,
             (_s.c.id.is_(None), "it has records, but does not exist"),
-            (_s.c.record_seq != _history.c.last, "its last record is not the one it counts on from"),
+            (_s.c.record_seq != _history.c.last, "its record counter differs from its last record"),
             otherwise="records are missing",
         )
     )
@@ -330,137 +332,153 @@ _misnumbered = (
         )
     )
 )
-_without_records = sa.select(*_wrong(_s.c.id, "it has no records at all")).where(
+_without_records = sa.select(*_finding_columns(_s.c.id, "it has no records at all")).where(
     ~sa.exists().where(t.records.c.session == _s.c.id)
 )
 
 # --- alone, steps, counters, readable ---
 
 _two_runs = (
-    sa.select(*_wrong(_r.c.session, "it has more than one open run"))
-    .where(_r.c.status.in_(t.OPEN_RUN))
+    sa.select(*_finding_columns(_r.c.session, "it has more than one open run"))
+    .where(_r.c.status.in_(t.OPEN_RUN_STATUSES))
     .group_by(_r.c.session)
     .having(sa.func.count() > 1)
 )
 _left_open = (
-    sa.select(*_wrong(t.steps.c.run, "a step of it is open, but it has ended"))
+    sa.select(*_finding_columns(t.steps.c.run, "a step of it is open, but it has ended"))
     .join_from(t.steps, _r, _r.c.id == t.steps.c.run)
-    .where(t.steps.c.state == t.word("'open'"), _r.c.status.not_in(t.OPEN_RUN))
+    .where(t.steps.c.state == t.sql_literal("'open'"), _r.c.status.not_in(t.OPEN_RUN_STATUSES))
 )
 _last_envelope = sa.select(sa.func.coalesce(sa.func.max(_e.c.seq), 0)).scalar_subquery()
-_last_news = sa.select(sa.func.coalesce(sa.func.max(t.news.c.seq), 0)).scalar_subquery()
-_envelope_counter = sa.select(*_wrong(sa.literal("envelope_seq"), "it is not the number of the last envelope")).where(
-    t.house.c.envelope_seq != _last_envelope
-)
-_news_counter = sa.select(*_wrong(sa.literal("news_seq"), "it is not the number of the last news")).where(
-    t.house.c.news_seq != _last_news
-)
-
-
-_slots = t.schedule_slots
-_occurs = sa.exists().where(
-    _slots.c.schedule == t.schedules.c.id,
-    _slots.c.state.in_(t.OPEN_SLOT),
-    _slots.c.made_by == t.word("'clock'"),
-)
-_standing_still = sa.select(*_wrong(t.schedules.c.id, "it is enabled, and nothing of it is ahead")).where(
-    t.schedules.c.enabled == sa.true(), ~_occurs
-)
-_lost_slot = (
-    sa.select(*_wrong(_slots.c.schedule, "what it waits for or works on has ended, or is not here"))
-    .outerjoin_from(_slots, _e, _e.c.id == _slots.c.envelope)
-    .where(_slots.c.state.in_(t.OPEN_SLOT), sa.or_(_e.c.id.is_(None), _e.c.status == t.DONE))
+_last_event = sa.select(sa.func.coalesce(sa.func.max(t.news.c.seq), 0)).scalar_subquery()
+_envelope_counter = sa.select(
+    *_finding_columns(sa.literal("envelope_seq"), "it is not the number of the last envelope")
+).where(t.house.c.envelope_seq != _last_envelope)
+_event_counter = sa.select(*_finding_columns(sa.literal("news_seq"), "it is not the number of the last event")).where(
+    t.house.c.news_seq != _last_event
 )
 
 
-def _unreadable(conn: sa.Connection) -> Iterator[Finding]:
-    for damage in records.damaged(conn):
-        yield Finding(damage.session, f"record {damage.seq} is damaged: {damage.because}")
+_occurrences = t.schedule_slots
+_has_open_occurrence = sa.exists().where(
+    _occurrences.c.schedule == t.schedules.c.id,
+    _occurrences.c.state.in_(t.OPEN_OCCURRENCE_STATES),
+    _occurrences.c.made_by == t.sql_literal("'clock'"),
+)
+_schedule_without_occurrence = sa.select(
+    *_finding_columns(t.schedules.c.id, "it is enabled, but has no next occurrence")
+).where(t.schedules.c.enabled == sa.true(), ~_has_open_occurrence)
+_occurrence_without_envelope = (
+    sa.select(
+        *_finding_columns(_occurrences.c.schedule, "the envelope of its current occurrence has ended or does not exist")
+    )
+    .outerjoin_from(_occurrences, _e, _e.c.id == _occurrences.c.envelope)
+    .where(_occurrences.c.state.in_(t.OPEN_OCCURRENCE_STATES), sa.or_(_e.c.id.is_(None), _e.c.status == t.DONE))
+)
+
+
+def _find_unreadable(conn: sa.Connection) -> Iterator[LedgerFinding]:
+    for damage in records.list_damaged(conn):
+        yield LedgerFinding(damage.session, f"record {damage.seq} is damaged: {damage.because}")
 
 
 # --- handed: a delegation is open as long as its envelope, and its result is one envelope back. If that was purged,
 # or the agent is external, only the delegation itself is left ---
 
-_h, _letter, _back_letter = t.delegations, _e.alias("letter"), _e.alias("back_letter")
-_OPEN = t.word("'open'")
-_open_without_letter = (
-    sa.select(*_wrong(_h.c.id, "open, but its letter is done"))
-    .join_from(_h, _letter, _letter.c.id == _h.c.id)
+_h, _request, _result = t.delegations, _e.alias("letter"), _e.alias("back_letter")
+_OPEN = t.sql_literal("'open'")
+_open_but_envelope_done = (
+    sa.select(*_finding_columns(_h.c.id, "open, but its envelope is done"))
+    .join_from(_h, _request, _request.c.id == _h.c.id)
     .where(
         _h.c.state == _OPEN,
-        _letter.c.status == t.DONE,
+        _request.c.status == t.DONE,
         _h.c.child.is_not(None),
-        _h.c.kind != t.word("'background'"),  # whose envelope is settled when it is accepted
+        _h.c.kind != t.sql_literal("'background'"),  # whose envelope is settled when it is accepted
     )
 )
-_ended_with_letter = (
-    sa.select(*_wrong(_h.c.id, "ended, but its letter is not done"))
-    .join_from(_h, _letter, _letter.c.id == _h.c.id)
-    .where(_h.c.state != _OPEN, _letter.c.status != t.DONE, _h.c.child.is_not(None))
+_ended_but_envelope_open = (
+    sa.select(*_finding_columns(_h.c.id, "ended, but its envelope is not done"))
+    .join_from(_h, _request, _request.c.id == _h.c.id)
+    .where(_h.c.state != _OPEN, _request.c.status != t.DONE, _h.c.child.is_not(None))
 )
-_letter_of_nothing = sa.select(*_wrong(_e.c.id, "it hands work on, but nothing is known of it")).where(
-    _e.c.kind == t.word("'delegation'"), ~sa.exists().where(_h.c.id == _e.c.id)
-)
-_told_elsewhere = (
-    sa.select(*_wrong(_h.c.id, "what came of it does not reply to it, or went elsewhere"))
-    .join_from(_h, _back_letter, _back_letter.c.id == _h.c.result)
+_envelope_without_delegation = sa.select(
+    *_finding_columns(_e.c.id, "it delegates work, but its delegation does not exist")
+).where(_e.c.kind == t.sql_literal("'delegation'"), ~sa.exists().where(_h.c.id == _e.c.id))
+_misdirected_result = (
+    sa.select(*_finding_columns(_h.c.id, "its result does not reply to it, or was sent to another session"))
+    .join_from(_h, _result, _result.c.id == _h.c.result)
     .where(
         sa.or_(
-            _back_letter.c.reply_to != _h.c.id,
-            _back_letter.c.recipient != sa.literal("agent:") + _h.c.agent + sa.literal("/") + _h.c.session,
+            _result.c.reply_to != _h.c.id,
+            _result.c.recipient != sa.literal("agent:") + _h.c.agent + sa.literal("/") + _h.c.session,
         )
     )
 )
-_waits_for_nobody = (
-    sa.select(*_wrong(_h.c.id, "a call waits for it, but its run has ended"))
+_awaited_by_ended_run = (
+    sa.select(*_finding_columns(_h.c.id, "a call waits for it, but its run has ended"))
     .outerjoin_from(_h, _r, _r.c.id == _h.c.run)
-    .where(_h.c.wait_ms.is_not(None), _r.c.status.not_in(t.OPEN_RUN))
+    .where(_h.c.wait_ms.is_not(None), _r.c.status.not_in(t.OPEN_RUN_STATUSES))
 )
 
-RULES: tuple[Rule, ...] = (
-    Rule("counted", "all accepted envelopes of each day and source are here, or were purged", (_miscounted,)),
-    Rule(
+RULES: tuple[LedgerRule, ...] = (
+    LedgerRule("counted", "all accepted envelopes of each day and source exist or were purged", (_find_miscounted,)),
+    LedgerRule(
         "settled",
         "a done envelope has one outcome, an open one has none",
-        (_done_and_settled_differ, _outcome_of_nothing),
+        (_done_and_settled_differ, _outcome_without_envelope),
     ),
-    Rule(
+    LedgerRule(
         "answered",
-        "what is answered has an answer that points back or a silent mark, and nothing else has",
-        (_unanswered, _answered_otherwise, _stray_answer),
+        "an answered envelope, and no other, has an answer that replies to it or a silent mark",
+        (_unanswered, _unexpected_answer, _stray_answer),
     ),
-    Rule(
+    LedgerRule(
         "delivered",
-        "what is delivered is in an inbox or was sent with a receipt, and nothing else is",
-        (_undelivered, _in_an_inbox, _sent_anyway),
+        "a delivered envelope, and no other, is in an inbox or was sent with a receipt",
+        (_undelivered, _in_inbox_undelivered, _sent_undelivered),
     ),
-    Rule(
+    LedgerRule(
         "held",
-        "what is claimed or parked is held by one open run or delivery, and those hold nothing else",
-        (_not_held, _sent_unclaimed),
+        "a claimed or suspended envelope is held by one open run or delivery, which hold no other",
+        (_find_not_held, _sent_unclaimed),
     ),
-    Rule(
+    LedgerRule(
         "handed",
-        "work that was handed on is open while its letter is, and one letter tells whoever asked what came of it",
-        (_open_without_letter, _ended_with_letter, _letter_of_nothing, _told_elsewhere, _waits_for_nobody),
+        "a delegation is open while its envelope is, and has one result",
+        (
+            _open_but_envelope_done,
+            _ended_but_envelope_open,
+            _envelope_without_delegation,
+            _misdirected_result,
+            _awaited_by_ended_run,
+        ),
     ),
-    Rule(
+    LedgerRule(
         "money",
-        "what was reserved is settled, released or held, held only while its step is open, and summed up by day",
-        (_unbalanced, _held_for_nothing, _missummed),
+        "reserved money is settled, released, or held while its step is open, and matches the daily sums",
+        (_unbalanced, _held_without_step, _find_missummed),
     ),
-    Rule("done", "what is done was settled at some time, and is in no open run", (_half_done,)),
-    Rule("awake", "no session sleeps while its run is running or mail is due", (_asleep_at_work, _asleep_with_mail)),
-    Rule("numbered", "each session's records are numbered from 1 without a gap", (_misnumbered, _without_records)),
-    Rule("alone", "no session has more than one open run", (_two_runs,)),
-    Rule("steps", "only open runs have open steps", (_left_open,)),
-    Rule(
-        "counters", "the house counts on from its last envelope and its last news", (_envelope_counter, _news_counter)
+    LedgerRule("done", "a done envelope has a time of settlement and is in no open run", (_inconsistently_done,)),
+    LedgerRule(
+        "awake",
+        "no session is inactive while its run is running or an envelope is due",
+        (_asleep_while_running, _asleep_with_due_envelope),
     ),
-    Rule(
+    LedgerRule(
+        "numbered", "each session's records are numbered from 1 without a gap", (_misnumbered, _without_records)
+    ),
+    LedgerRule("alone", "no session has more than one open run", (_two_runs,)),
+    LedgerRule("steps", "only open runs have open steps", (_left_open,)),
+    LedgerRule(
+        "counters",
+        "the server's counters match its last envelope and its last event",
+        (_envelope_counter, _event_counter),
+    ),
+    LedgerRule(
         "schedules",
-        "an enabled schedule has one occurrence ahead or at work, whose envelope has not ended",
-        (_standing_still, _lost_slot),
+        "an enabled schedule has one current occurrence, whose envelope has not ended",
+        (_schedule_without_occurrence, _occurrence_without_envelope),
     ),
-    Rule("readable", "every record can be read back", (_unreadable,)),
+    LedgerRule("readable", "every record can be read back", (_find_unreadable,)),
 )

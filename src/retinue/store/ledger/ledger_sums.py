@@ -30,7 +30,7 @@ _open = (
     sa.union_all(
         sa.select(t.PENDING.label("status"), sa.func.count().label("n")).where(t.envelopes.c.status == t.PENDING),
         sa.select(t.envelopes.c.status, sa.func.count())
-        .where(t.envelopes.c.status.in_(t.HELD))
+        .where(t.envelopes.c.status.in_(t.HELD_STATUSES))
         .group_by(t.envelopes.c.status),
     )
 )
@@ -44,7 +44,7 @@ _money = sa.select(
 )
 
 
-class Money(Struct, frozen=True, kw_only=True):
+class LedgerMoney(Struct, frozen=True, kw_only=True):
     reserved_microusd: int
     settled_microusd: int
     released_microusd: int  # minus the amounts by which calls exceeded their reservations
@@ -52,14 +52,14 @@ class Money(Struct, frozen=True, kw_only=True):
     excess_microusd: int  # the sum of those amounts
 
 
-class Sums(Struct, frozen=True, kw_only=True):
+class LedgerSums(Struct, frozen=True, kw_only=True):
     accepted: int
     purged: int
     sources: int
     by_source: dict[str, int]  # the largest; `sources` is their total number
     by_outcome: dict[str, int]
     by_open_status: dict[str, int]
-    money: Money
+    money: LedgerMoney
 
     @property
     def done(self) -> int:
@@ -72,19 +72,19 @@ class Sums(Struct, frozen=True, kw_only=True):
     def lines(self) -> list[str]:
         left_out = self.sources - len(self.by_source)
         lines = [
-            f"accepted {_parts(self.accepted, self.by_source)}"
+            f"accepted {_format_parts(self.accepted, self.by_source)}"
             + (f", and the rest from {left_out:,} other sources" if left_out else ""),
-            f"done {_parts(self.done, self.by_outcome)}",
-            f"open {_parts(self.open, self.by_open_status)}",
+            f"done {_format_parts(self.done, self.by_outcome)}",
+            f"open {_format_parts(self.open, self.by_open_status)}",
         ]
         if self.purged:
             lines.append(f"purged {self.purged:,}")
         money = self.money
         if money.reserved_microusd or money.settled_microusd:
             lines.append(
-                f"reserved {_usd(money.reserved_microusd)}: {_usd(money.settled_microusd)} settled, "
-                f"{_usd(money.released_microusd)} released, {_usd(money.held_microusd)} held"
-                + (f"; {_usd(money.excess_microusd)} was spent beyond it" if money.excess_microusd else "")
+                f"reserved {_format_usd(money.reserved_microusd)}: {_format_usd(money.settled_microusd)} settled, "
+                f"{_format_usd(money.released_microusd)} released, {_format_usd(money.held_microusd)} held"
+                + (f"; {_format_usd(money.excess_microusd)} was spent beyond it" if money.excess_microusd else "")
             )
         return lines
 
@@ -106,17 +106,17 @@ class Sums(Struct, frozen=True, kw_only=True):
         }
 
 
-def take(conn: sa.Connection) -> Sums:
+def compute_sums(conn: sa.Connection) -> LedgerSums:
     totals = conn.execute(_totals).one()
     money = conn.execute(_money).one()
-    return Sums(
+    return LedgerSums(
         accepted=int(totals.accepted),
         purged=int(totals.purged),
         sources=totals.sources,
         by_source={row.source: int(row.n) for row in conn.execute(_accepted)},
         by_outcome={row.outcome: row.n for row in conn.execute(_outcomes)},
         by_open_status={row.status: row.n for row in conn.execute(_open) if row.n},
-        money=Money(
+        money=LedgerMoney(
             reserved_microusd=int(money.reserved),
             settled_microusd=int(money.settled),
             released_microusd=int(money.released),
@@ -126,9 +126,9 @@ def take(conn: sa.Connection) -> Sums:
     )
 
 
-def _parts(total: int, parts: dict[str, int]) -> str:
+def _format_parts(total: int, parts: dict[str, int]) -> str:
     return f"{total:,}: " + ", ".join(f"{n:,} {name}" for name, n in parts.items()) if parts else f"{total:,}"
 
 
-def _usd(microusd: int) -> str:
+def _format_usd(microusd: int) -> str:
     return f"${microusd / 1e6:.6f}"

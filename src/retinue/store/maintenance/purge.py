@@ -26,42 +26,42 @@ from msgspec import Struct
 from retinue.domain import address
 from retinue.domain.address import Address
 from retinue.domain.attachment import Attachment
-from retinue.domain.envelope import Draft, Kind, Outcome, Status
+from retinue.domain.envelope import EnvelopeDraft, EnvelopeKind, EnvelopeStatus, Outcome
 from retinue.domain.ids import EnvelopeId, SessionId
 from retinue.store.core import tables as t
-from retinue.store.core.transaction import Page
+from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelopes
-from retinue.store.envelopes.dead_letters import DEAD, RETRY_SOURCE, first_letter, retries
-from retinue.store.envelopes.envelopes import MS_PER_DAY, envelope_of
+from retinue.store.envelopes.dead_letters import DEAD_OUTCOMES, RETRY_SOURCE, list_retries, original_envelope_id
+from retinue.store.envelopes.envelopes import MS_PER_DAY, envelope_from_row
 from retinue.store.runs import runs
-from retinue.store.sessions.full_results import named_files
+from retinue.store.sessions.full_results import list_file_hashes
 
-KEYS_OUTLIVE_MS = 30 * MS_PER_DAY
-LOOKED_AT_ONCE_MAX = 50
-ROWS_AT_ONCE_MAX = 250
+PURGED_KEYS_RETENTION_MS = 30 * MS_PER_DAY
+SCANNED_PER_BATCH_MAX = 50
+ROWS_PER_BATCH_MAX = 250
 GROUP_MAX = 500  # larger groups are not purged
 
 _b = sa.bindparam
 _e, _o, _n, _r = t.envelopes, t.outcomes, t.news, t.runs
 _encode = msgspec.json.Encoder().encode
-_attachments = msgspec.json.Decoder(list[Attachment])
+_attachments_decoder = msgspec.json.Decoder(list[Attachment])
 
 
-class Horizon(Struct, frozen=True, kw_only=True):
+class PurgeHorizon(Struct, frozen=True, kw_only=True):
     """What was done before these times may be purged. None: that kind stays."""
 
     envelopes_ms: int | None = None
-    news_ms: int | None = None
+    events_ms: int | None = None
     runs_ms: int | None = None
-    unread: bool = False  # whether envelopes that their reader has not marked as read may go too
+    include_unread: bool = False  # whether envelopes that their reader has not marked as read may go too
 
     @property
-    def told_ms(self) -> int | None:
+    def events_horizon_ms(self) -> int | None:
         """Events must not outlive the envelopes they refer to."""
-        return max((each for each in (self.news_ms, self.envelopes_ms) if each is not None), default=None)
+        return max((each for each in (self.events_ms, self.envelopes_ms) if each is not None), default=None)
 
 
-class Key(Struct, frozen=True, kw_only=True):
+class PurgedKey(Struct, frozen=True, kw_only=True):
     """What remains of a purged envelope."""
 
     envelope: EnvelopeId
@@ -79,15 +79,15 @@ _key = sa.select(t.purged).where(t.purged.c.source == _b("source"), t.purged.c.d
 _purged_id = sa.select(t.purged.c.purged_ms).where(t.purged.c.envelope == _b("id")).limit(1)
 
 
-def by_key(conn: sa.Connection, source: str, key: str) -> Key | None:
+def get_purged_key(conn: sa.Connection, source: str, key: str) -> PurgedKey | None:
     """Return what remains of a purged envelope with this key."""
     row = conn.execute(_key, {"source": source, "key": key}).one_or_none()
     if row is None:
         return None
-    return Key(
+    return PurgedKey(
         envelope=EnvelopeId(row.envelope),
         session=SessionId(row.session) if row.session else None,
-        recipient=address.parse(row.recipient),
+        recipient=address.parse_address(row.recipient),
         content_hash=row.content_hash,
         outcome=Outcome(row.outcome),
         accepted_ms=row.accepted_ms,
@@ -100,29 +100,29 @@ def was_purged(conn: sa.Connection, id_: str) -> bool:
     return conn.execute(_purged_id, {"id": id_}).scalar() is not None
 
 
-def content_hash(draft: Draft) -> str:
+def content_hash(draft: EnvelopeDraft) -> str:
     """Return a hash that identifies a repeated message without storing its content."""
     return _hash(str(draft.sender), draft.kind, draft.text, _encode(draft.attachments).decode())
 
 
-def _hash(sender: str, kind: Kind, text: str, attachments: str) -> str:
+def _hash(sender: str, kind: EnvelopeKind, text: str, attachments: str) -> str:
     return hashlib.sha256(_encode([sender, kind, text, attachments])).hexdigest()
 
 
 # --- envelopes ---
 
 _newest = sa.select(t.house.c.envelope_seq)
-_last_told = sa.select(_n.c.envelope).where(_n.c.seq == sa.select(t.house.c.news_seq).scalar_subquery())
-_old = (
+_last_event_envelope = sa.select(_n.c.envelope).where(_n.c.seq == sa.select(t.house.c.news_seq).scalar_subquery())
+_old_envelopes = (
     sa.select(_e.c.seq, _e.c.id)
     .where(_e.c.seq > _b("after"), _e.c.status == t.DONE, _e.c.settled_ms < _b("before"))
     .order_by(_e.c.seq)
     .limit(_b("limit"))
 )
-_row = sa.select(_e).where(_e.c.id == _b("id"))
-_outcome_row = sa.select(_o.c.outcome, _o.c.answer).where(_o.c.envelope == _b("id"))
+_envelope_by_id = sa.select(_e).where(_e.c.id == _b("id"))
+_outcome_by_envelope = sa.select(_o.c.outcome, _o.c.answer).where(_o.c.envelope == _b("id"))
 _unread = sa.select(sa.literal(1)).where(t.inbox.c.envelope == _b("id"), t.inbox.c.read_ms.is_(None))
-_gone = (
+_delete_envelope = (
     t.inbox.delete().where(t.inbox.c.envelope == _b("the_id")),
     t.deliveries.delete().where(t.deliveries.c.envelope == _b("the_id")),
     t.webhooks.delete().where(t.webhooks.c.letter == _b("the_id")),
@@ -130,31 +130,31 @@ _gone = (
     _o.delete().where(_o.c.envelope == _b("the_id")),
     _e.delete().where(_e.c.id == _b("the_id")),
 )
-_count_gone = (
+_count_purged = (
     t.tally.update()
     .where(t.tally.c.day == _b("the_day"), t.tally.c.source == _b("the_source"))
     .values(purged=t.tally.c.purged + _b("n"))
 )
-_key_again = t.purged.delete().where(t.purged.c.source == _b("the_source"), t.purged.c.dedupe_key == _b("the_key"))
-_key_insert = t.purged.insert()
+_delete_key = t.purged.delete().where(t.purged.c.source == _b("the_source"), t.purged.c.dedupe_key == _b("the_key"))
+_insert_key = t.purged.insert()
 
 
-def old_envelopes(conn: sa.Connection, *, after: int, before_ms: int) -> list[tuple[int, EnvelopeId]]:
+def list_old_envelopes(conn: sa.Connection, *, after: int, before_ms: int) -> list[tuple[int, EnvelopeId]]:
     """List done envelopes by sequence number, after one. `purge_envelopes` decides whether each may go."""
-    bounds = {"after": after, "before": before_ms, "limit": LOOKED_AT_ONCE_MAX}
-    return [(row.seq, EnvelopeId(row.id)) for row in conn.execute(_old, bounds)]
+    bounds = {"after": after, "before": before_ms, "limit": SCANNED_PER_BATCH_MAX}
+    return [(row.seq, EnvelopeId(row.id)) for row in conn.execute(_old_envelopes, bounds)]
 
 
-def may_go(conn: sa.Connection, ids: Iterable[str], horizon: Horizon) -> dict[str, Any]:
+def list_purgeable(conn: sa.Connection, ids: Iterable[str], horizon: PurgeHorizon) -> dict[str, Any]:
     """Return the envelopes that may go, with their rows, among these and those that belong to them."""
     going: dict[str, Any] = {}
     staying: set[str] = set()
-    protected = {conn.execute(_last_told).scalar()}
+    protected = {conn.execute(_last_event_envelope).scalar()}
     newest: int = conn.execute(_newest).scalar_one()
     for id_ in ids:
         if id_ in going or id_ in staying:
             continue
-        group = _group(conn, id_, horizon, newest=newest, protected=protected)
+        group = _collect_group(conn, id_, horizon, newest=newest, protected=protected)
         if group is None:
             staying.add(id_)
         else:
@@ -162,30 +162,30 @@ def may_go(conn: sa.Connection, ids: Iterable[str], horizon: Horizon) -> dict[st
     return going
 
 
-def _group(
-    conn: sa.Connection, id_: str, horizon: Horizon, *, newest: int, protected: set[str | None]
+def _collect_group(
+    conn: sa.Connection, id_: str, horizon: PurgeHorizon, *, newest: int, protected: set[str | None]
 ) -> dict[str, Any] | None:
     """Return everything that must go with this envelope, or None if a part of it must stay."""
     group: dict[str, Any] = {}
     todo = [id_]
     while todo:
         id_ = todo.pop()
-        if id_ in group or (row := conn.execute(_row, {"id": id_}).one_or_none()) is None:
+        if id_ in group or (row := conn.execute(_envelope_by_id, {"id": id_}).one_or_none()) is None:
             continue
         if row.seq >= newest or id_ in protected or not _is_old(conn, row, horizon) or len(group) == GROUP_MAX:
             return None
         group[id_] = row
-        todo += _together(conn, row)
+        todo += _list_dependent(conn, row)
     return group
 
 
-def _is_old(conn: sa.Connection, row: Any, horizon: Horizon) -> bool:
-    if horizon.envelopes_ms is None or row.status != Status.DONE or row.settled_ms >= horizon.envelopes_ms:
+def _is_old(conn: sa.Connection, row: Any, horizon: PurgeHorizon) -> bool:
+    if horizon.envelopes_ms is None or row.status != EnvelopeStatus.DONE or row.settled_ms >= horizon.envelopes_ms:
         return False
-    return horizon.unread or conn.execute(_unread, {"id": row.id}).scalar() is None
+    return horizon.include_unread or conn.execute(_unread, {"id": row.id}).scalar() is None
 
 
-def _together(conn: sa.Connection, row: Any) -> list[str]:
+def _list_dependent(conn: sa.Connection, row: Any) -> list[str]:
     """List the envelopes without which this one cannot go."""
     others: list[str] = []
     # The envelopes of one run name one answer, which names only the last of them.
@@ -193,37 +193,37 @@ def _together(conn: sa.Connection, row: Any) -> list[str]:
     if run is not None:
         others += run.envelopes
     if row.reply_to:
-        question = conn.execute(_outcome_row, {"id": row.reply_to}).one_or_none()
+        question = conn.execute(_outcome_by_envelope, {"id": row.reply_to}).one_or_none()
         if question is not None and question.answer == row.id:
             others.append(row.reply_to)
     # Retries are found by counting up from the first.
-    ended = conn.execute(_outcome_row, {"id": row.id}).one_or_none()
-    if row.source == RETRY_SOURCE or (ended is not None and ended.outcome in DEAD):
-        envelope = envelope_of(row)
-        others += [first_letter(envelope), *(each.id for each in retries(conn, envelope))]
+    ended = conn.execute(_outcome_by_envelope, {"id": row.id}).one_or_none()
+    if row.source == RETRY_SOURCE or (ended is not None and ended.outcome in DEAD_OUTCOMES):
+        envelope = envelope_from_row(row)
+        others += [original_envelope_id(envelope), *(each.id for each in list_retries(conn, envelope))]
     return others
 
 
-def purge_envelopes(conn: sa.Connection, *, ids: Sequence[str], horizon: Horizon, now_ms: int) -> int:
+def purge_envelopes(conn: sa.Connection, *, ids: Sequence[str], horizon: PurgeHorizon, now_ms: int) -> int:
     """Delete the purgeable ones among these, and those that belong to them. Returns how many."""
-    page = Page(conn, now_ms)
-    going = may_go(conn, ids, horizon)
+    page = Transaction(conn, now_ms)
+    going = list_purgeable(conn, ids, horizon)
     if going:
-        _keep_keys(conn, going, at_ms=page.at_ms)
+        _insert_purged_keys(conn, going, at_ms=page.at_ms)
         counts = Counter((row.accepted_ms // MS_PER_DAY, row.source) for row in going.values())
         conn.execute(
-            _count_gone, [{"the_day": day, "the_source": source, "n": n} for (day, source), n in counts.items()]
+            _count_purged, [{"the_day": day, "the_source": source, "n": n} for (day, source), n in counts.items()]
         )
-        for statement in _gone:
+        for statement in _delete_envelope:
             conn.execute(statement, [{"the_id": id_} for id_ in going])
     page.close()
     return len(going)
 
 
-def _keep_keys(conn: sa.Connection, going: dict[str, Any], *, at_ms: int) -> None:
-    conn.execute(_key_again, [{"the_source": row.source, "the_key": row.dedupe_key} for row in going.values()])
+def _insert_purged_keys(conn: sa.Connection, going: dict[str, Any], *, at_ms: int) -> None:
+    conn.execute(_delete_key, [{"the_source": row.source, "the_key": row.dedupe_key} for row in going.values()])
     conn.execute(
-        _key_insert,
+        _insert_key,
         [
             {
                 "source": row.source,
@@ -232,9 +232,9 @@ def _keep_keys(conn: sa.Connection, going: dict[str, Any], *, at_ms: int) -> Non
                 "session": row.session,
                 "recipient": row.recipient,
                 "content_hash": _hash(
-                    row.sender, Kind(row.kind), row.text, row.attachments if row.attachments else "[]"
+                    row.sender, EnvelopeKind(row.kind), row.text, row.attachments if row.attachments else "[]"
                 ),
-                "outcome": conn.execute(_outcome_row, {"id": row.id}).one().outcome,
+                "outcome": conn.execute(_outcome_by_envelope, {"id": row.id}).one().outcome,
                 "accepted_ms": row.accepted_ms,
                 "purged_ms": at_ms,
             }
@@ -245,74 +245,78 @@ def _keep_keys(conn: sa.Connection, going: dict[str, Any], *, at_ms: int) -> Non
 
 # --- events, which are ordered by time ---
 
-_oldest_news = sa.select(_n.c.seq, _n.c.at_ms).order_by(_n.c.seq).limit(_b("limit"))
-_newest_news = sa.select(t.house.c.news_seq)
-_news_gone = _n.delete().where(_n.c.seq <= _b("upto"))
-_count_news = sa.select(sa.func.count()).where(_n.c.at_ms < _b("before"), _n.c.seq < _newest_news.scalar_subquery())
+_oldest_events = sa.select(_n.c.seq, _n.c.at_ms).order_by(_n.c.seq).limit(_b("limit"))
+_newest_event_seq = sa.select(t.house.c.news_seq)
+_delete_events = _n.delete().where(_n.c.seq <= _b("upto"))
+_count_events = sa.select(sa.func.count()).where(
+    _n.c.at_ms < _b("before"), _n.c.seq < _newest_event_seq.scalar_subquery()
+)
 
 
-def count_news(conn: sa.Connection, *, before_ms: int) -> int:
-    return conn.execute(_count_news, {"before": before_ms}).scalar_one()
+def count_events(conn: sa.Connection, *, before_ms: int) -> int:
+    return conn.execute(_count_events, {"before": before_ms}).scalar_one()
 
 
-def purge_news(conn: sa.Connection, *, before_ms: int, now_ms: int) -> int:
+def purge_events(conn: sa.Connection, *, before_ms: int, now_ms: int) -> int:
     """Delete the oldest events, but never the newest one."""
-    page = Page(conn, now_ms)
-    oldest = conn.execute(_oldest_news, {"limit": ROWS_AT_ONCE_MAX}).all()
-    going = [row.seq for row in oldest if row.at_ms < before_ms and row.seq < page.news_seq]
+    page = Transaction(conn, now_ms)
+    oldest = conn.execute(_oldest_events, {"limit": ROWS_PER_BATCH_MAX}).all()
+    going = [row.seq for row in oldest if row.at_ms < before_ms and row.seq < page.event_seq]
     if going:
-        conn.execute(_news_gone, {"upto": going[-1]})
+        conn.execute(_delete_events, {"upto": going[-1]})
     page.close()
     return len(going)
 
 
 # --- runs: first their steps, which are not resumed again, then the run itself once all its envelopes are gone ---
 
-_ended = sa.and_(_r.c.status.not_in(t.OPEN_RUN), _r.c.ended_ms < _b("before"))
+_ended_before = sa.and_(_r.c.status.not_in(t.OPEN_RUN_STATUSES), _r.c.ended_ms < _b("before"))
 _has_steps = sa.exists().where(t.steps.c.run == _r.c.id)
-_old_runs = sa.select(_r.c.id).where(_r.c.id > _b("after"), _ended).order_by(_r.c.id).limit(_b("limit"))
-_count_runs = sa.select(sa.func.count()).select_from(_r).where(_ended, _has_steps)
-_is_ended = sa.select(_r.c.id).where(_r.c.id == _b("id"), _ended)
-_asked = sa.select(t.approvals).where(t.approvals.c.run == _b("run"))
-_steps_gone = t.steps.delete().where(t.steps.c.run == _b("the_run"))
-_approvals_gone = t.approvals.delete().where(t.approvals.c.run == _b("the_run"))
-_run_gone = _r.delete().where(_r.c.id == _b("the_run"))
+_old_runs = sa.select(_r.c.id).where(_r.c.id > _b("after"), _ended_before).order_by(_r.c.id).limit(_b("limit"))
+_count_runs = sa.select(sa.func.count()).select_from(_r).where(_ended_before, _has_steps)
+_is_ended = sa.select(_r.c.id).where(_r.c.id == _b("id"), _ended_before)
+_approvals_of_run = sa.select(t.approvals).where(t.approvals.c.run == _b("run"))
+_delete_steps = t.steps.delete().where(t.steps.c.run == _b("the_run"))
+_delete_approvals = t.approvals.delete().where(t.approvals.c.run == _b("the_run"))
+_delete_run = _r.delete().where(_r.c.id == _b("the_run"))
 
 
 def count_runs(conn: sa.Connection, *, before_ms: int) -> int:
     return conn.execute(_count_runs, {"before": before_ms}).scalar_one()
 
 
-def old_runs(conn: sa.Connection, *, after: str, before_ms: int) -> list[str]:
-    bounds = {"after": after, "before": before_ms, "limit": LOOKED_AT_ONCE_MAX}
+def list_old_runs(conn: sa.Connection, *, after: str, before_ms: int) -> list[str]:
+    bounds = {"after": after, "before": before_ms, "limit": SCANNED_PER_BATCH_MAX}
     return [row.id for row in conn.execute(_old_runs, bounds)]
 
 
 def purge_runs(conn: sa.Connection, *, ids: Sequence[str], before_ms: int, now_ms: int) -> int:
     """Delete the steps of these ended runs, and the runs whose envelopes are all gone. Returns how many lost steps."""
-    page = Page(conn, now_ms)
+    page = Transaction(conn, now_ms)
     trimmed = 0
     for id_ in ids:
         if conn.execute(_is_ended, {"id": id_, "before": before_ms}).scalar() is None:
             continue
-        trimmed += conn.execute(_steps_gone, {"the_run": id_}).rowcount > 0
-        if _is_forgotten(conn, id_, before_ms):
-            conn.execute(_approvals_gone, {"the_run": id_})
-            conn.execute(_run_gone, {"the_run": id_})
+        trimmed += conn.execute(_delete_steps, {"the_run": id_}).rowcount > 0
+        if _is_run_purgeable(conn, id_, before_ms):
+            conn.execute(_delete_approvals, {"the_run": id_})
+            conn.execute(_delete_run, {"the_run": id_})
     page.close()
     return trimmed
 
 
-def _is_forgotten(conn: sa.Connection, id_: str, before_ms: int) -> bool:
+def _is_run_purgeable(conn: sa.Connection, id_: str, before_ms: int) -> bool:
     """Whether all envelopes of a run are gone and none of its approvals is open or was decided recently."""
     run = runs.get(conn, id_)
-    if run is None or any(conn.execute(_row, {"id": each}).one_or_none() is not None for each in run.envelopes):
+    if run is None or any(
+        conn.execute(_envelope_by_id, {"id": each}).one_or_none() is not None for each in run.envelopes
+    ):
         return False
-    for asked in conn.execute(_asked, {"run": id_}).all():
+    for asked in conn.execute(_approvals_of_run, {"run": id_}).all():
         if asked.decided_ms is None or asked.decided_ms >= before_ms:
             return False
-        decision = envelopes.by_key(conn, f"person:{asked.decided_by}", f"{asked.id}/decision")
-        if decision is not None and decision.status is not Status.DONE:
+        decision = envelopes.get_by_key(conn, f"person:{asked.decided_by}", f"{asked.id}/decision")
+        if decision is not None and decision.status is not EnvelopeStatus.DONE:
             return False
     return True
 
@@ -326,39 +330,39 @@ _old_tokens = sa.and_(t.tokens.c.expires_ms.is_not(None), t.tokens.c.expires_ms 
 # Unread ones stay: each person has a limited number of them.
 _old_notifications = sa.and_(t.notifications.c.read_ms.is_not(None), t.notifications.c.at_ms < _b("before"))
 _old_questionnaires = t.questionnaires.c.expires_ms < _b("before")
-_PAST: tuple[tuple[str, Any, Any], ...] = (
+_EXPIRING: tuple[tuple[str, Any, Any], ...] = (
     ("keys", t.purged, _old_keys),
     ("answers", t.answers, _old_answers),
     ("tokens", t.tokens, _old_tokens),
     ("notifications", t.notifications, _old_notifications),
     ("questionnaires", t.questionnaires, _old_questionnaires),
 )
-_count_past = {name: sa.select(sa.func.count()).select_from(table).where(where) for name, table, where in _PAST}
-_some_past = {
-    name: sa.select(*table.primary_key.columns).where(where).limit(_b("limit")) for name, table, where in _PAST
+_count_expired = {name: sa.select(sa.func.count()).select_from(table).where(where) for name, table, where in _EXPIRING}
+_some_expired = {
+    name: sa.select(*table.primary_key.columns).where(where).limit(_b("limit")) for name, table, where in _EXPIRING
 }
-_past_gone = {
+_delete_expired = {
     name: table.delete().where(*(column == _b(f"the_{column.name}") for column in table.primary_key.columns))
-    for name, table, _where in _PAST
+    for name, table, _where in _EXPIRING
 }
 
 
-def count_past(conn: sa.Connection, *, before_ms: int) -> dict[str, int]:
-    return {name: conn.execute(_count_past[name], {"before": before_ms}).scalar_one() for name, _, _ in _PAST}
+def count_expired(conn: sa.Connection, *, before_ms: int) -> dict[str, int]:
+    return {name: conn.execute(_count_expired[name], {"before": before_ms}).scalar_one() for name, _, _ in _EXPIRING}
 
 
-def purge_past(conn: sa.Connection, *, before_ms: int, now_ms: int) -> dict[str, int]:
+def purge_expired(conn: sa.Connection, *, before_ms: int, now_ms: int) -> dict[str, int]:
     """Delete some expired purge keys, stored responses, tokens, notifications and questionnaires.
 
     Returns how many of each.
     """
-    page = Page(conn, now_ms)
+    page = Transaction(conn, now_ms)
     went: dict[str, int] = {}
-    for name, table, _where in _PAST:
-        rows = conn.execute(_some_past[name], {"before": before_ms, "limit": ROWS_AT_ONCE_MAX}).all()
+    for name, table, _where in _EXPIRING:
+        rows = conn.execute(_some_expired[name], {"before": before_ms, "limit": ROWS_PER_BATCH_MAX}).all()
         names = [f"the_{column.name}" for column in table.primary_key.columns]
         if rows:
-            conn.execute(_past_gone[name], [dict(zip(names, row, strict=True)) for row in rows])
+            conn.execute(_delete_expired[name], [dict(zip(names, row, strict=True)) for row in rows])
         went[name] = len(rows)
     page.close()
     return went
@@ -374,12 +378,12 @@ _with_attachments = (
 )
 
 
-def named_attachments(conn: sa.Connection) -> set[str]:
+def list_attachment_hashes(conn: sa.Connection) -> set[str]:
     """Return the hashes of all files that envelopes or tool results refer to."""
-    named = named_files(conn)
+    named = list_file_hashes(conn)
     after = 0
-    while rows := conn.execute(_with_attachments, {"after": after, "limit": ROWS_AT_ONCE_MAX}).all():
+    while rows := conn.execute(_with_attachments, {"after": after, "limit": ROWS_PER_BATCH_MAX}).all():
         for row in rows:
-            named |= {attachment.hash for attachment in _attachments.decode(row.attachments)}
+            named |= {attachment.hash for attachment in _attachments_decoder.decode(row.attachments)}
         after = rows[-1].seq
     return named

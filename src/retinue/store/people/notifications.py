@@ -6,37 +6,37 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from retinue.domain.event import NewsKind
+from retinue.domain.event import EventKind
 from retinue.domain.ids import NotificationId, SessionId
 from retinue.domain.notification import Notification
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.trust import Trust
 from retinue.store.core import tables as t
-from retinue.store.core.transaction import Page
+from retinue.store.core.transaction import Transaction
 
-KEPT_MAX = 500  # per person
+NOTIFICATIONS_MAX = 500  # per person
 
 _b = sa.bindparam
 _n = t.notifications.c
-_theirs = _n.person == _b("the_person")
-_unread = sa.and_(_theirs, _n.read_ms.is_(None))
+_is_of_person = _n.person == _b("the_person")
+_is_unread = sa.and_(_is_of_person, _n.read_ms.is_(None))
 _newest_first = (_n.at_ms.desc(), _n.id.desc())
 _insert = t.notifications.insert()
 _find = sa.select(t.notifications).where(_n.id == _b("the_id"))
-_by_prefix = sa.select(t.notifications).where(_n.id >= _b("low"), _n.id < _b("high"), _theirs).limit(2)
-_count = sa.select(sa.func.count()).select_from(t.notifications).where(_unread)
-_older = sa.or_(_n.at_ms < _b("before_ms"), sa.and_(_n.at_ms == _b("before_ms"), _n.id < _b("before_id")))
-_listed = sa.select(t.notifications).where(_theirs, _older).order_by(*_newest_first).limit(_b("limit"))
-_listed_unread = sa.select(t.notifications).where(_unread, _older).order_by(*_newest_first).limit(_b("limit"))
-_read = t.notifications.update().where(_n.id == _b("the_id"), _unread).values(read_ms=_b("now"))
-_read_all = t.notifications.update().where(_unread).values(read_ms=_b("now"))
-_clear = t.notifications.delete().where(_n.id == _b("the_id"), _theirs)
-_clear_all = t.notifications.delete().where(_theirs)
-_beyond = sa.select(_n.id).where(_theirs).order_by(*_newest_first).limit(1_000).offset(KEPT_MAX)
+_by_prefix = sa.select(t.notifications).where(_n.id >= _b("low"), _n.id < _b("high"), _is_of_person).limit(2)
+_count = sa.select(sa.func.count()).select_from(t.notifications).where(_is_unread)
+_is_older = sa.or_(_n.at_ms < _b("before_ms"), sa.and_(_n.at_ms == _b("before_ms"), _n.id < _b("before_id")))
+_listed = sa.select(t.notifications).where(_is_of_person, _is_older).order_by(*_newest_first).limit(_b("limit"))
+_listed_unread = sa.select(t.notifications).where(_is_unread, _is_older).order_by(*_newest_first).limit(_b("limit"))
+_read = t.notifications.update().where(_n.id == _b("the_id"), _is_unread).values(read_ms=_b("now"))
+_read_all = t.notifications.update().where(_is_unread).values(read_ms=_b("now"))
+_clear = t.notifications.delete().where(_n.id == _b("the_id"), _is_of_person)
+_clear_all = t.notifications.delete().where(_is_of_person)
+_beyond_max = sa.select(_n.id).where(_is_of_person).order_by(*_newest_first).limit(1_000).offset(NOTIFICATIONS_MAX)
 _LAST_MS = 2**62
 
 
-def _notification(row: sa.Row[Any]) -> Notification:
+def _notification_from_row(row: sa.Row[Any]) -> Notification:
     return Notification(
         id=NotificationId(row.id),
         person=row.person,
@@ -52,16 +52,16 @@ def _notification(row: sa.Row[Any]) -> Notification:
 
 def get(conn: sa.Connection, id_: str) -> Notification | None:
     row = conn.execute(_find, {"the_id": id_}).one_or_none()
-    return _notification(row) if row else None
+    return _notification_from_row(row) if row else None
 
 
-def find(conn: sa.Connection, person: str, prefix: str) -> list[Notification]:
+def find_by_prefix(conn: sa.Connection, person: str, prefix: str) -> list[Notification]:
     """Return at most two matches among this person's notifications. Only a single one is unambiguous."""
     bounds = {"the_person": person, "low": prefix, "high": prefix + "g"}
-    return [_notification(row) for row in conn.execute(_by_prefix, bounds)]
+    return [_notification_from_row(row) for row in conn.execute(_by_prefix, bounds)]
 
 
-def listed(
+def list_notifications(
     conn: sa.Connection, person: str, *, limit: int, unread: bool = False, before: Notification | None = None
 ) -> list[Notification]:
     """List notifications, newest first, starting after `before`."""
@@ -71,16 +71,16 @@ def listed(
         "before_ms": to_ms(before.at) if before else _LAST_MS,
         "before_id": before.id if before else "",
     }
-    return [_notification(row) for row in conn.execute(_listed_unread if unread else _listed, bounds)]
+    return [_notification_from_row(row) for row in conn.execute(_listed_unread if unread else _listed, bounds)]
 
 
 def count_unread(conn: sa.Connection, person: str) -> int:
     return conn.execute(_count, {"the_person": person}).scalar_one()
 
 
-def add(page: Page, notification: Notification) -> bool:
+def add(tx: Transaction, notification: Notification) -> bool:
     """Insert a notification. Returns False if it exists: a call repeated after a crash adds no second one."""
-    conn = page.conn
+    conn = tx.conn
     if get(conn, notification.id) is not None:
         return False
     conn.execute(
@@ -93,33 +93,38 @@ def add(page: Page, notification: Notification) -> bool:
             "title": notification.title,
             "text": notification.text,
             "trust": notification.trust.value,
-            "at_ms": page.at_ms,
+            "at_ms": tx.at_ms,
             "read_ms": None,
         },
     )
-    for row in conn.execute(_beyond, {"the_person": notification.person}).all():
+    for row in conn.execute(_beyond_max, {"the_person": notification.person}).all():
         conn.execute(_clear, {"the_id": row.id, "the_person": notification.person})
-    tell(page, notification.person, change="created", notification=notification.id)
+    emit_change(tx, notification.person, change="created", notification=notification.id)
     return True
 
 
-def read(page: Page, person: str, id_: str | None) -> int:
+def mark_read(tx: Transaction, person: str, id_: str | None) -> int:
     """Mark one as read, or all of them. Returns how many were unread."""
     if id_ is None:
-        return page.conn.execute(_read_all, {"the_person": person, "now": page.at_ms}).rowcount
-    return page.conn.execute(_read, {"the_person": person, "the_id": id_, "now": page.at_ms}).rowcount
+        return tx.conn.execute(_read_all, {"the_person": person, "now": tx.at_ms}).rowcount
+    return tx.conn.execute(_read, {"the_person": person, "the_id": id_, "now": tx.at_ms}).rowcount
 
 
-def clear(page: Page, person: str, id_: str | None) -> int:
+def delete(tx: Transaction, person: str, id_: str | None) -> int:
     """Delete one, or all of them. Returns how many."""
     if id_ is None:
-        return page.conn.execute(_clear_all, {"the_person": person}).rowcount
-    return page.conn.execute(_clear, {"the_person": person, "the_id": id_}).rowcount
+        return tx.conn.execute(_clear_all, {"the_person": person}).rowcount
+    return tx.conn.execute(_clear, {"the_person": person, "the_id": id_}).rowcount
 
 
-def tell(page: Page, person: str, *, change: str, notification: str | None = None) -> None:
+def emit_change(tx: Transaction, person: str, *, change: str, notification: str | None = None) -> None:
     """Emit an event to the person that their notifications changed. It does not contain the text."""
-    unread = count_unread(page.conn, person)
-    page.tell(
-        NewsKind.NOTIFICATION_CHANGED, person=person, to=person, change=change, notification=notification, unread=unread
+    unread = count_unread(tx.conn, person)
+    tx.emit(
+        EventKind.NOTIFICATION_CHANGED,
+        person=person,
+        to=person,
+        change=change,
+        notification=notification,
+        unread=unread,
     )

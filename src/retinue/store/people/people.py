@@ -9,13 +9,13 @@ from retinue.store.core import tables as t
 
 _b = sa.bindparam
 _columns = (t.people.c.name, t.people.c.role)
-_here = t.people.c.forgotten_ms.is_(None)
-_find = sa.select(*_columns).where(t.people.c.folded == _b("folded"), _here)
-_all = sa.select(*_columns).where(_here).order_by(t.people.c.folded)
-_taken = sa.select(t.people.c.name).where(t.people.c.folded == _b("folded"))
+_is_not_erased = t.people.c.forgotten_ms.is_(None)
+_find = sa.select(*_columns).where(t.people.c.folded == _b("folded"), _is_not_erased)
+_all = sa.select(*_columns).where(_is_not_erased).order_by(t.people.c.folded)
+_any_by_name = sa.select(t.people.c.name).where(t.people.c.folded == _b("folded"))
 _insert = t.people.insert()
-_role = t.people.update().where(t.people.c.name == _b("the_name")).values(role=_b("new_role"))
-_forget = t.people.update().where(t.people.c.name == _b("the_name")).values(forgotten_ms=_b("now"))
+_set_role = t.people.update().where(t.people.c.name == _b("the_name")).values(role=_b("new_role"))
+_mark_erased = t.people.update().where(t.people.c.name == _b("the_name")).values(forgotten_ms=_b("now"))
 
 
 def find(conn: sa.Connection, name: str) -> Person | None:
@@ -26,10 +26,10 @@ def find(conn: sa.Connection, name: str) -> Person | None:
 
 def is_taken(conn: sa.Connection, name: str) -> bool:
     """Whether a person with this name exists or existed."""
-    return conn.execute(_taken, {"folded": name.casefold()}).scalar() is not None
+    return conn.execute(_any_by_name, {"folded": name.casefold()}).scalar() is not None
 
 
-def everyone(conn: sa.Connection) -> list[Person]:
+def list_all(conn: sa.Connection) -> list[Person]:
     return [Person(name=row.name, role=Role(row.role)) for row in conn.execute(_all)]
 
 
@@ -47,9 +47,9 @@ def add(conn: sa.Connection, person: Person, *, at_ms: int) -> None:
 
 
 def set_role(conn: sa.Connection, name: str, role: Role) -> None:
-    conn.execute(_role, {"the_name": name, "new_role": role.value})
+    conn.execute(_set_role, {"the_name": name, "new_role": role.value})
 
 
-def forget(conn: sa.Connection, name: str, *, at_ms: int) -> None:
+def mark_erased(conn: sa.Connection, name: str, *, at_ms: int) -> None:
     """Erase a person. The name stays reserved, so that no other person inherits their messages."""
-    conn.execute(_forget, {"the_name": name, "now": at_ms})
+    conn.execute(_mark_erased, {"the_name": name, "now": at_ms})

@@ -8,14 +8,14 @@ from retinue.store.core import tables as t
 
 _b = sa.bindparam
 _p = t.preferences.c
-_mine = _p.person == _b("the_person")
-_this = sa.and_(_mine, _p.key == _b("the_key"))
-_get = sa.select(_p.value).where(_this)
-_all = sa.select(_p.key, _p.value).where(_mine).order_by(_p.key)
-_count = sa.select(sa.func.count()).select_from(t.preferences).where(_mine)
+_is_of_person = _p.person == _b("the_person")
+_has_key = sa.and_(_is_of_person, _p.key == _b("the_key"))
+_get = sa.select(_p.value).where(_has_key)
+_all = sa.select(_p.key, _p.value).where(_is_of_person).order_by(_p.key)
+_count = sa.select(sa.func.count()).select_from(t.preferences).where(_is_of_person)
 _insert = t.preferences.insert()
-_change = t.preferences.update().where(_this).values(value=_b("new_value"), at_ms=_b("now"))
-_remove = t.preferences.delete().where(_this)
+_change = t.preferences.update().where(_has_key).values(value=_b("new_value"), at_ms=_b("now"))
+_remove = t.preferences.delete().where(_has_key)
 
 
 def get(conn: sa.Connection, person: str, key: str) -> str | None:
@@ -23,7 +23,7 @@ def get(conn: sa.Connection, person: str, key: str) -> str | None:
     return conn.execute(_get, {"the_person": person, "the_key": key}).scalar()
 
 
-def everything(conn: sa.Connection, person: str) -> dict[str, str]:
+def list_all(conn: sa.Connection, person: str) -> dict[str, str]:
     return {row.key: row.value for row in conn.execute(_all, {"the_person": person})}
 
 
@@ -31,7 +31,7 @@ def count(conn: sa.Connection, person: str) -> int:
     return conn.execute(_count, {"the_person": person}).scalar_one()
 
 
-def put(conn: sa.Connection, person: str, key: str, value: str, *, at_ms: int) -> None:
+def upsert(conn: sa.Connection, person: str, key: str, value: str, *, at_ms: int) -> None:
     changed = conn.execute(_change, {"the_person": person, "the_key": key, "new_value": value, "now": at_ms})
     if not changed.rowcount:
         conn.execute(_insert, {"person": person, "key": key, "value": value, "at_ms": at_ms})

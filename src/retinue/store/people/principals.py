@@ -7,15 +7,15 @@ import sqlalchemy as sa
 from retinue.domain import address
 from retinue.domain.address import AddressKind
 from retinue.domain.person import Role
-from retinue.domain.principal import LEVEL_OF, TRUST_OF, Principal
+from retinue.domain.principal import LEVEL_BY_ROLE, TRUST_BY_ROLE, Principal
 from retinue.domain.token import TokenKind
 from retinue.domain.trust import Trust
 from retinue.store.agents import agents
 from retinue.store.core import tables as t
-from retinue.store.people.tokens import VALID
+from retinue.store.people.tokens import IS_VALID
 
-SIGNS_IN = (TokenKind.TOKEN, TokenKind.WEB)
-READ = (t.tokens, t.people, t.agents)  # the tables that a principal depends on
+SIGN_IN_KINDS = (TokenKind.TOKEN, TokenKind.WEB)
+SOURCE_TABLES = (t.tokens, t.people, t.agents)  # the tables that a principal depends on
 
 _b = sa.bindparam
 _PERSON = f"{AddressKind.PERSON}:"
@@ -29,27 +29,27 @@ _by_hash = (
             t.people.c.name == sa.func.substr(t.tokens.c.principal, len(_PERSON) + 1), t.people.c.forgotten_ms.is_(None)
         ),
     )
-    .where(t.tokens.c.hash == _b("hash"), VALID)
+    .where(t.tokens.c.hash == _b("hash"), IS_VALID)
 )
 
 
-def by_secret(conn: sa.Connection, token_hash: str, *, now_ms: int) -> tuple[Principal, TokenKind] | None:
+def find_principal(conn: sa.Connection, token_hash: str, *, now_ms: int) -> tuple[Principal, TokenKind] | None:
     """Return the principal of a token and the kind of token.
 
     None if it is unknown or invalid, or its principal is gone.
     """
     row = conn.execute(_by_hash, {"hash": token_hash, "now": now_ms}).one_or_none()
-    if row is None or (kind := TokenKind(row.kind)) not in SIGNS_IN:
+    if row is None or (kind := TokenKind(row.kind)) not in SIGN_IN_KINDS:
         return None
-    who = address.parse(row.principal)
+    who = address.parse_address(row.principal)
     if who.kind is AddressKind.PERSON:
         if row.role is None:
             return None
         role = Role(row.role)
-        level, trust = LEVEL_OF[role], TRUST_OF[role]
+        level, trust = LEVEL_BY_ROLE[role], TRUST_BY_ROLE[role]
     else:
         agent = agents.find(conn, who.name)
         if agent is None:
             return None
         level, trust = agent.permission_level, Trust.AGENT
-    return Principal(address=who, level=level, trust=trust, key=row.id), kind
+    return Principal(address=who, level=level, trust=trust, token_id=row.id), kind

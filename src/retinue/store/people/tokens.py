@@ -13,14 +13,16 @@ from retinue.domain.token import Token, TokenKind
 from retinue.store.core import tables as t
 
 _b = sa.bindparam
-VALID = sa.and_(
+IS_VALID = sa.and_(
     t.tokens.c.revoked_ms.is_(None), sa.or_(t.tokens.c.expires_ms.is_(None), t.tokens.c.expires_ms > _b("now"))
 )
-_by_hash = sa.select(t.tokens).where(t.tokens.c.hash == _b("hash"), VALID)
-_of = sa.select(t.tokens).where(t.tokens.c.principal == _b("principal"), VALID).order_by(t.tokens.c.created_ms)
-_known = sa.select(t.tokens.c.id).where(t.tokens.c.hash == _b("hash"))
+_by_hash = sa.select(t.tokens).where(t.tokens.c.hash == _b("hash"), IS_VALID)
+_by_principal = (
+    sa.select(t.tokens).where(t.tokens.c.principal == _b("principal"), IS_VALID).order_by(t.tokens.c.created_ms)
+)
+_id_by_hash = sa.select(t.tokens.c.id).where(t.tokens.c.hash == _b("hash"))
 _insert = t.tokens.insert()
-_used = t.tokens.update().where(t.tokens.c.id == _b("the_id")).values(used_ms=_b("now"))
+_mark_used = t.tokens.update().where(t.tokens.c.id == _b("the_id")).values(used_ms=_b("now"))
 _revoke = (
     t.tokens.update().where(t.tokens.c.id == _b("the_id"), t.tokens.c.revoked_ms.is_(None)).values(revoked_ms=_b("now"))
 )
@@ -36,11 +38,11 @@ _revoke_hash = (
 )
 
 
-def token_of(row: sa.Row[Any]) -> Token:
+def token_from_row(row: sa.Row[Any]) -> Token:
     return Token(
         id=TokenId(row.id),
         kind=TokenKind(row.kind),
-        principal=address.parse(row.principal),
+        principal=address.parse_address(row.principal),
         label=row.label,
         created_at=from_ms(row.created_ms),
         used_at=from_ms(row.used_ms) if row.used_ms is not None else None,
@@ -49,19 +51,19 @@ def token_of(row: sa.Row[Any]) -> Token:
     )
 
 
-def by_hash(conn: sa.Connection, token_hash: str, *, now_ms: int) -> Token | None:
+def find_by_hash(conn: sa.Connection, token_hash: str, *, now_ms: int) -> Token | None:
     """Return the token with this hash, if it is valid."""
     row = conn.execute(_by_hash, {"hash": token_hash, "now": now_ms}).one_or_none()
-    return token_of(row) if row else None
+    return token_from_row(row) if row else None
 
 
 def is_known(conn: sa.Connection, token_hash: str) -> bool:
     """Whether a token with this hash ever existed, valid or not."""
-    return conn.execute(_known, {"hash": token_hash}).scalar() is not None
+    return conn.execute(_id_by_hash, {"hash": token_hash}).scalar() is not None
 
 
-def of(conn: sa.Connection, principal: str, *, now_ms: int) -> list[Token]:
-    return [token_of(row) for row in conn.execute(_of, {"principal": principal, "now": now_ms})]
+def list_of_principal(conn: sa.Connection, principal: str, *, now_ms: int) -> list[Token]:
+    return [token_from_row(row) for row in conn.execute(_by_principal, {"principal": principal, "now": now_ms})]
 
 
 def add(conn: sa.Connection, token: Token, token_hash: str) -> None:
@@ -82,8 +84,8 @@ def add(conn: sa.Connection, token: Token, token_hash: str) -> None:
     )
 
 
-def use(conn: sa.Connection, id_: str, *, at_ms: int) -> None:
-    conn.execute(_used, {"the_id": id_, "now": at_ms})
+def mark_used(conn: sa.Connection, id_: str, *, at_ms: int) -> None:
+    conn.execute(_mark_used, {"the_id": id_, "now": at_ms})
 
 
 def revoke(conn: sa.Connection, id_: str, *, at_ms: int) -> bool:
@@ -91,7 +93,7 @@ def revoke(conn: sa.Connection, id_: str, *, at_ms: int) -> bool:
     return conn.execute(_revoke, {"the_id": id_, "now": at_ms}).rowcount == 1
 
 
-def revoke_hash(conn: sa.Connection, token_hash: str, *, at_ms: int) -> None:
+def revoke_by_hash(conn: sa.Connection, token_hash: str, *, at_ms: int) -> None:
     conn.execute(_revoke_hash, {"the_hash": token_hash, "now": at_ms})
 
 

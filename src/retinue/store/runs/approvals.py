@@ -13,16 +13,16 @@ from retinue.domain.address import Address
 from retinue.domain.approval import Approval, ApprovalState
 from retinue.domain.grant import GrantScope
 from retinue.domain.ids import ApprovalId, RunId, SessionId
-from retinue.domain.principal import HOUSE, Principal
+from retinue.domain.principal import SERVER_PRINCIPAL, Principal
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import Call
 from retinue.store.core import row_visibility
 from retinue.store.core import tables as t
-from retinue.store.core.lookup import Noun, find
-from retinue.store.core.row_visibility import PerScope, me, scope_of
+from retinue.store.core.lookup import IdKind, find_by_short_id
+from retinue.store.core.row_visibility import PerScope, principal_parameters, visibility_scope
 
 
-class _Reach(msgspec.Struct):
+class _StoredPermissions(msgspec.Struct):
     """What an approval permits, as stored."""
 
     gives: list[str] = []
@@ -31,10 +31,10 @@ class _Reach(msgspec.Struct):
 
 _b = sa.bindparam
 _encode = msgspec.json.Encoder().encode
-_calls = msgspec.json.Decoder(tuple[Call, ...])
-_texts = msgspec.json.Decoder(list[str])
-_reach = msgspec.json.Decoder(_Reach)
-_OPEN = t.word("'open'")
+_calls_decoder = msgspec.json.Decoder(tuple[Call, ...])
+_texts_decoder = msgspec.json.Decoder(list[str])
+_permissions_decoder = msgspec.json.Decoder(_StoredPermissions)
+_OPEN = t.sql_literal("'open'")
 
 _insert = t.approvals.insert()
 _get = sa.select(t.approvals).where(t.approvals.c.id == _b("id"))
@@ -48,31 +48,31 @@ _decide = (
         state=_b("new_state"), decided_by=_b("who"), decided_ms=_b("now"), scope=_b("new_scope"), words=_b("new_words")
     )
 )
-_release = t.approvals.update().where(t.approvals.c.run == _b("the_run")).values(released=True)
-_close = (
+_release_of_run = t.approvals.update().where(t.approvals.c.run == _b("the_run")).values(released=True)
+_close_of_run = (
     t.approvals.update()
     .where(t.approvals.c.run == _b("the_run"), t.approvals.c.state == _OPEN)
     .values(state="closed", decided_ms=_b("now"))
 )
-_close_in = (
+_close_in_session = (
     t.approvals.update()
     .where(t.approvals.c.session == _b("the_session"), t.approvals.c.state == _OPEN)
     .values(state="closed", decided_ms=_b("now"))
 )
-_open_in = (
+_open_in_session = (
     sa.select(t.approvals)
     .where(t.approvals.c.session == _b("session"), t.approvals.c.state == _OPEN)
     .order_by(t.approvals.c.asked_ms, t.approvals.c.id)
     .limit(_b("limit"))
 )
-_release_one = t.approvals.update().where(t.approvals.c.id == _b("the_id")).values(released=True)
+_release_approval = t.approvals.update().where(t.approvals.c.id == _b("the_id")).values(released=True)
 _expiring = (
     sa.select(t.approvals)
     .where(t.approvals.c.state == _OPEN, t.approvals.c.expires_ms <= _b("now"))
     .order_by(t.approvals.c.expires_ms)
     .limit(_b("limit"))
 )
-_overdue = (
+_to_escalate = (
     sa.select(t.approvals)
     .where(t.approvals.c.state == _OPEN, t.approvals.c.escalate_ms <= _b("now"))
     .order_by(t.approvals.c.escalate_ms)
@@ -86,35 +86,39 @@ _set_asked = (
 _next_expiry = sa.select(sa.func.min(t.approvals.c.expires_ms), sa.func.min(t.approvals.c.escalate_ms)).where(
     t.approvals.c.state == _OPEN
 )
-_listed = PerScope(
+_visible_open = PerScope(
     lambda scope: (
         sa.select(t.approvals)
-        .where(t.approvals.c.state == _OPEN, row_visibility.approvals(scope))
+        .where(t.approvals.c.state == _OPEN, row_visibility.visible_approvals(scope))
         .order_by(t.approvals.c.asked_ms)
         .limit(_b("limit"))
     )
 )
 
 
-def approval_of(row: sa.Row[Any]) -> Approval:
-    reach = _reach.decode(row.needs) if row.needs.startswith("{") else _Reach(would_grant=_texts.decode(row.needs))
+def approval_from_row(row: sa.Row[Any]) -> Approval:
+    reach = (
+        _permissions_decoder.decode(row.needs)
+        if row.needs.startswith("{")
+        else _StoredPermissions(would_grant=_texts_decoder.decode(row.needs))
+    )
     return Approval(
         id=ApprovalId(row.id),
         session=SessionId(row.session),
         run=RunId(row.run),
-        calls=_calls.decode(row.calls),
+        calls=_calls_decoder.decode(row.calls),
         because=row.because,
         state=ApprovalState(row.state),
-        asked_at=from_ms(row.asked_ms),
+        requested_at=from_ms(row.asked_ms),
         expires_at=from_ms(row.expires_ms),
         decided_by=row.decided_by,
         decided_at=from_ms(row.decided_ms) if row.decided_ms is not None else None,
-        released=row.released,
-        gives=tuple(permission.parse(tag) for tag in reach.gives),
-        would_grant=tuple(permission.parse(tag) for tag in reach.would_grant),
-        asked_of=tuple(address.parse(text) for text in _texts.decode(row.asked_of)),
+        is_released=row.released,
+        call_permissions=tuple(permission.parse_permission(tag) for tag in reach.gives),
+        grant_permissions=tuple(permission.parse_permission(tag) for tag in reach.would_grant),
+        recipients=tuple(address.parse_address(text) for text in _texts_decoder.decode(row.asked_of)),
         scope=GrantScope(row.scope) if row.scope else None,
-        words=row.words,
+        comment=row.words,
         agent=row.agent,
         escalate_at=from_ms(row.escalate_ms) if row.escalate_ms is not None else None,
     )
@@ -133,14 +137,17 @@ def add(conn: sa.Connection, approval: Approval, *, turn: int) -> None:
             "state": approval.state.value,
             "released": False,
             "decided_by": "",
-            "asked_ms": to_ms(approval.asked_at),
+            "asked_ms": to_ms(approval.requested_at),
             "expires_ms": to_ms(approval.expires_at),
             "decided_ms": None,
             "needs": _encode(
-                _Reach([str(each) for each in approval.gives], [str(each) for each in approval.would_grant])
+                _StoredPermissions(
+                    [str(each) for each in approval.call_permissions],
+                    [str(each) for each in approval.grant_permissions],
+                )
             ).decode(),
             "scope": "",
-            "asked_of": _encode([str(each) for each in approval.asked_of]).decode(),
+            "asked_of": _encode([str(each) for each in approval.recipients]).decode(),
             "escalate_ms": to_ms(approval.escalate_at) if approval.escalate_at is not None else None,
             "words": "",
             "agent": approval.agent,
@@ -150,18 +157,18 @@ def add(conn: sa.Connection, approval: Approval, *, turn: int) -> None:
 
 def get(conn: sa.Connection, id_: str) -> Approval | None:
     row = conn.execute(_get, {"id": id_}).one_or_none()
-    return approval_of(row) if row else None
+    return approval_from_row(row) if row else None
 
 
-def resolve(conn: sa.Connection, text: str, *, seen_by: Principal = HOUSE) -> Approval:
+def get_by_short_id(conn: sa.Connection, text: str, *, seen_by: Principal = SERVER_PRINCIPAL) -> Approval:
     """Return the one approval that a short id names."""
-    approval = get(conn, find(conn, text, (Noun.APPROVAL,), seen_by=seen_by)[1])
+    approval = get(conn, find_by_short_id(conn, text, (IdKind.APPROVAL,), seen_by=seen_by)[1])
     assert approval is not None  # found by its id, in the same snapshot
     return approval
 
 
-def of_run(conn: sa.Connection, run: str) -> list[Approval]:
-    return [approval_of(row) for row in conn.execute(_of_run, {"run": run})]
+def list_of_run(conn: sa.Connection, run: str) -> list[Approval]:
+    return [approval_from_row(row) for row in conn.execute(_of_run, {"run": run})]
 
 
 def decide(
@@ -172,42 +179,42 @@ def decide(
     by: str,
     at_ms: int,
     scope: GrantScope | None = None,
-    words: str = "",
+    comment: str = "",
 ) -> bool:
     """Store a decision. Returns whether it was the first."""
-    said = {"new_state": state.value, "who": by, "new_scope": scope.value if scope else "", "new_words": words}
+    said = {"new_state": state.value, "who": by, "new_scope": scope.value if scope else "", "new_words": comment}
     return conn.execute(_decide, {"the_id": id_, "now": at_ms, **said}).rowcount == 1
 
 
-def release(conn: sa.Connection, run: str) -> None:
+def release_of_run(conn: sa.Connection, run: str) -> None:
     """Record that the run continued without an answer."""
-    conn.execute(_release, {"the_run": run})
+    conn.execute(_release_of_run, {"the_run": run})
 
 
-def close(conn: sa.Connection, run: str, *, at_ms: int) -> None:
-    conn.execute(_close, {"the_run": run, "now": at_ms})
+def close_of_run(conn: sa.Connection, run: str, *, at_ms: int) -> None:
+    conn.execute(_close_of_run, {"the_run": run, "now": at_ms})
 
 
-def close_in(conn: sa.Connection, session: str, *, at_ms: int) -> None:
+def close_in_session(conn: sa.Connection, session: str, *, at_ms: int) -> None:
     """Close the open approvals of a session: no run waits for them."""
-    conn.execute(_close_in, {"the_session": session, "now": at_ms})
+    conn.execute(_close_in_session, {"the_session": session, "now": at_ms})
 
 
-def open_in(conn: sa.Connection, session: str, *, limit: int) -> list[Approval]:
-    return [approval_of(row) for row in conn.execute(_open_in, {"session": session, "limit": limit})]
+def list_open_in_session(conn: sa.Connection, session: str, *, limit: int) -> list[Approval]:
+    return [approval_from_row(row) for row in conn.execute(_open_in_session, {"session": session, "limit": limit})]
 
 
-def release_one(conn: sa.Connection, id_: str) -> None:
-    conn.execute(_release_one, {"the_id": id_})
+def release_approval(conn: sa.Connection, id_: str) -> None:
+    conn.execute(_release_approval, {"the_id": id_})
 
 
-def expiring(conn: sa.Connection, now_ms: int, *, limit: int) -> list[Approval]:
-    return [approval_of(row) for row in conn.execute(_expiring, {"now": now_ms, "limit": limit})]
+def list_expired(conn: sa.Connection, now_ms: int, *, limit: int) -> list[Approval]:
+    return [approval_from_row(row) for row in conn.execute(_expiring, {"now": now_ms, "limit": limit})]
 
 
-def overdue(conn: sa.Connection, now_ms: int, *, limit: int) -> list[Approval]:
+def list_to_escalate(conn: sa.Connection, now_ms: int, *, limit: int) -> list[Approval]:
     """List open approvals that have waited so long that the next person must be asked."""
-    return [approval_of(row) for row in conn.execute(_overdue, {"now": now_ms, "limit": limit})]
+    return [approval_from_row(row) for row in conn.execute(_to_escalate, {"now": now_ms, "limit": limit})]
 
 
 def set_asked(conn: sa.Connection, id_: str, asked: Sequence[Address], *, escalate_ms: int | None) -> None:
@@ -215,13 +222,13 @@ def set_asked(conn: sa.Connection, id_: str, asked: Sequence[Address], *, escala
     conn.execute(_set_asked, {"the_id": id_, "addresses": addresses, "next_ms": escalate_ms})
 
 
-def next_moment_ms(conn: sa.Connection) -> int | None:
+def next_expiry_or_escalation_ms(conn: sa.Connection) -> int | None:
     """Return when the next approval expires or escalates."""
     row = conn.execute(_next_expiry).one()
     return min((ms for ms in row if ms is not None), default=None)
 
 
-def listed(conn: sa.Connection, *, limit: int, seen_by: Principal = HOUSE) -> list[Approval]:
+def list_open(conn: sa.Connection, *, limit: int, seen_by: Principal = SERVER_PRINCIPAL) -> list[Approval]:
     """List the open approvals that the principal can see."""
-    rows = conn.execute(_listed[scope_of(seen_by)], {"limit": limit, **me(seen_by)})
-    return [approval_of(row) for row in rows]
+    rows = conn.execute(_visible_open[visibility_scope(seen_by)], {"limit": limit, **principal_parameters(seen_by)})
+    return [approval_from_row(row) for row in rows]

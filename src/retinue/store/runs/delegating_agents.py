@@ -10,24 +10,24 @@ from retinue.domain.session import OriginKind, Session
 from retinue.store.agents import agents
 from retinue.store.runs import delegations
 
-NOTHING = ToolRules(allow=())
+NO_TOOLS = ToolRules(allow=())
 
 
-def of(conn: sa.Connection, lineage: Lineage | None, *, agent: str) -> tuple[Agent, ...]:
+def list_delegating_agents(conn: sa.Connection, lineage: Lineage | None, *, agent: str) -> tuple[Agent, ...]:
     """List the agents that spawned it, the root first. A removed agent permits nothing."""
     if lineage is None:
         return ()
     names = (name for name in lineage.sent_by if name != agent)
-    return tuple(agents.find(conn, name) or _gone(name) for name in names)
+    return tuple(agents.find(conn, name) or _removed_agent(name) for name in names)
 
 
-def in_session(conn: sa.Connection, session: Session) -> tuple[Agent, ...]:
+def list_for_session(conn: sa.Connection, session: Session) -> tuple[Agent, ...]:
     """List the agents whose rules apply to everything done in a session, by a run or outside one."""
     if session.origin.kind is not OriginKind.SUBAGENT:
         return ()
     sent = delegations.get(conn, session.origin.key)
-    return of(conn, sent.lineage if sent is not None else None, agent=session.agent)
+    return list_delegating_agents(conn, sent.lineage if sent is not None else None, agent=session.agent)
 
 
-def _gone(name: str) -> Agent:
-    return Agent(name=name, tools=NOTHING, permission_level=PermissionLevel.RESTRICTED)
+def _removed_agent(name: str) -> Agent:
+    return Agent(name=name, tools=NO_TOOLS, permission_level=PermissionLevel.RESTRICTED)

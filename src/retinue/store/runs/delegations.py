@@ -8,33 +8,36 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from retinue.domain.delegation import Cleanup, Delegation, DelegationKind, DelegationState, Lineage, Notify
+from retinue.domain.delegation import Delegation, DelegationKind, DelegationState, Lineage, NotifyMode, SubagentCleanup
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
 from retinue.domain.times import from_ms, to_ms
 from retinue.store.core import tables as t
 
 _b = sa.bindparam
 _encode = msgspec.json.Encoder().encode
-_lineage = msgspec.json.Decoder(Lineage)
+_lineage_decoder = msgspec.json.Decoder(Lineage)
 _d = t.delegations
-_is_open = _d.c.state == t.word("'open'")
+_is_open = _d.c.state == t.sql_literal("'open'")
 
 _insert = _d.insert()
 _get = sa.select(_d).where(_d.c.id == _b("id"))
-_waiting = sa.select(_d).where(_d.c.run == _b("run"), _d.c.wait_ms.is_not(None)).order_by(_d.c.created_ms, _d.c.id)
-_release = _d.update().where(_d.c.run == _b("the_run"), _d.c.wait_ms.is_not(None)).values(wait_ms=None)
-_hush = (
+_awaited = sa.select(_d).where(_d.c.run == _b("run"), _d.c.wait_ms.is_not(None)).order_by(_d.c.created_ms, _d.c.id)
+_release_of_run = _d.update().where(_d.c.run == _b("the_run"), _d.c.wait_ms.is_not(None)).values(wait_ms=None)
+_silence_run = (
     _d.update()
     .where(_d.c.run == _b("the_run"), _is_open)
-    .values(notify=sa.case((_d.c.notify == t.word("'wake'"), t.word("'note'")), else_=_d.c.notify))
+    .values(notify=sa.case((_d.c.notify == t.sql_literal("'wake'"), t.sql_literal("'note'")), else_=_d.c.notify))
 )
-_hush_into = (
+_silence_session = (
     _d.update()
     .where(_d.c.child == _b("the_child"), _is_open)
-    .values(wait_ms=None, notify=sa.case((_d.c.notify == t.word("'wake'"), t.word("'note'")), else_=_d.c.notify))
+    .values(
+        wait_ms=None,
+        notify=sa.case((_d.c.notify == t.sql_literal("'wake'"), t.sql_literal("'note'")), else_=_d.c.notify),
+    )
 )
-_release_one = _d.update().where(_d.c.id == _b("the_id")).values(wait_ms=None)
-_begin = (
+_release_delegation = _d.update().where(_d.c.id == _b("the_id")).values(wait_ms=None)
+_mark_started = (
     _d.update()
     .where(_d.c.id == _b("the_id"))
     .values(worked_by=_b("the_run"), started_ms=sa.func.coalesce(_d.c.started_ms, _b("now")))
@@ -51,11 +54,11 @@ _end = (
     )
 )
 _count_open = sa.select(sa.func.count()).where(_d.c.session == _b("session"), _is_open)
-_open_of = sa.select(_d).where(_d.c.session == _b("session"), _is_open).order_by(_d.c.id).limit(_b("limit"))
+_open_by_session = sa.select(_d).where(_d.c.session == _b("session"), _is_open).order_by(_d.c.id).limit(_b("limit"))
 _of_session = (
     sa.select(_d).where(_d.c.session == _b("session")).order_by(_d.c.created_ms.desc(), _d.c.id).limit(_b("limit"))
 )
-_into = sa.select(_d).where(_d.c.child == _b("child")).order_by(_d.c.created_ms.desc(), _d.c.id).limit(_b("limit"))
+_by_child = sa.select(_d).where(_d.c.child == _b("child")).order_by(_d.c.created_ms.desc(), _d.c.id).limit(_b("limit"))
 _by_result = sa.select(_d).where(_d.c.result == _b("result"))
 _to_archive = (
     sa.select(_d)
@@ -64,11 +67,11 @@ _to_archive = (
     .limit(_b("limit"))
 )
 _next_archive = sa.select(sa.func.min(_d.c.archive_ms)).where(_d.c.archive_ms.is_not(None), _d.c.archived_ms.is_(None))
-_archive_later = _d.update().where(_d.c.id == _b("the_id")).values(archive_ms=_b("then"))
-_archived = _d.update().where(_d.c.id == _b("the_id")).values(archived_ms=_b("now"))
+_set_archive_time = _d.update().where(_d.c.id == _b("the_id")).values(archive_ms=_b("then"))
+_mark_archived = _d.update().where(_d.c.id == _b("the_id")).values(archived_ms=_b("now"))
 
 
-def delegation_of(row: sa.Row[Any]) -> Delegation:
+def delegation_from_row(row: sa.Row[Any]) -> Delegation:
     return Delegation(
         id=EnvelopeId(row.id),
         kind=DelegationKind(row.kind),
@@ -77,18 +80,18 @@ def delegation_of(row: sa.Row[Any]) -> Delegation:
         agent=row.agent,
         session=SessionId(row.session),
         target=row.target,
-        to=SessionId(row.child) if row.child else None,
+        target_session=SessionId(row.child) if row.child else None,
         task=row.task,
-        above=_lineage.decode(row.above),
-        lineage=_lineage.decode(row.lineage),
-        notify=Notify(row.notify),
+        parent_lineage=_lineage_decoder.decode(row.above),
+        lineage=_lineage_decoder.decode(row.lineage),
+        notify=NotifyMode(row.notify),
         wait_until=from_ms(row.wait_ms) if row.wait_ms is not None else None,
         label=row.label,
-        cleanup=Cleanup(row.cleanup),
+        cleanup=SubagentCleanup(row.cleanup),
         state=DelegationState(row.state),
         because=row.because,
         result=EnvelopeId(row.result) if row.result else None,
-        worked_by=RunId(row.worked_by) if row.worked_by else None,
+        worker_run=RunId(row.worked_by) if row.worked_by else None,
         created_at=from_ms(row.created_ms),
         started_at=from_ms(row.started_ms) if row.started_ms is not None else None,
         ended_at=from_ms(row.ended_ms) if row.ended_ms is not None else None,
@@ -98,33 +101,35 @@ def delegation_of(row: sa.Row[Any]) -> Delegation:
     )
 
 
-def add(conn: sa.Connection, made: Delegation) -> None:
+def add(conn: sa.Connection, delegation: Delegation) -> None:
     conn.execute(
         _insert,
         {
-            "id": made.id,
-            "kind": made.kind.value,
-            "run": made.run,
-            "call": made.call,
-            "agent": made.agent,
-            "session": made.session,
-            "target": made.target,
-            "child": made.to,
-            "task": made.task,
-            "above": _encode(made.above).decode(),
-            "lineage": _encode(made.lineage).decode(),
-            "notify": made.notify.value,
-            "wait_ms": to_ms(made.wait_until) if made.wait_until else None,
-            "label": made.label,
-            "cleanup": made.cleanup.value,
-            "state": made.state.value,
-            "because": made.because,
-            "result": made.result,
-            "worked_by": made.worked_by,
-            "created_ms": to_ms(made.created_at),
+            "id": delegation.id,
+            "kind": delegation.kind.value,
+            "run": delegation.run,
+            "call": delegation.call,
+            "agent": delegation.agent,
+            "session": delegation.session,
+            "target": delegation.target,
+            "child": delegation.target_session,
+            "task": delegation.task,
+            "above": _encode(delegation.parent_lineage).decode(),
+            "lineage": _encode(delegation.lineage).decode(),
+            "notify": delegation.notify.value,
+            "wait_ms": to_ms(delegation.wait_until) if delegation.wait_until else None,
+            "label": delegation.label,
+            "cleanup": delegation.cleanup.value,
+            "state": delegation.state.value,
+            "because": delegation.because,
+            "result": delegation.result,
+            "worked_by": delegation.worker_run,
+            "created_ms": to_ms(delegation.created_at),
             "started_ms": None,
-            "ended_ms": to_ms(made.ended_at) if made.ended_at else None,
-            "archive_after_ms": round(made.archive_after_s * 1000) if made.archive_after_s is not None else None,
+            "ended_ms": to_ms(delegation.ended_at) if delegation.ended_at else None,
+            "archive_after_ms": round(delegation.archive_after_s * 1000)
+            if delegation.archive_after_s is not None
+            else None,
             "archive_ms": None,
             "archived_ms": None,
         },
@@ -133,36 +138,36 @@ def add(conn: sa.Connection, made: Delegation) -> None:
 
 def get(conn: sa.Connection, id_: str) -> Delegation | None:
     row = conn.execute(_get, {"id": id_}).one_or_none()
-    return delegation_of(row) if row else None
+    return delegation_from_row(row) if row else None
 
 
-def waiting(conn: sa.Connection, run: str) -> list[Delegation]:
+def list_awaited(conn: sa.Connection, run: str) -> list[Delegation]:
     """List the delegations that this run waits for."""
-    return [delegation_of(row) for row in conn.execute(_waiting, {"run": run})]
+    return [delegation_from_row(row) for row in conn.execute(_awaited, {"run": run})]
 
 
-def release(conn: sa.Connection, run: str) -> None:
+def release_of_run(conn: sa.Connection, run: str) -> None:
     """Stop waiting in this run: the results arrive as envelopes."""
-    conn.execute(_release, {"the_run": run})
+    conn.execute(_release_of_run, {"the_run": run})
 
 
-def hush(conn: sa.Connection, run: str) -> None:
+def silence_run(conn: sa.Connection, run: str) -> None:
     """Silence the results of a stopped run: they wake no agent."""
-    conn.execute(_hush, {"the_run": run})
+    conn.execute(_silence_run, {"the_run": run})
 
 
-def hush_into(conn: sa.Connection, session: str) -> None:
+def silence_session(conn: sa.Connection, session: str) -> None:
     """Silence the results of a session that was stopped together with its parent: they wake no agent."""
-    conn.execute(_hush_into, {"the_child": session})
+    conn.execute(_silence_session, {"the_child": session})
 
 
-def release_one(conn: sa.Connection, id_: str) -> None:
-    conn.execute(_release_one, {"the_id": id_})
+def release_delegation(conn: sa.Connection, id_: str) -> None:
+    conn.execute(_release_delegation, {"the_id": id_})
 
 
-def begin(conn: sa.Connection, id_: str, *, run: str, at_ms: int) -> None:
+def mark_started(conn: sa.Connection, id_: str, *, run: str, at_ms: int) -> None:
     """Record the run that works on a delegation."""
-    conn.execute(_begin, {"the_id": id_, "the_run": run, "now": at_ms})
+    conn.execute(_mark_started, {"the_id": id_, "the_run": run, "now": at_ms})
 
 
 def end(
@@ -184,37 +189,37 @@ def count_open(conn: sa.Connection, session: str) -> int:
     return conn.execute(_count_open, {"session": session}).scalar_one()
 
 
-def open_of(conn: sa.Connection, session: str, *, limit: int) -> list[Delegation]:
-    return [delegation_of(row) for row in conn.execute(_open_of, {"session": session, "limit": limit})]
+def list_open(conn: sa.Connection, session: str, *, limit: int) -> list[Delegation]:
+    return [delegation_from_row(row) for row in conn.execute(_open_by_session, {"session": session, "limit": limit})]
 
 
-def of_session(conn: sa.Connection, session: str, *, limit: int) -> list[Delegation]:
+def list_of_session(conn: sa.Connection, session: str, *, limit: int) -> list[Delegation]:
     """List the delegations made by a session, latest first."""
-    return [delegation_of(row) for row in conn.execute(_of_session, {"session": session, "limit": limit})]
+    return [delegation_from_row(row) for row in conn.execute(_of_session, {"session": session, "limit": limit})]
 
 
-def into(conn: sa.Connection, session: str, *, limit: int) -> list[Delegation]:
+def list_into_session(conn: sa.Connection, session: str, *, limit: int) -> list[Delegation]:
     """List the delegations given to a session, latest first."""
-    return [delegation_of(row) for row in conn.execute(_into, {"child": session, "limit": limit})]
+    return [delegation_from_row(row) for row in conn.execute(_by_child, {"child": session, "limit": limit})]
 
 
-def by_result(conn: sa.Connection, envelope: str) -> Delegation | None:
+def get_by_result(conn: sa.Connection, envelope: str) -> Delegation | None:
     """Return the delegation whose result is this envelope."""
     row = conn.execute(_by_result, {"result": envelope}).one_or_none()
-    return delegation_of(row) if row else None
+    return delegation_from_row(row) if row else None
 
 
-def to_archive(conn: sa.Connection, now_ms: int, *, limit: int) -> Sequence[Delegation]:
-    return [delegation_of(row) for row in conn.execute(_to_archive, {"now": now_ms, "limit": limit})]
+def list_to_archive(conn: sa.Connection, now_ms: int, *, limit: int) -> Sequence[Delegation]:
+    return [delegation_from_row(row) for row in conn.execute(_to_archive, {"now": now_ms, "limit": limit})]
 
 
 def next_archive_ms(conn: sa.Connection) -> int | None:
     return conn.execute(_next_archive).scalar()
 
 
-def archive_later(conn: sa.Connection, id_: str, *, at_ms: int) -> None:
-    conn.execute(_archive_later, {"the_id": id_, "then": at_ms})
+def set_archive_time(conn: sa.Connection, id_: str, *, at_ms: int) -> None:
+    conn.execute(_set_archive_time, {"the_id": id_, "then": at_ms})
 
 
-def archived(conn: sa.Connection, id_: str, *, at_ms: int) -> None:
-    conn.execute(_archived, {"the_id": id_, "now": at_ms})
+def mark_archived(conn: sa.Connection, id_: str, *, at_ms: int) -> None:
+    conn.execute(_mark_archived, {"the_id": id_, "now": at_ms})

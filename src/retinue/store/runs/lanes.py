@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from retinue.domain.envelope import Envelope
 from retinue.domain.ids import SessionId
-from retinue.domain.principal import HOUSE, Principal
+from retinue.domain.principal import SERVER_PRINCIPAL, Principal
 from retinue.domain.run import Run, RunStatus, StepKind
 from retinue.domain.session import Session
 from retinue.domain.times import to_ms
@@ -22,43 +22,43 @@ from retinue.domain.tool import Call
 from retinue.store.channels import deliveries
 from retinue.store.core import row_visibility
 from retinue.store.core import tables as t
-from retinue.store.core.row_visibility import PerScope, me, scope_of, sees_session
+from retinue.store.core.row_visibility import PerScope, can_see_session, principal_parameters, visibility_scope
 from retinue.store.envelopes import envelopes
-from retinue.store.envelopes.dead_letters import DEAD
-from retinue.store.envelopes.envelopes import envelope_of
-from retinue.store.runs.run_trace import call_of
-from retinue.store.runs.runs import run_of
+from retinue.store.envelopes.dead_letters import DEAD_OUTCOMES
+from retinue.store.envelopes.envelopes import envelope_from_row
+from retinue.store.runs.run_trace import decode_call
+from retinue.store.runs.runs import run_from_row
 from retinue.store.sessions import sessions
 
-LANES_LOOKED_AT_MAX = 1_000
-ROOM_MAIL_LOOKED_AT_MAX = 5_000
+LANES_SCANNED_MAX = 1_000
+OUTBOUND_SCANNED_MAX = 5_000
 COUNTED_MAX = 1_000  # maximum count of what waits in one lane or channel, and of dead letters
 
 _b = sa.bindparam
 _e = t.envelopes
-_pending = _e.c.status == t.PENDING
-_open_runs = sa.select(t.runs).where(t.runs.c.status.in_(t.OPEN_RUN)).limit(LANES_LOOKED_AT_MAX)
-_next_lane = sa.select(sa.func.min(_e.c.session)).where(_pending, _e.c.session > _b("after"))
+_is_pending = _e.c.status == t.PENDING
+_open_runs = sa.select(t.runs).where(t.runs.c.status.in_(t.OPEN_RUN_STATUSES)).limit(LANES_SCANNED_MAX)
+_next_lane = sa.select(sa.func.min(_e.c.session)).where(_is_pending, _e.c.session > _b("after"))
 _in_lane = (
     sa.select(_e)
-    .where(_pending, _e.c.session == _b("session"))
+    .where(_is_pending, _e.c.session == _b("session"))
     .order_by(_e.c.rank, _e.c.due_ms, _e.c.seq)
     .limit(_b("limit"))
 )
-_outside = sa.and_(_pending, _e.c.session.is_(None))
+_is_outside_lanes = sa.and_(_is_pending, _e.c.session.is_(None))
 # The rank is always 1 outside lanes. Naming it lets the lane index return what is due first.
-_for_rooms = (
+_outbound = (
     sa.select(_e.c.recipient, _e.c.id)
-    .where(_outside, _e.c.rank == t.word("1"), _e.c.recipient.like("channel:%"))
+    .where(_is_outside_lanes, _e.c.rank == t.sql_literal("1"), _e.c.recipient.like("channel:%"))
     .order_by(_e.c.due_ms, _e.c.seq)
-    .limit(ROOM_MAIL_LOOKED_AT_MAX)
+    .limit(OUTBOUND_SCANNED_MAX)
 )
 _count_in_lane = sa.select(sa.func.count()).select_from(
-    sa.select(sa.literal(1)).where(_pending, _e.c.session == _b("session")).limit(COUNTED_MAX).subquery()
+    sa.select(sa.literal(1)).where(_is_pending, _e.c.session == _b("session")).limit(COUNTED_MAX).subquery()
 )
-_step = (
+_open_step = (
     sa.select(t.steps.c.kind, t.steps.c.turn, t.steps.c.call, t.steps.c.opened_ms)
-    .where(t.steps.c.run == _b("run"), t.steps.c.state == t.word("'open'"))
+    .where(t.steps.c.run == _b("run"), t.steps.c.state == t.sql_literal("'open'"))
     .order_by(t.steps.c.turn.desc(), t.steps.c.idx.desc())
     .limit(1)
 )
@@ -67,7 +67,8 @@ _count_dead = PerScope(
         sa.select(sa.literal(1))
         .join_from(t.outcomes, _e, t.outcomes.c.envelope == _e.c.id)
         .where(
-            t.outcomes.c.outcome.in_(tuple(t.word(f"'{outcome}'") for outcome in DEAD)), row_visibility.envelopes(scope)
+            t.outcomes.c.outcome.in_(tuple(t.sql_literal(f"'{outcome}'") for outcome in DEAD_OUTCOMES)),
+            row_visibility.visible_envelopes(scope),
         )
         .limit(COUNTED_MAX)
         .subquery()
@@ -75,7 +76,7 @@ _count_dead = PerScope(
 )
 
 
-class StepNow(Struct, frozen=True):
+class CurrentStep(Struct, frozen=True):
     """The current step of a run."""
 
     kind: StepKind
@@ -84,7 +85,7 @@ class StepNow(Struct, frozen=True):
     opened_ms: int
 
 
-class Lane(Struct, frozen=True, kw_only=True):
+class LaneStatus(Struct, frozen=True, kw_only=True):
     """The state of a lane.
 
     `envelopes` holds the first waiting envelopes in order; `count` is their total, up to a limit.
@@ -92,83 +93,89 @@ class Lane(Struct, frozen=True, kw_only=True):
 
     session: Session
     run: Run | None
-    step: StepNow | None
-    mail: list[Envelope]
+    step: CurrentStep | None
+    envelopes: list[Envelope]
     count: int
 
 
-class Room(Struct, frozen=True, kw_only=True):
+class OutboundQueue(Struct, frozen=True, kw_only=True):
     channel: str
     count: int
     next: Envelope
     error: str | None  # of its last attempt
 
 
-def lanes(conn: sa.Connection, *, limit: int, mail_limit: int, seen_by: Principal = HOUSE) -> tuple[list[Lane], int]:
+def list_lanes(
+    conn: sa.Connection, *, limit: int, envelopes_limit: int, seen_by: Principal = SERVER_PRINCIPAL
+) -> tuple[list[LaneStatus], int]:
     """List lanes: running first, then suspended, then those with waiting envelopes.
 
     Also returns how many were left out.
     """
-    at_work = {run.session: run for run in map(run_of, conn.execute(_open_runs))}
-    with_mail = [SessionId(id_) for id_ in _walk(conn, _next_lane, after="", most=LANES_LOOKED_AT_MAX)]
-    seen = [id_ for id_ in dict.fromkeys([*at_work, *with_mail]) if sees_session(conn, seen_by, id_)]
-    seen.sort(key=lambda id_: _standing(at_work.get(id_)))
-    return [_lane(conn, id_, at_work.get(id_), mail_limit) for id_ in seen[:limit]], max(0, len(seen) - limit)
+    at_work = {run.session: run for run in map(run_from_row, conn.execute(_open_runs))}
+    with_mail = [SessionId(id_) for id_ in _iterate_keys(conn, _next_lane, after="", limit=LANES_SCANNED_MAX)]
+    seen = [id_ for id_ in dict.fromkeys([*at_work, *with_mail]) if can_see_session(conn, seen_by, id_)]
+    seen.sort(key=lambda id_: _sort_key(at_work.get(id_)))
+    return [_get_lane(conn, id_, at_work.get(id_), envelopes_limit) for id_ in seen[:limit]], max(0, len(seen) - limit)
 
 
-def rooms(conn: sa.Connection, *, limit: int) -> tuple[list[Room], int]:
+def list_channels(conn: sa.Connection, *, limit: int) -> tuple[list[OutboundQueue], int]:
     """List channels with waiting deliveries, those due first. Also returns how many were left out."""
     waiting: dict[str, list[str]] = {}
-    for row in conn.execute(_for_rooms):
+    for row in conn.execute(_outbound):
         waiting.setdefault(row.recipient, []).append(row.id)
     shown = list(waiting.items())[:limit]
-    found = [room for channel, ids in shown if (room := _room(conn, channel, ids)) is not None]
+    found = [room for channel, ids in shown if (room := _get_channel(conn, channel, ids)) is not None]
     return found, max(0, len(waiting) - limit)
 
 
-def count_dead(conn: sa.Connection, *, seen_by: Principal = HOUSE) -> int:
+def count_dead_letters(conn: sa.Connection, *, seen_by: Principal = SERVER_PRINCIPAL) -> int:
     """Count the visible dead letters, up to a limit."""
-    return conn.execute(_count_dead[scope_of(seen_by)], me(seen_by)).scalar_one()
+    return conn.execute(_count_dead[visibility_scope(seen_by)], principal_parameters(seen_by)).scalar_one()
 
 
-def _walk(conn: sa.Connection, following: sa.Select[Any], *, after: str, most: int) -> Iterator[str]:
+def _iterate_keys(conn: sa.Connection, next_key: sa.Select[Any], *, after: str, limit: int) -> Iterator[str]:
     """Yield one key after another."""
-    for _ in range(most):
-        found = conn.execute(following, {"after": after}).scalar()
+    for _ in range(limit):
+        found = conn.execute(next_key, {"after": after}).scalar()
         if found is None:
             return
         yield found
         after = found
 
 
-def _standing(run: Run | None) -> tuple[int, int]:
+def _sort_key(run: Run | None) -> tuple[int, int]:
     if run is None:
         return 2, 0
     return (0 if run.status is RunStatus.RUNNING else 1), to_ms(run.started_at)
 
 
-def _lane(conn: sa.Connection, id_: SessionId, run: Run | None, mail_limit: int) -> Lane:
+def _get_lane(conn: sa.Connection, id_: SessionId, run: Run | None, envelopes_limit: int) -> LaneStatus:
     session = sessions.get(conn, id_)
     assert session is not None  # found in the same snapshot
-    return Lane(
+    return LaneStatus(
         session=session,
         run=run,
-        step=_step_of(conn, run) if run is not None else None,
-        mail=[envelope_of(row) for row in conn.execute(_in_lane, {"session": id_, "limit": mail_limit})],
+        step=_get_current_step(conn, run) if run is not None else None,
+        envelopes=[
+            envelope_from_row(row) for row in conn.execute(_in_lane, {"session": id_, "limit": envelopes_limit})
+        ],
         count=conn.execute(_count_in_lane, {"session": id_}).scalar_one(),
     )
 
 
-def _step_of(conn: sa.Connection, run: Run) -> StepNow | None:
-    row = conn.execute(_step, {"run": run.id}).first()
+def _get_current_step(conn: sa.Connection, run: Run) -> CurrentStep | None:
+    row = conn.execute(_open_step, {"run": run.id}).first()
     if row is None:
         return None
-    return StepNow(StepKind(row.kind), row.turn, call_of(row.call) if row.call else None, row.opened_ms)
+    return CurrentStep(StepKind(row.kind), row.turn, decode_call(row.call) if row.call else None, row.opened_ms)
 
 
-def _room(conn: sa.Connection, channel: str, ids: Sequence[str]) -> Room | None:
+def _get_channel(conn: sa.Connection, channel: str, ids: Sequence[str]) -> OutboundQueue | None:
     following = envelopes.get(conn, ids[0])
     if following is None:
         return None
-    attempts = deliveries.of(conn, following.id)
-    return Room(channel=channel, count=len(ids), next=following, error=attempts[-1].error if attempts else None)
+    attempts = deliveries.list_attempts(conn, following.id)
+    return OutboundQueue(
+        channel=channel, count=len(ids), next=following, error=attempts[-1].error if attempts else None
+    )

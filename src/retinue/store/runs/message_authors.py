@@ -10,69 +10,73 @@ from msgspec.structs import replace
 from retinue.domain import address
 from retinue.domain.address import Address, AddressKind
 from retinue.domain.delegation import Lineage
-from retinue.domain.envelope import Envelope, Kind
+from retinue.domain.envelope import Envelope, EnvelopeKind
 from retinue.domain.run import Run
 from retinue.domain.trust import Trust
 from retinue.store.envelopes import envelopes
 from retinue.store.runs import approvals, runs
 
-OWNER = address.person("owner")
+OWNER = address.person_address("owner")
 
 
-def who_wrote(conn: sa.Connection, run: Run) -> Address | None:
+def get_author(conn: sa.Connection, run: Run) -> Address | None:
     """Return the owner, or the one person with a linked id who wrote. None for several or unknown authors."""
     # A silent message asks for nothing.
-    asks = [letter for letter in letters_of(conn, run) if not letter.silent]
+    asks = [envelope for envelope in list_envelopes(conn, run) if not envelope.silent]
     wrote = {
-        OWNER if each.trust is Trust.OWNER else address.person(each.context.person) if each.context.person else None
+        OWNER
+        if each.trust is Trust.OWNER
+        else address.person_address(each.context.person)
+        if each.context.person
+        else None
         for each in asks
     }
     return wrote.pop() if len(wrote) == 1 else None
 
 
-def speakers(conn: sa.Connection, sender: Address, letters: Iterable[Envelope]) -> tuple[Address, ...]:
+def list_speakers(conn: sa.Connection, sender: Address, batch: Iterable[Envelope]) -> tuple[Address, ...]:
     """List the speakers in a channel: as linked people, or else by their own channel address."""
     if sender.kind is not AddressKind.CHANNEL:
         return ()
-    spoke = (who_spoke(each, connector=sender.name) for each in said(conn, letters))
+    spoke = (get_speaker(each, connector=sender.name) for each in expand_decisions(conn, batch))
     return tuple(dict.fromkeys(each for each in spoke if each is not None))
 
 
-def who_spoke(letter: Envelope, *, connector: str = "") -> Address | None:
+def get_speaker(envelope: Envelope, *, connector: str = "") -> Address | None:
     """Return the person with the linked id, or else the address of the speaker, or None if neither is known."""
-    if letter.context.person:
-        return address.person(letter.context.person)
-    if letter.context.speaker:
-        return Address(AddressKind.CHANNEL, connector or letter.sender.name, letter.context.speaker)
+    if envelope.context.person:
+        return address.person_address(envelope.context.person)
+    if envelope.context.speaker:
+        return Address(AddressKind.CHANNEL, connector or envelope.sender.name, envelope.context.speaker)
     return None
 
 
-def said(conn: sa.Connection, letters: Iterable[Envelope]) -> Iterator[Envelope]:
+def expand_decisions(conn: sa.Connection, batch: Iterable[Envelope]) -> Iterator[Envelope]:
     """Yield the envelopes.
 
     A decision is replaced by those of the run that asked, because a late approval continues its
     work.
     """
-    waiting, seen = list(letters), set[str]()
+    waiting, seen = list(batch), set[str]()
     while waiting:
-        letter = waiting.pop(0)
-        if letter.id in seen:
+        envelope = waiting.pop(0)
+        if envelope.id in seen:
             continue
-        seen.add(letter.id)
-        if letter.kind is not Kind.DECISION:
-            yield letter
+        seen.add(envelope.id)
+        if envelope.kind is not EnvelopeKind.DECISION:
+            yield envelope
             continue
-        approval = approvals.get(conn, letter.context.approval)
+        approval = approvals.get(conn, envelope.context.approval)
         asked = runs.get(conn, approval.run) if approval is not None else None
-        waiting += letters_of(conn, asked) if asked is not None else ()
+        waiting += list_envelopes(conn, asked) if asked is not None else ()
 
 
-def letters_of(conn: sa.Connection, run: Run) -> list[Envelope]:
-    return [letter for id_ in run.envelopes if (letter := envelopes.get(conn, id_)) is not None]
+def list_envelopes(conn: sa.Connection, run: Run) -> list[Envelope]:
+    return [envelope for id_ in run.envelopes if (envelope := envelopes.get(conn, id_)) is not None]
 
 
-def descent(conn: sa.Connection, run: Run) -> Lineage:
+def get_lineage(conn: sa.Connection, run: Run) -> Lineage:
     """Return the lineage for delegations of a run, including the speakers."""
     if run.lineage is not None:
         return run.lineage
-    return replace(run.descent, speakers=speakers(conn, run.sender, letters_of(conn, run)))
+    return replace(run.effective_lineage, speakers=list_speakers(conn, run.sender, list_envelopes(conn, run)))

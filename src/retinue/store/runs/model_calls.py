@@ -19,7 +19,7 @@ _of_run = (
 )
 
 
-class CallMade(Struct, frozen=True, kw_only=True):
+class RecordedModelCall(Struct, frozen=True, kw_only=True):
     """One model call. `index` is negative for a summary. `unknown`: it may have cost less."""
 
     turn: int
@@ -38,9 +38,9 @@ class CallMade(Struct, frozen=True, kw_only=True):
     person: str  # the person it was made for, or empty
 
 
-def of_run(conn: sa.Connection, run: str) -> list[CallMade]:
+def list_of_run(conn: sa.Connection, run: str) -> list[RecordedModelCall]:
     return [
-        CallMade(
+        RecordedModelCall(
             turn=row.turn,
             index=row.idx,
             attempt=row.attempt,

@@ -15,36 +15,48 @@ import sqlalchemy as sa
 
 from retinue.domain import address
 from retinue.domain.address import AddressKind
-from retinue.domain.budget_caps import Payer, Standing, bound_microusd, grant, warning
-from retinue.domain.money import CallTerms, Caps, Days, Granted, PriceUnknown
+from retinue.domain.budget_caps import (
+    BudgetBalance,
+    BudgetPayer,
+    budget_warning,
+    grant_output_tokens,
+    max_cost_microusd,
+)
+from retinue.domain.money import (
+    BudgetLimits,
+    BudgetPeriod,
+    ModelCallReservation,
+    ModelCallReservationRequest,
+    PriceUnknown,
+)
 from retinue.domain.record import NO_USAGE, Usage
 from retinue.domain.run import Run
 from retinue.store.core import tables as t
 
 ERROR_CHARS_MAX = 1_000
-TOKEN_SORTS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
-KEY = ("day", "agent", "person", "provider", "model")  # of the sums
-SUMMED = ("calls", "settled_microusd", "held_microusd", *TOKEN_SORTS)
-_THE_KEY = tuple((f"the_{name}", name) for name in KEY)
-_MORE = tuple((f"more_{name}", name) for name in SUMMED)
+TOKEN_KINDS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
+SUM_KEY = ("day", "agent", "person", "provider", "model")  # of the sums
+SUMMED_COLUMNS = ("calls", "settled_microusd", "held_microusd", *TOKEN_KINDS)
+_THE_KEY = tuple((f"the_{name}", name) for name in SUM_KEY)
+_MORE = tuple((f"more_{name}", name) for name in SUMMED_COLUMNS)
 _CLOSED = (
-    *("settled_microusd", "released_microusd", "held_microusd", "unknown", *TOKEN_SORTS, "estimated"),
+    *("settled_microusd", "released_microusd", "held_microusd", "unknown", *TOKEN_KINDS, "estimated"),
     *("failure", "next_move", "error", "ended_ms"),
 )
 
 _b = sa.bindparam
 _m, _s = t.money, t.spending
-_this = sa.and_(*(_m.c[name] == _b(f"the_{name}") for name in ("run", "turn", "idx", "attempt")))
+_is_call = sa.and_(*(_m.c[name] == _b(f"the_{name}") for name in ("run", "turn", "idx", "attempt")))
 _insert = _m.insert()
-_get = sa.select(_m).where(_this)
-_close = _m.update().where(_this).values(**{name: _b(f"new_{name}") for name in _CLOSED})
+_get = sa.select(_m).where(_is_call)
+_close = _m.update().where(_is_call).values(**{name: _b(f"new_{name}") for name in _CLOSED})
 _held = sa.select(_m).where(_m.c.run == _b("run"), _m.c.held_microusd > 0)
-_lost = (
+_charge_held = (
     _m.update()
     .where(_m.c.run == _b("the_run"), _m.c.held_microusd > 0)
     .values(settled_microusd=_m.c.settled_microusd + _m.c.held_microusd, held_microusd=0, unknown=True)
 )
-_last = (
+_last_call = (
     sa.select(_m.c.settled_microusd, _m.c.day)
     .where(_m.c.run == _b("run"), _m.c.held_microusd == 0)
     .order_by(_m.c.at_ms.desc(), _m.c.turn.desc(), _m.c.idx.desc(), _m.c.attempt.desc())
@@ -54,25 +66,25 @@ _sender = sa.select(t.runs.c.sender).where(t.runs.c.id == _b("run"))
 
 # Add to the sums. Update first: after the first call of a day the row exists.
 
-_raise = (
+_add_to_sums = (
     _s.update()
     .where(*(_s.c[name] == _b(the_name) for the_name, name in _THE_KEY))
     .values(**{name: _s.c[name] + _b(more_name) for more_name, name in _MORE})
 )
-_begin = _s.insert()
+_insert_sums = _s.insert()
 
 # --- sums that caps are compared with ---
 
 
-def sum_of(column: sa.ColumnElement[int], *where: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
+def sum_where(column: sa.ColumnElement[int], *where: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
     """Sum a column over the rows that match, or 0 if there are none."""
     return sa.func.coalesce(sa.func.sum(sa.case((sa.and_(*where), column), else_=0) if where else column), 0)
 
 
-_sums = (sum_of(_m.c.settled_microusd).label("settled"), sum_of(_m.c.held_microusd).label("held"))
+_sums = (sum_where(_m.c.settled_microusd).label("settled"), sum_where(_m.c.held_microusd).label("held"))
 _of_run = sa.select(*_sums).where(_m.c.run == _b("run"))
-_below = sa.and_(_m.c.root == _b("root"), _m.c.root != _m.c.run)  # the same terms as in its partial index
-_of_tree = sa.select(*_sums).where(sa.or_(_m.c.run == _b("root"), _below))
+_is_below_root = sa.and_(_m.c.root == _b("root"), _m.c.root != _m.c.run)  # the same terms as in its partial index
+_of_tree = sa.select(*_sums).where(sa.or_(_m.c.run == _b("root"), _is_below_root))
 _WHO: dict[str, tuple[sa.ColumnElement[bool], ...]] = {
     "agent": (_s.c.agent == _b("the_agent"),),
     "person": (_s.c.person == _b("the_person"),),
@@ -81,7 +93,7 @@ _WHO: dict[str, tuple[sa.ColumnElement[bool], ...]] = {
 _WHEN: dict[str, tuple[sa.ColumnElement[bool], ...]] = {"day": (_s.c.day == _b("the_day"),), "month": ()}
 _of_days = sa.select(
     *(
-        sum_of(_s.c[f"{kind}_microusd"], *who, *when).label(f"{name}_{period}_{kind}")
+        sum_where(_s.c[f"{kind}_microusd"], *who, *when).label(f"{name}_{period}_{kind}")
         for name, who in _WHO.items()
         for period, when in _WHEN.items()
         for kind in ("settled", "held")
@@ -96,11 +108,11 @@ def reserve(
     turn: int,
     index: int,
     attempt: int,
-    terms: CallTerms,
-    days: Days,
+    terms: ModelCallReservationRequest,
+    days: BudgetPeriod,
     root: str,
     at_ms: int,
-) -> Granted:
+) -> ModelCallReservation:
     """Reserve the cost of a call, with as much output as the tightest cap allows.
 
     Raises `BudgetSpent` if that is too little, and `PriceUnknown` if there is a cap but no price.
@@ -110,22 +122,22 @@ def reserve(
     """
     price = terms.price
     if price is None:
-        if terms.caps.any:
+        if terms.limits.has_any:
             raise PriceUnknown(terms.ref)
-        return Granted(output_tokens_max=terms.output_tokens_max)
+        return ModelCallReservation(output_tokens_max=terms.output_tokens_max)
     if price.is_free:
-        return Granted(output_tokens_max=terms.output_tokens_max)
+        return ModelCallReservation(output_tokens_max=terms.output_tokens_max)
     above = run.lineage.agents[:-1] if run.lineage is not None else ()
-    payer = Payer(agent=run.agent, person=_person(conn, run, root), above=above)
-    standings = _standings(conn, run, terms.caps, payer, days, root)
-    output = grant(terms, price, standings, payer=payer, days=days)
-    microusd = bound_microusd(price, input_tokens=terms.input_tokens_bound, output_tokens=output)
-    warnings = _crossed(conn, run, standings, terms.caps, payer, days)
+    payer = BudgetPayer(agent=run.agent, person=_payer_person(conn, run, root), delegators=above)
+    standings = _load_budget_statuses(conn, run, terms.limits, payer, days, root)
+    output = grant_output_tokens(terms, price, standings, payer=payer, period=days)
+    microusd = max_cost_microusd(price, input_tokens=terms.input_tokens_max, output_tokens=output)
+    warnings = _build_warnings(conn, run, standings, terms.limits, payer, days)
     row = _new_row(run, payer, terms, turn=turn, index=index, attempt=attempt, day=days.day, root=root, at_ms=at_ms)
     row |= {"reserved_microusd": microusd, "held_microusd": microusd}
     conn.execute(_insert, row)
-    add(conn, row, calls=1, held_microusd=microusd)
-    return Granted(output_tokens_max=output, reserved_microusd=microusd, warnings=warnings)
+    add_to_sums(conn, row, calls=1, held_microusd=microusd)
+    return ModelCallReservation(output_tokens_max=output, reserved_microusd=microusd, warnings=warnings)
 
 
 def settle(
@@ -135,9 +147,9 @@ def settle(
     turn: int,
     index: int,
     attempt: int,
-    terms: CallTerms,
+    terms: ModelCallReservationRequest,
     usage: Usage,
-    days: Days,
+    days: BudgetPeriod,
     root: str,
     at_ms: int,
 ) -> int:
@@ -147,11 +159,13 @@ def settle(
     reserved counts as spent and is marked as unknown. The cost may exceed the reservation: then the
     released amount is negative.
     """
-    row, is_new = _row_of(conn, run, terms, turn=turn, index=index, attempt=attempt, days=days, root=root, at_ms=at_ms)
+    row, is_new = _get_or_build_row(
+        conn, run, terms, turn=turn, index=index, attempt=attempt, days=days, root=root, at_ms=at_ms
+    )
     microusd, unknown = _cost(terms, usage, row["reserved_microusd"])
-    changed = {name: getattr(usage, name) for name in TOKEN_SORTS}
+    changed = {name: getattr(usage, name) for name in TOKEN_KINDS}
     changed |= {"estimated": usage.estimated, "unknown": unknown, "settled_microusd": microusd, "ended_ms": at_ms}
-    _write(conn, row, changed, is_new=is_new)
+    _close_row(conn, row, changed, is_new=is_new)
     return microusd
 
 
@@ -162,12 +176,12 @@ def fail(
     turn: int,
     index: int,
     attempt: int,
-    terms: CallTerms,
+    terms: ModelCallReservationRequest,
     failure: str,
     next_move: str,
     error: str,
     unknown: bool,
-    days: Days,
+    days: BudgetPeriod,
     root: str,
     at_ms: int,
     usage: Usage | None = None,
@@ -177,7 +191,9 @@ def fail(
     If `unknown`, it may have cost something, so everything reserved counts as spent, unless `usage`
     has the cost. Otherwise the reservation is released.
     """
-    row, is_new = _row_of(conn, run, terms, turn=turn, index=index, attempt=attempt, days=days, root=root, at_ms=at_ms)
+    row, is_new = _get_or_build_row(
+        conn, run, terms, turn=turn, index=index, attempt=attempt, days=days, root=root, at_ms=at_ms
+    )
     may_have_cost = unknown and (terms.price is None or not terms.price.is_free)
     changed: dict[str, Any] = {
         "settled_microusd": row["reserved_microusd"] if may_have_cost else 0,
@@ -186,53 +202,55 @@ def fail(
     if usage is not None:
         microusd, not_known = _cost(terms, usage, row["reserved_microusd"])
         changed = {"settled_microusd": microusd, "unknown": not_known, "estimated": usage.estimated}
-        changed |= {name: getattr(usage, name) for name in TOKEN_SORTS}
+        changed |= {name: getattr(usage, name) for name in TOKEN_KINDS}
     changed |= {
         "failure": failure,
         "next_move": next_move,
         "error": error[:ERROR_CHARS_MAX],
         "ended_ms": at_ms,
     }
-    _write(conn, row, changed, is_new=is_new)
+    _close_row(conn, row, changed, is_new=is_new)
 
 
-def count_as_spent(conn: sa.Connection, run: str) -> None:
+def charge_interrupted_calls(conn: sa.Connection, run: str) -> None:
     """Charge everything reserved by interrupted calls of a run: they may have cost that much."""
     held = conn.execute(_held, {"run": run}).all()
     if not held:
         return
-    conn.execute(_lost, {"the_run": run})
+    conn.execute(_charge_held, {"the_run": run})
     for row in held:
-        key = {name: getattr(row, name) for name in KEY}
-        add(conn, key, settled_microusd=row.held_microusd, held_microusd=-row.held_microusd)
+        key = {name: getattr(row, name) for name in SUM_KEY}
+        add_to_sums(conn, key, settled_microusd=row.held_microusd, held_microusd=-row.held_microusd)
 
 
-def spent_by(conn: sa.Connection, run: str) -> int:
+def get_spent_microusd(conn: sa.Connection, run: str) -> int:
     """Return what the calls of a run have cost so far."""
     return int(conn.execute(_of_run, {"run": run}).one().settled)
 
 
-def crossed(conn: sa.Connection, run: Run, *, terms: CallTerms, days: Days, root: str) -> tuple[str, ...]:
+def list_warnings(
+    conn: sa.Connection, run: Run, *, terms: ModelCallReservationRequest, days: BudgetPeriod, root: str
+) -> tuple[str, ...]:
     """Return warnings for the run's last call, one for each cap whose warning share it crossed.
 
     For the commit that settles a run's last call. Every other call is followed by a reservation,
     which returns the same.
     """
-    payer = Payer(agent=run.agent, person=_person(conn, run, root))
-    standings = _standings(conn, run, terms.caps, payer, days, root)
-    return _crossed(conn, run, standings, terms.caps, payer, days)
+    payer = BudgetPayer(agent=run.agent, person=_payer_person(conn, run, root))
+    standings = _load_budget_statuses(conn, run, terms.limits, payer, days, root)
+    return _build_warnings(conn, run, standings, terms.limits, payer, days)
 
 
-def _person(conn: sa.Connection, run: Run, root: str) -> str:
+def _payer_person(conn: sa.Connection, run: Run, root: str) -> str:
     """Return the person who pays: the sender of the run, or else of the root run."""
     sender = run.sender
     if sender.kind is not AddressKind.PERSON and root != run.id:
         found = conn.execute(_sender, {"run": root}).scalar()
-        sender = address.parse(found) if found else sender
+        sender = address.parse_address(found) if found else sender
     return sender.name if sender.kind is AddressKind.PERSON else ""
 
 
-def _cost(terms: CallTerms, usage: Usage, reserved: int) -> tuple[int, bool]:
+def _cost(terms: ModelCallReservationRequest, usage: Usage, reserved: int) -> tuple[int, bool]:
     """Return the cost of a call, and whether it is unknown."""
     if usage.cost_microusd and not usage.estimated:
         return usage.cost_microusd, False
@@ -242,14 +260,16 @@ def _cost(terms: CallTerms, usage: Usage, reserved: int) -> tuple[int, bool]:
     if price.is_free:
         return 0, False
     if usage.estimated or usage == NO_USAGE:
-        bound = bound_microusd(price, input_tokens=terms.input_tokens_bound, output_tokens=terms.output_tokens_max)
+        bound = max_cost_microusd(price, input_tokens=terms.input_tokens_max, output_tokens=terms.output_tokens_max)
         return reserved or bound, True
     return price.cost_microusd(usage), False
 
 
-def _standings(conn: sa.Connection, run: Run, caps: Caps, payer: Payer, days: Days, root: str) -> Sequence[Standing]:
+def _load_budget_statuses(
+    conn: sa.Connection, run: Run, caps: BudgetLimits, payer: BudgetPayer, days: BudgetPeriod, root: str
+) -> Sequence[BudgetBalance]:
     """Return the status of each cap that is set. Caps per person apply only if there is a person."""
-    kept = {what: cap for what, cap in caps.of_each().items() if cap is not None}
+    kept = {what: cap for what, cap in caps.by_name().items() if cap is not None}
     if not payer.person:
         kept = {what: cap for what, cap in kept.items() if not what.startswith("person")}
     sums: dict[str, tuple[int, int]] = {}
@@ -258,22 +278,24 @@ def _standings(conn: sa.Connection, run: Run, caps: Caps, payer: Payer, days: Da
             row = conn.execute(statement, key).one()
             sums[what] = int(row.settled), int(row.held)
     if kept.keys() - sums.keys():
-        sums |= _sums_of_days(conn, payer, days, month=any(what.endswith("month") for what in kept))
+        sums |= _load_period_sums(conn, payer, days, month=any(what.endswith("month") for what in kept))
     return [
-        Standing(what=what, cap_microusd=cap, settled_microusd=sums[what][0], held_microusd=sums[what][1])
+        BudgetBalance(name=what, limit_microusd=cap, spent_microusd=sums[what][0], reserved_microusd=sums[what][1])
         for what, cap in kept.items()
     ]
 
 
-def _sums_of_days(conn: sa.Connection, payer: Payer, days: Days, *, month: bool) -> dict[str, tuple[int, int]]:
+def _load_period_sums(
+    conn: sa.Connection, payer: BudgetPayer, days: BudgetPeriod, *, month: bool
+) -> dict[str, tuple[int, int]]:
     found = conn.execute(
         _of_days,
         {
             "the_agent": payer.agent,
             "the_person": payer.person,
             "the_day": days.day,
-            "day_from": days.month_from if month else days.day,
-            "day_to": days.month_to if month else days.day,
+            "day_from": days.month_first_day if month else days.day,
+            "day_to": days.month_last_day if month else days.day,
         },
     ).one()
     return {
@@ -286,49 +308,65 @@ def _sums_of_days(conn: sa.Connection, payer: Payer, days: Days, *, month: bool)
     }
 
 
-def _crossed(
-    conn: sa.Connection, run: Run, standings: Sequence[Standing], caps: Caps, payer: Payer, days: Days
+def _build_warnings(
+    conn: sa.Connection,
+    run: Run,
+    statuses: Sequence[BudgetBalance],
+    caps: BudgetLimits,
+    payer: BudgetPayer,
+    days: BudgetPeriod,
 ) -> tuple[str, ...]:
-    past = [each for each in standings if each.settled_microusd >= each.cap_microusd * caps.warn_share]
-    last = conn.execute(_last, {"run": run.id}).one_or_none() if past else None
+    past = [each for each in statuses if each.spent_microusd >= each.limit_microusd * caps.warn_share]
+    last = conn.execute(_last_call, {"run": run.id}).one_or_none() if past else None
     if last is None:
         return ()
     said: list[str | None] = []
     for standing in past:
-        counts = not standing.what.endswith("day") or last.day == days.day
-        counts = counts and (not standing.what.endswith("month") or days.month_from <= last.day <= days.month_to)
+        counts = not standing.name.endswith("day") or last.day == days.day
+        counts = counts and (
+            not standing.name.endswith("month") or days.month_first_day <= last.day <= days.month_last_day
+        )
         last_microusd = last.settled_microusd if counts else 0
-        said.append(warning(standing, caps.warn_share, last_microusd=last_microusd, payer=payer))
+        said.append(budget_warning(standing, caps.warn_share, last_microusd=last_microusd, payer=payer))
     return tuple(each for each in said if each is not None)
 
 
 # --- rows ---
 
 
-def _row_of(
+def _get_or_build_row(
     conn: sa.Connection,
     run: Run,
-    terms: CallTerms,
+    terms: ModelCallReservationRequest,
     *,
     turn: int,
     index: int,
     attempt: int,
-    days: Days,
+    days: BudgetPeriod,
     root: str,
     at_ms: int,
 ) -> tuple[dict[str, Any], bool]:
     """Return the row of a call, and whether it is new: a free call has no reservation."""
     key = {"the_run": run.id, "the_turn": turn, "the_idx": index, "the_attempt": attempt}
-    found = conn.execute(_get, key).one_or_none() if terms.costs else None
+    found = conn.execute(_get, key).one_or_none() if terms.is_charged else None
     if found is not None:
         return {column.name: getattr(found, column.name) for column in _m.c}, False
-    payer = Payer(agent=run.agent, person=_person(conn, run, root))
+    payer = BudgetPayer(agent=run.agent, person=_payer_person(conn, run, root))
     made = _new_row(run, payer, terms, turn=turn, index=index, attempt=attempt, day=days.day, root=root, at_ms=at_ms)
     return made, True
 
 
 def _new_row(
-    run: Run, payer: Payer, terms: CallTerms, *, turn: int, index: int, attempt: int, day: int, root: str, at_ms: int
+    run: Run,
+    payer: BudgetPayer,
+    terms: ModelCallReservationRequest,
+    *,
+    turn: int,
+    index: int,
+    attempt: int,
+    day: int,
+    root: str,
+    at_ms: int,
 ) -> dict[str, Any]:
     return {
         "run": run.id,
@@ -348,7 +386,7 @@ def _new_row(
         "released_microusd": 0,
         "held_microusd": 0,
         "unknown": False,
-        **dict.fromkeys(TOKEN_SORTS, 0),
+        **dict.fromkeys(TOKEN_KINDS, 0),
         "estimated": False,
         "failure": None,
         "next_move": None,
@@ -358,7 +396,7 @@ def _new_row(
     }
 
 
-def _write(conn: sa.Connection, row: dict[str, Any], changed: dict[str, Any], *, is_new: bool) -> None:
+def _close_row(conn: sa.Connection, row: dict[str, Any], changed: dict[str, Any], *, is_new: bool) -> None:
     """Close a row and add the difference to the sums. A call that is written twice is counted once."""
     after = {**row, **changed, "held_microusd": 0}
     after["released_microusd"] = after["reserved_microusd"] - after["settled_microusd"]
@@ -370,15 +408,18 @@ def _write(conn: sa.Connection, row: dict[str, Any], changed: dict[str, Any], *,
     moved = {name: after[name] - row[name] for name in ("settled_microusd", "held_microusd")}
     # The sums contain only tokens that the provider reported.
     if not after["estimated"]:
-        moved |= {name: after[name] for name in TOKEN_SORTS}
+        moved |= {name: after[name] for name in TOKEN_KINDS}
     if not is_new and not row["estimated"]:
-        moved |= {name: moved.get(name, 0) - row[name] for name in TOKEN_SORTS}
-    add(conn, row, calls=int(is_new), **moved)
+        moved |= {name: moved.get(name, 0) - row[name] for name in TOKEN_KINDS}
+    add_to_sums(conn, row, calls=int(is_new), **moved)
 
 
-def add(conn: sa.Connection, key: dict[str, Any], **more: int) -> None:
+def add_to_sums(conn: sa.Connection, key: dict[str, Any], **amounts: int) -> None:
     """Add to the sums of a key. Inserts them at the first call of a day."""
     moved = {the_name: key[name] for the_name, name in _THE_KEY}
-    moved |= {more_name: more.get(name, 0) for more_name, name in _MORE}
-    if conn.execute(_raise, moved).rowcount == 0:
-        conn.execute(_begin, {name: key[name] for name in KEY} | {name: more.get(name, 0) for name in SUMMED})
+    moved |= {more_name: amounts.get(name, 0) for more_name, name in _MORE}
+    if conn.execute(_add_to_sums, moved).rowcount == 0:
+        conn.execute(
+            _insert_sums,
+            {name: key[name] for name in SUM_KEY} | {name: amounts.get(name, 0) for name in SUMMED_COLUMNS},
+        )

@@ -22,16 +22,16 @@ class ProcessState(StrEnum):
     WATCHED = "watched"  # its run waits for it
     RUNNING = "running"  # continues in the background
     ENDED = "ended"  # and its session was not notified
-    TOLD = "told"
+    REPORTED = "told"
 
 
-SOURCE = "process"  # of envelopes about commands
-_END = "/ended"
+PROCESS_SOURCE = "process"  # of envelopes about commands
+_END_SUFFIX = "/ended"
 
-OPEN = (ProcessState.WATCHED, ProcessState.RUNNING)
+OPEN_STATES = (ProcessState.WATCHED, ProcessState.RUNNING)
 
 
-class Process(Struct, frozen=True, kw_only=True):
+class CommandProcess(Struct, frozen=True, kw_only=True):
     """A stored command. `boot` distinguishes it from a later process with the same pid."""
 
     id: str
@@ -50,47 +50,52 @@ class Process(Struct, frozen=True, kw_only=True):
     ended_at: datetime | None = None
 
     @property
-    def runs(self) -> bool:
-        return self.state in OPEN
+    def is_running(self) -> bool:
+        return self.state in OPEN_STATES
 
 
 _insert = t.processes.insert()
-_its = _c.id == _b("the_id")
-_open = sa.or_(*(_c.state == state.value for state in OPEN))
-_over = sa.and_(*(_c.state != state.value for state in OPEN))
-_leave = (
-    t.processes.update().where(_its, _c.state == ProcessState.WATCHED.value).values(state=ProcessState.RUNNING.value)
+_has_id = _c.id == _b("the_id")
+_is_open = sa.or_(*(_c.state == state.value for state in OPEN_STATES))
+_is_ended = sa.and_(*(_c.state != state.value for state in OPEN_STATES))
+_move_to_background = (
+    t.processes.update().where(_has_id, _c.state == ProcessState.WATCHED.value).values(state=ProcessState.RUNNING.value)
 )
-_state = sa.select(_c.state).where(_its, _open)
+_open_state = sa.select(_c.state).where(_has_id, _is_open)
 _end = (
     t.processes.update()
-    .where(_its, _open)
+    .where(_has_id, _is_open)
     .values(state=_b("new_state"), exit_code=_b("code"), because=_b("why"), ended_ms=_b("now"))
 )
-_distrust = t.processes.update().where(_its).values(trust=Trust.UNTRUSTED.value)
-_told = t.processes.update().where(_its, _c.state == ProcessState.ENDED.value).values(state=ProcessState.TOLD.value)
-_remove = t.processes.delete().where(_its, _over)
-_get = sa.select(t.processes).where(_its)
-_mine = (
+_mark_untrusted = t.processes.update().where(_has_id).values(trust=Trust.UNTRUSTED.value)
+_mark_reported = (
+    t.processes.update().where(_has_id, _c.state == ProcessState.ENDED.value).values(state=ProcessState.REPORTED.value)
+)
+_remove = t.processes.delete().where(_has_id, _is_ended)
+_get = sa.select(t.processes).where(_has_id)
+_by_session = (
     sa.select(t.processes)
     .where(_c.session == _b("the_session"), _c.state != ProcessState.WATCHED.value)
     .order_by(_c.started_ms, _c.id)
     .limit(_b("most"))
 )
 _unfinished = (
-    sa.select(t.processes).where(_c.state != ProcessState.TOLD.value).order_by(_c.started_ms, _c.id).limit(_b("most"))
+    sa.select(t.processes)
+    .where(_c.state != ProcessState.REPORTED.value)
+    .order_by(_c.started_ms, _c.id)
+    .limit(_b("most"))
 )
 _stale = (
     sa.select(_c.id)
-    .where(_c.state == ProcessState.TOLD.value, _c.ended_ms <= _b("before"))
+    .where(_c.state == ProcessState.REPORTED.value, _c.ended_ms <= _b("before"))
     .order_by(_c.ended_ms)
     .limit(_b("most"))
 )
-_finished = sa.select(_c.id).where(_c.state == ProcessState.TOLD.value).limit(_b("most"))
+_reported = sa.select(_c.id).where(_c.state == ProcessState.REPORTED.value).limit(_b("most"))
 
 
-def _process(row: sa.Row[Any]) -> Process:
-    return Process(
+def _process_from_row(row: sa.Row[Any]) -> CommandProcess:
+    return CommandProcess(
         id=row.id,
         session=SessionId(row.session),
         run=RunId(row.run),
@@ -110,15 +115,15 @@ def _process(row: sa.Row[Any]) -> Process:
 
 def end_key(id_: str) -> str:
     """Return the key of the envelope that reports the end of a command."""
-    return f"{id_}{_END}"
+    return f"{id_}{_END_SUFFIX}"
 
 
-def told_by(source: str, key: str) -> str:
+def reported_process_id(source: str, key: str) -> str:
     """Return the id of the command whose end an envelope reports, or "" for any other envelope."""
-    return key.removesuffix(_END) if source == SOURCE and key.endswith(_END) else ""
+    return key.removesuffix(_END_SUFFIX) if source == PROCESS_SOURCE and key.endswith(_END_SUFFIX) else ""
 
 
-def add(conn: sa.Connection, process: Process) -> None:
+def add(conn: sa.Connection, process: CommandProcess) -> None:
     conn.execute(
         _insert,
         {
@@ -140,43 +145,43 @@ def add(conn: sa.Connection, process: Process) -> None:
     )
 
 
-def get(conn: sa.Connection, id_: str) -> Process | None:
+def get(conn: sa.Connection, id_: str) -> CommandProcess | None:
     row = conn.execute(_get, {"the_id": id_}).one_or_none()
-    return _process(row) if row else None
+    return _process_from_row(row) if row else None
 
 
-def leave(conn: sa.Connection, id_: str) -> bool:
+def move_to_background(conn: sa.Connection, id_: str) -> bool:
     """Let a watched command continue in the background, so that its session is notified of its end.
 
     Returns whether it was still watched.
     """
-    return conn.execute(_leave, {"the_id": id_}).rowcount == 1
+    return conn.execute(_move_to_background, {"the_id": id_}).rowcount == 1
 
 
 def end(
-    conn: sa.Connection, id_: str, *, exit_code: int | None, because: str, at_ms: int, told: bool = False
+    conn: sa.Connection, id_: str, *, exit_code: int | None, because: str, at_ms: int, is_reported: bool = False
 ) -> ProcessState | None:
     """Store the end of a command. Returns its new state, or None if it had already ended.
 
     A watched command needs no notification. With `is_reported`, neither does one in the background,
     because its session ended it.
     """
-    state = conn.execute(_state, {"the_id": id_}).scalar()
+    state = conn.execute(_open_state, {"the_id": id_}).scalar()
     if state is None:
         return None
-    owed = state == ProcessState.RUNNING and not told
-    new = ProcessState.ENDED if owed else ProcessState.TOLD
+    owed = state == ProcessState.RUNNING and not is_reported
+    new = ProcessState.ENDED if owed else ProcessState.REPORTED
     conn.execute(_end, {"the_id": id_, "new_state": new.value, "code": exit_code, "why": because, "now": at_ms})
     return new
 
 
-def distrust(conn: sa.Connection, id_: str) -> None:
+def mark_untrusted(conn: sa.Connection, id_: str) -> None:
     """Mark the output of a command as untrusted from now on, because it received untrusted input."""
-    conn.execute(_distrust, {"the_id": id_})
+    conn.execute(_mark_untrusted, {"the_id": id_})
 
 
-def mark_told(conn: sa.Connection, id_: str) -> bool:
-    return conn.execute(_told, {"the_id": id_}).rowcount == 1
+def mark_reported(conn: sa.Connection, id_: str) -> bool:
+    return conn.execute(_mark_reported, {"the_id": id_}).rowcount == 1
 
 
 def remove(conn: sa.Connection, id_: str) -> bool:
@@ -184,20 +189,20 @@ def remove(conn: sa.Connection, id_: str) -> bool:
     return conn.execute(_remove, {"the_id": id_}).rowcount == 1
 
 
-def of_session(conn: sa.Connection, session: str, *, limit: int) -> list[Process]:
+def list_of_session(conn: sa.Connection, session: str, *, limit: int) -> list[CommandProcess]:
     """List the background commands of a session, running or ended."""
-    return [_process(row) for row in conn.execute(_mine, {"the_session": session, "most": limit})]
+    return [_process_from_row(row) for row in conn.execute(_by_session, {"the_session": session, "most": limit})]
 
 
-def unfinished(conn: sa.Connection, *, limit: int) -> list[Process]:
+def list_unfinished(conn: sa.Connection, *, limit: int) -> list[CommandProcess]:
     """List commands that are stored as running, or whose session was not notified."""
-    return [_process(row) for row in conn.execute(_unfinished, {"most": limit})]
+    return [_process_from_row(row) for row in conn.execute(_unfinished, {"most": limit})]
 
 
-def stale(conn: sa.Connection, *, before_ms: int, limit: int) -> list[str]:
+def list_stale(conn: sa.Connection, *, before_ms: int, limit: int) -> list[str]:
     """List the ids of commands that ended before then and need no notification."""
     return [row.id for row in conn.execute(_stale, {"before": before_ms, "most": limit})]
 
 
-def finished(conn: sa.Connection, *, limit: int) -> list[str]:
-    return [row.id for row in conn.execute(_finished, {"most": limit})]
+def list_reported(conn: sa.Connection, *, limit: int) -> list[str]:
+    return [row.id for row in conn.execute(_reported, {"most": limit})]

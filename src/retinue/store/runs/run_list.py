@@ -11,16 +11,22 @@ from typing import Any
 import sqlalchemy as sa
 from msgspec import Struct
 
-from retinue.domain.principal import HOUSE, Principal
+from retinue.domain.principal import SERVER_PRINCIPAL, Principal
 from retinue.domain.run import Run, RunStatus, StepKind
 from retinue.store.core import row_visibility
 from retinue.store.core import tables as t
-from retinue.store.core.keyset_pagination import Place, walk
-from retinue.store.core.row_visibility import Scope, is_under, me, scope_of, under
-from retinue.store.envelopes.envelope_lists import MS_LAST
-from retinue.store.runs.runs import run_of
+from retinue.store.core.keyset_pagination import KeysetPosition, paginate
+from retinue.store.core.row_visibility import (
+    VisibilityScope,
+    address_parameters,
+    is_address_or_below,
+    principal_parameters,
+    visibility_scope,
+)
+from retinue.store.envelopes.envelope_lists import LAST_MS
+from retinue.store.runs.runs import run_from_row
 
-LOOKED_AT_MAX = 20_000  # runs, for one page
+RUNS_SCANNED_MAX = 20_000  # runs, for one page
 
 _b = sa.bindparam
 _r, _m = t.runs, t.money
@@ -30,7 +36,7 @@ _person = _b("person", type_=sa.String)
 _model = _b("model", type_=sa.String)
 
 
-class Wanted(Struct, frozen=True, kw_only=True):
+class RunQuery(Struct, frozen=True, kw_only=True):
     """Selects runs. An empty field matches everything; `model` is the provider's name for it, or provider/name."""
 
     session: str = ""
@@ -40,10 +46,10 @@ class Wanted(Struct, frozen=True, kw_only=True):
     person: str = ""
     model: str = ""
     since_ms: int = 0
-    until_ms: int = MS_LAST
+    until_ms: int = LAST_MS
 
 
-def _walk(column: sa.Column[Any]) -> sa.Select[Any, Any]:
+def _select_ids(column: sa.Column[Any]) -> sa.Select[Any, Any]:
     behind = sa.or_(_r.c.started_ms < _b("at"), _r.c.id < _b("id"))
     return (
         sa.select(_r.c.id, _r.c.started_ms)
@@ -58,18 +64,19 @@ def _walk(column: sa.Column[Any]) -> sa.Select[Any, Any]:
     )
 
 
-def _page(scope: Scope, column: sa.Column[Any]) -> sa.Select[Any]:
-    walked = _walk(column).limit(_b("width")).subquery("walked")
-    nobody = t.word("''")
+def _select_page(scope: VisibilityScope, column: sa.Column[Any]) -> sa.Select[Any]:
+    walked = _select_ids(column).limit(_b("width")).subquery("walked")
+    nobody = t.sql_literal("''")
     for_person = sa.or_(
         _person == nobody,
-        is_under("whom", _r.c.sender),
+        is_address_or_below("whom", _r.c.sender),
         sa.exists().where(_m.c.run == _r.c.id, _m.c.person == _person),
     )
     asked = sa.or_(
         _model == nobody,
         sa.exists().where(
-            _m.c.run == _r.c.id, sa.or_(_m.c.model == _model, _m.c.provider + t.word("'/'") + _m.c.model == _model)
+            _m.c.run == _r.c.id,
+            sa.or_(_m.c.model == _model, _m.c.provider + t.sql_literal("'/'") + _m.c.model == _model),
         ),
     )
     return (
@@ -77,81 +84,83 @@ def _page(scope: Scope, column: sa.Column[Any]) -> sa.Select[Any]:
         .join_from(walked, _r, walked.c.id == _r.c.id)
         .where(
             sa.or_(_status == nobody, _r.c.status == _status),
-            sa.or_(_sender == nobody, is_under("sender", _r.c.sender)),
+            sa.or_(_sender == nobody, is_address_or_below("sender", _r.c.sender)),
             for_person,
             asked,
-            row_visibility.in_sessions(scope, _r.c.session),
+            row_visibility.in_visible_session(scope, _r.c.session),
         )
         .order_by(walked.c.started_ms.desc(), walked.c.id.desc())
         .limit(_b("limit"))
     )
 
 
-_of_agent = row_visibility.PerScope(lambda scope: _page(scope, _r.c.agent))
-_of_session = row_visibility.PerScope(lambda scope: _page(scope, _r.c.session))
-_agent_floor = _walk(_r.c.agent).limit(1).offset(_b("width"))
-_session_floor = _walk(_r.c.session).limit(1).offset(_b("width"))
-_who_ran = sa.select(t.agents.c.name)
+_of_agent = row_visibility.PerScope(lambda scope: _select_page(scope, _r.c.agent))
+_of_session = row_visibility.PerScope(lambda scope: _select_page(scope, _r.c.session))
+_agent_floor = _select_ids(_r.c.agent).limit(1).offset(_b("width"))
+_session_floor = _select_ids(_r.c.session).limit(1).offset(_b("width"))
+_all_agents = sa.select(t.agents.c.name)
 _counts = (
     sa.select(t.steps.c.kind, sa.func.count())
-    .where(t.steps.c.run == _b("run"), sa.or_(t.steps.c.kind == t.word(f"'{StepKind.TOOL}'"), t.steps.c.idx == 0))
+    .where(
+        t.steps.c.run == _b("run"), sa.or_(t.steps.c.kind == t.sql_literal(f"'{StepKind.TOOL}'"), t.steps.c.idx == 0)
+    )
     .group_by(t.steps.c.kind)
 )
 
 
-def page(
-    conn: sa.Connection, wanted: Wanted, *, after: Place, limit: int, seen_by: Principal = HOUSE
-) -> tuple[list[Run], Place | None]:
+def list_page(
+    conn: sa.Connection, query: RunQuery, *, after: KeysetPosition, limit: int, seen_by: Principal = SERVER_PRINCIPAL
+) -> tuple[list[Run], KeysetPosition | None]:
     """List the matching runs, newest first. Also returns where the next page begins, if there may be one."""
-    sources = [wanted.session] if wanted.session else wanted.agents or conn.execute(_who_ran).scalars().all()
+    sources = [query.session] if query.session else query.agents or conn.execute(_all_agents).scalars().all()
 
-    def window(place: Place, width: int, most: int) -> tuple[list[Run], Place | None]:
-        return _window(conn, wanted, sources, place, width=width, limit=most, seen_by=seen_by)
+    def window(place: KeysetPosition, width: int, most: int) -> tuple[list[Run], KeysetPosition | None]:
+        return _read_window(conn, query, sources, place, width=width, limit=most, seen_by=seen_by)
 
-    return walk(window, after=after, limit=limit, looked_at_max=LOOKED_AT_MAX // max(1, len(sources)))
+    return paginate(window, after=after, limit=limit, scanned_max=RUNS_SCANNED_MAX // max(1, len(sources)))
 
 
-def _window(
+def _read_window(
     conn: sa.Connection,
-    wanted: Wanted,
+    query: RunQuery,
     sources: Sequence[str],
-    after: Place,
+    after: KeysetPosition,
     *,
     width: int,
     limit: int,
     seen_by: Principal,
-) -> tuple[list[Run], Place | None]:
+) -> tuple[list[Run], KeysetPosition | None]:
     """Read one window of each source and merge them."""
-    pages, floor = (_of_session, _session_floor) if wanted.session else (_of_agent, _agent_floor)
-    where = {"since": wanted.since_ms, "until": wanted.until_ms, "at": after.ms, "id": after.id}
+    pages, floor = (_of_session, _session_floor) if query.session else (_of_agent, _agent_floor)
+    where = {"since": query.since_ms, "until": query.until_ms, "at": after.ms, "id": after.id}
     fits = {
-        "status": wanted.status.value if wanted.status else "",
-        "person": wanted.person,
-        "model": wanted.model,
+        "status": query.status.value if query.status else "",
+        "person": query.person,
+        "model": query.model,
         "limit": limit + 1,
-        **under("sender", wanted.sender),
-        **under("whom", f"person:{wanted.person}"),
-        **me(seen_by),
+        **address_parameters("sender", query.sender),
+        **address_parameters("whom", f"person:{query.person}"),
+        **principal_parameters(seen_by),
     }
     rows: list[Any] = []
-    floors: list[Place] = []
+    floors: list[KeysetPosition] = []
     for source in sources:
-        found = conn.execute(pages[scope_of(seen_by)], {"of": source, "width": width, **where, **fits}).all()
+        found = conn.execute(pages[visibility_scope(seen_by)], {"of": source, "width": width, **where, **fits}).all()
         rows += found
         last = conn.execute(floor, {"of": source, "width": width - 1, **where}).first() if len(found) <= limit else None
         if last is not None:
-            floors.append(Place(last.started_ms, last.id))
+            floors.append(KeysetPosition(last.started_ms, last.id))
     rows.sort(key=lambda row: (row.started_ms, row.id), reverse=True)
     # The order is unknown beyond the end of any of the windows.
     stop = max(floors, key=lambda place: (place.ms, place.id), default=None)
     if stop is not None:
         rows = [row for row in rows if (row.started_ms, row.id) >= (stop.ms, stop.id)]
     if len(rows) > limit:
-        stop = Place(rows[limit - 1].started_ms, rows[limit - 1].id)
-    return [run_of(row) for row in rows[:limit]], stop
+        stop = KeysetPosition(rows[limit - 1].started_ms, rows[limit - 1].id)
+    return [run_from_row(row) for row in rows[:limit]], stop
 
 
-def counts(conn: sa.Connection, run: str) -> tuple[int, int]:
+def count_turns_and_calls(conn: sa.Connection, run: str) -> tuple[int, int]:
     """Count the turns that a run has started and its tool calls, as long as its steps are stored."""
     found = {str(row[0]): int(row[1]) for row in conn.execute(_counts, {"run": run})}
     return found.get(StepKind.MODEL, 0), found.get(StepKind.TOOL, 0)

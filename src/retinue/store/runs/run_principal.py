@@ -11,11 +11,11 @@ import sqlalchemy as sa
 from retinue.domain import address
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.principal import HOUSE, LEVEL_OF, TRUST_OF, Principal
+from retinue.domain.principal import LEVEL_BY_ROLE, SERVER_PRINCIPAL, TRUST_BY_ROLE, Principal
 from retinue.domain.run import Run
 from retinue.domain.session import OriginKind, Session
 from retinue.domain.trust import Trust
-from retinue.store.core.row_visibility import sees_session
+from retinue.store.core.row_visibility import can_see_session
 from retinue.store.envelopes import envelopes
 from retinue.store.people import people
 from retinue.store.runs import runs
@@ -24,17 +24,17 @@ from retinue.store.sessions import sessions
 ANCESTORS_MAX = 16
 
 
-def whose(conn: sa.Connection, run: Run) -> Principal | None:
+def get_run_principal(conn: sa.Connection, run: Run) -> Principal | None:
     """Return the run principal, or None for a schedule, the server, or an agent that acts for no person."""
-    if _is_owners(conn, run):
-        return HOUSE
-    behalf = run.descent.behalf
+    if _is_from_owner(conn, run):
+        return SERVER_PRINCIPAL
+    behalf = run.effective_lineage.behalf
     match behalf.kind:
         case AddressKind.PERSON:
             known = people.find(conn, behalf.name)
-            level = LEVEL_OF[known.role] if known is not None else PermissionLevel.RESTRICTED
+            level = LEVEL_BY_ROLE[known.role] if known is not None else PermissionLevel.RESTRICTED
             return Principal(
-                address=behalf, level=level, trust=TRUST_OF[known.role] if known is not None else Trust.UNTRUSTED
+                address=behalf, level=level, trust=TRUST_BY_ROLE[known.role] if known is not None else Trust.UNTRUSTED
             )
         case AddressKind.CHANNEL:
             return Principal(address=behalf, level=PermissionLevel.RESTRICTED, trust=Trust.UNTRUSTED)
@@ -42,25 +42,25 @@ def whose(conn: sa.Connection, run: Run) -> Principal | None:
             return None
 
 
-def _is_owners(conn: sa.Connection, run: Run) -> bool:
+def _is_from_owner(conn: sa.Connection, run: Run) -> bool:
     """Whether the root run has only messages from the owner, through any channel."""
-    began = run if run.lineage is None else runs.get(conn, run.root)
+    began = run if run.lineage is None else runs.get(conn, run.root_run)
     read = [envelopes.get(conn, id_) for id_ in began.envelopes] if began is not None else []
-    return bool(read) and all(letter is not None and letter.trust is Trust.OWNER for letter in read)
+    return bool(read) and all(envelope is not None and envelope.trust is Trust.OWNER for envelope in read)
 
 
-def sees(conn: sa.Connection, who: Principal | None, session: Session) -> bool:
+def can_see(conn: sa.Connection, principal: Principal | None, session: Session) -> bool:
     """Whether a principal can see a session. A channel can see the sessions of that channel."""
-    if who is None or who.sees_all:
+    if principal is None or principal.sees_everything:
         return True
-    if who.address.kind is AddressKind.CHANNEL:
-        return session.origin.kind is OriginKind.CHAT and session.origin.key == str(who.address)
-    return sees_session(conn, who, session.id)
+    if principal.address.kind is AddressKind.CHANNEL:
+        return session.origin.kind is OriginKind.CHAT and session.origin.key == str(principal.address)
+    return can_see_session(conn, principal, session.id)
 
 
-def came_of(conn: sa.Connection, other: Session, session: Session) -> bool:
+def is_descendant(conn: sa.Connection, other: Session, session: Session) -> bool:
     """Whether a session is this one, was spawned from it, or is one in which it asked another agent."""
-    ours = str(address.agent(session.agent, session.id))
+    ours = str(address.agent_address(session.agent, session.id))
     at: Session | None = other
     for _ in range(ANCESTORS_MAX):
         if at is None:

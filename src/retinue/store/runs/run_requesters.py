@@ -17,21 +17,23 @@ from retinue.domain.session import OriginKind, Session
 from retinue.domain.trust import Trust
 from retinue.store.people import people
 from retinue.store.runs import processes, runs
-from retinue.store.runs.message_authors import OWNER, letters_of, said, who_spoke
+from retinue.store.runs.message_authors import OWNER, expand_decisions, get_speaker, list_envelopes
 from retinue.store.schedules import schedules
 from retinue.store.sessions import sessions
 
 
-def requesters(
-    conn: sa.Connection, session: Session, letters: Iterable[Envelope], lineage: Lineage | None
+def get_requesters(
+    conn: sa.Connection, session: Session, batch: Iterable[Envelope], lineage: Lineage | None
 ) -> tuple[Requester, ...]:
     """Return the requesters. Empty if no person asked: an agent by itself, or the server."""
-    root = _at_the_root(conn, lineage) if lineage is not None else ()
-    behind = (each for letter in said(conn, letters) for each in _behind(conn, session, letter, lineage))
-    return requesters_at(conn, chain(root, behind))
+    root = _get_root_requesters(conn, lineage) if lineage is not None else ()
+    behind = (
+        each for envelope in expand_decisions(conn, batch) for each in _requesters_of(conn, session, envelope, lineage)
+    )
+    return get_requesters_at(conn, chain(root, behind))
 
 
-def requesters_at(conn: sa.Connection, addresses: Iterable[Address | Requester]) -> tuple[Requester, ...]:
+def get_requesters_at(conn: sa.Connection, addresses: Iterable[Address | Requester]) -> tuple[Requester, ...]:
     """Return the people at these addresses, each once. A `Requester` is returned unchanged."""
     found: dict[Address, Requester] = {}
     for who in addresses:
@@ -44,12 +46,12 @@ def requesters_at(conn: sa.Connection, addresses: Iterable[Address | Requester])
     return tuple(found.values())
 
 
-def requesters_in(conn: sa.Connection, session: Session) -> tuple[Requester, ...]:
+def get_last_requesters(conn: sa.Connection, session: Session) -> tuple[Requester, ...]:
     """Return those who spoke last in a session."""
-    return requesters_at(conn, _last_asked(conn, session))
+    return get_requesters_at(conn, _last_requesters(conn, session))
 
 
-def _at_the_root(conn: sa.Connection, lineage: Lineage) -> Iterable[Address | Requester]:
+def _get_root_requesters(conn: sa.Connection, lineage: Lineage) -> Iterable[Address | Requester]:
     """Return the people behind the root run of a tree.
 
     If a schedule, an agent or the server wrote to that run, its envelopes name the person.
@@ -60,54 +62,54 @@ def _at_the_root(conn: sa.Connection, lineage: Lineage) -> Iterable[Address | Re
     session = sessions.get(conn, root.session) if root is not None else None
     if root is None or session is None:  # purged: assume that it was not the owner
         return (Requester(lineage.behalf, Role.MEMBER),)
-    return requesters(conn, session, letters_of(conn, root), None)
+    return get_requesters(conn, session, list_envelopes(conn, root), None)
 
 
-def _behind(
-    conn: sa.Connection, session: Session, letter: Envelope, lineage: Lineage | None
+def _requesters_of(
+    conn: sa.Connection, session: Session, envelope: Envelope, lineage: Lineage | None
 ) -> Iterator[Address | Requester]:
-    sender = letter.sender
+    sender = envelope.sender
     match sender.kind:
         case AddressKind.PERSON:
             yield sender
         case AddressKind.CHANNEL:
-            yield who_spoke(letter) or sender
+            yield get_speaker(envelope) or sender
         case AddressKind.SCHEDULE:
             kept = schedules.get(conn, sender.name)
             if kept is not None and kept.schedule.owner.kind is AddressKind.PERSON:
                 yield kept.schedule.owner
                 return
-            if letter.trust is Trust.PERSON:  # an agent set it for a person who is not the owner
+            if envelope.trust is Trust.PERSON:  # an agent set it for a person who is not the owner
                 yield Requester(sender, Role.MEMBER)
-            yield from _last_asked(conn, session)
-        case AddressKind.HOUSE if lineage is None:
-            begun_by = _of_command(conn, letter)
+            yield from _last_requesters(conn, session)
+        case AddressKind.SERVER if lineage is None:
+            begun_by = _get_run_of_command(conn, envelope)
             if begun_by is None:
-                yield from _last_asked(conn, session)
+                yield from _last_requesters(conn, session)
             else:
-                yield from requesters(conn, session, letters_of(conn, begun_by), begun_by.lineage)
+                yield from get_requesters(conn, session, list_envelopes(conn, begun_by), begun_by.lineage)
         case AddressKind.AGENT if lineage is None:  # with its token, outside any run: the person is unknown
             yield Requester(sender, Role.MEMBER)
-        case AddressKind.AGENT | AddressKind.HOUSE:  # the lineage names the person the writing run acted for
+        case AddressKind.AGENT | AddressKind.SERVER:  # the lineage names the person the writing run acted for
             return
 
 
-def _of_command(conn: sa.Connection, letter: Envelope) -> Run | None:
+def _get_run_of_command(conn: sa.Connection, envelope: Envelope) -> Run | None:
     """Return the run that started the command whose end an envelope reports, or None for any other envelope."""
-    id_ = processes.told_by(letter.source, letter.key)
+    id_ = processes.reported_process_id(envelope.source, envelope.idempotency_key)
     process = processes.get(conn, id_) if id_ else None
     return runs.get(conn, process.run) if process is not None else None
 
 
-def _last_asked(conn: sa.Connection, session: Session) -> Iterator[Address | Requester]:
+def _last_requesters(conn: sa.Connection, session: Session) -> Iterator[Address | Requester]:
     """Yield those who spoke last in a session: messages of the server or a schedule continue their work."""
-    run = runs.latest_for_people(conn, session.id)
-    letters = letters_of(conn, run) if run is not None else []
-    if not letters and session.origin.kind is OriginKind.CHAT:  # purged: assume that it came from outside
-        yield Requester(address.HOUSE)
-    for letter in said(conn, letters):
-        if letter.sender.kind in (AddressKind.PERSON, AddressKind.CHANNEL):
-            yield who_spoke(letter) or letter.sender
+    run = runs.get_latest_for_people(conn, session.id)
+    batch = list_envelopes(conn, run) if run is not None else []
+    if not batch and session.origin.kind is OriginKind.CHAT:  # purged: assume that it came from outside
+        yield Requester(address.SERVER_ADDRESS)
+    for envelope in expand_decisions(conn, batch):
+        if envelope.sender.kind in (AddressKind.PERSON, AddressKind.CHANNEL):
+            yield get_speaker(envelope) or envelope.sender
 
 
 def _role(conn: sa.Connection, name: str) -> Role | None:

@@ -9,237 +9,253 @@ import sqlalchemy as sa
 
 from retinue.domain.approval import ApprovalState
 from retinue.domain.audit import AuditKind
-from retinue.domain.event import NewsKind
-from retinue.domain.ids import derived, short
+from retinue.domain.event import EventKind
+from retinue.domain.ids import derive_id, short_id
 from retinue.domain.model import ModelRef
-from retinue.domain.record import Mark, Record, Reply
+from retinue.domain.record import ContextStart, Record, Reply
 from retinue.domain.run import Run, RunStatus, StepKind, StepState
 from retinue.domain.times import to_ms
 from retinue.domain.tool import Call, ToolResult
 from retinue.store.core import tables as t
 from retinue.store.envelopes import envelopes
-from retinue.store.runs.run_trace import own_records
-from retinue.store.runs.timeline import Fact, addressed, fact, listed, quoted, span
-from retinue.store.sessions.record_codec import read_body
+from retinue.store.runs.run_trace import list_own_records
+from retinue.store.runs.timeline import Fact, build_fact, excerpt, format_address, format_duration, join_names
+from retinue.store.sessions.record_codec import decode_body
 
-NEWS_READ_MAX = 200
-WRITTEN_BEFORE_MAX = 64  # records in the commit that starts a run: a reset, and silent messages
+EVENTS_READ_MAX = 200
+RECORDS_BEFORE_START_MAX = 64  # records in the commit that starts a run: a reset, and silent messages
 
 _b = sa.bindparam
-_call = msgspec.json.Decoder(Call)
-_body = msgspec.json.Decoder(dict[str, Any])
+_call_decoder = msgspec.json.Decoder(Call)
+_body_decoder = msgspec.json.Decoder(dict[str, Any])
 _steps = (
     sa.select(t.steps).where(t.steps.c.run == _b("run")).order_by(t.steps.c.opened_ms, t.steps.c.turn, t.steps.c.idx)
 )
-_told = (
+_progress_events = (
     sa.select(t.news.c.kind, t.news.c.body, t.news.c.at_ms)
     # Not that it was suspended: the approval it waits for is a separate fact.
-    .where(t.news.c.run == _b("run"), t.run_went_on, t.news.c.kind != t.word(f"'{NewsKind.RUN_PARKED}'"))
+    .where(t.news.c.run == _b("run"), t.is_run_progress, t.news.c.kind != t.sql_literal(f"'{EventKind.RUN_SUSPENDED}'"))
     .order_by(t.news.c.seq)
-    .limit(NEWS_READ_MAX)
+    .limit(EVENTS_READ_MAX)
 )
-_allowed = sa.select(t.audit.c.content, t.audit.c.because).where(
+_allowed_calls = sa.select(t.audit.c.content, t.audit.c.because).where(
     t.audit.c.chain == _b("session"),
     t.audit.c.run == _b("run"),
-    t.audit.c.kind == t.word(f"'{AuditKind.CALL_ALLOWED}'"),
+    t.audit.c.kind == t.sql_literal(f"'{AuditKind.CALL_ALLOWED}'"),
 )
-_asked = sa.select(t.approvals).where(t.approvals.c.run == _b("run")).order_by(t.approvals.c.asked_ms, t.approvals.c.id)
+_approvals = (
+    sa.select(t.approvals).where(t.approvals.c.run == _b("run")).order_by(t.approvals.c.asked_ms, t.approvals.c.id)
+)
 # Calls without a known price are unknown too, and have no amount.
-_unpriced = sa.and_(t.money.c.unknown == sa.true(), t.money.c.settled_microusd == 0)
+_is_unpriced = sa.and_(t.money.c.unknown == sa.true(), t.money.c.settled_microusd == 0)
 _spent = sa.select(
     sa.func.coalesce(sa.func.sum(t.money.c.settled_microusd), 0).label("settled"),
     sa.func.coalesce(sa.func.max(sa.case((t.money.c.unknown == sa.true(), 1), else_=0)), 0).label("unknown"),
-    sa.func.coalesce(sa.func.max(sa.case((_unpriced, 1), else_=0)), 0).label("unpriced"),
+    sa.func.coalesce(sa.func.max(sa.case((_is_unpriced, 1), else_=0)), 0).label("unpriced"),
 ).where(t.money.c.run == _b("run"))
-_failed = (
+_failed_calls = (
     sa.select(t.money)
     .where(t.money.c.run == _b("run"), t.money.c.failure.is_not(None))
     .order_by(t.money.c.at_ms, t.money.c.turn, t.money.c.idx, t.money.c.attempt)
 )
-resets = sa.select(t.records.c.kind, t.records.c.body, t.records.c.at_ms).where(
-    t.records.c.session == _b("session"), t.records.c.kind == t.word("'reset'")
+select_resets = sa.select(t.records.c.kind, t.records.c.body, t.records.c.at_ms).where(
+    t.records.c.session == _b("session"), t.records.c.kind == t.sql_literal("'reset'")
 )
-"""Where the contexts of a session began, and why."""
-_reset_with = resets.where(
+"""The resets of a session, with their reasons."""
+_reset_at_start = select_resets.where(
     t.records.c.seq >= _b("first"), t.records.c.seq < _b("end"), t.records.c.at_ms == _b("at")
 ).limit(1)
-_NEXT = {
-    "again": "it was asked again",
-    "next-credential": "it was asked with the next key",
-    "next-model": "the next model was asked",
-    "compaction": "the context was made shorter",
-    "give-up": "nothing else was left to try",
+_NEXT_ACTIONS = {
+    "again": "it was retried",
+    "next-credential": "it was retried with the next key",
+    "next-model": "the next model was tried",
+    "compaction": "the context was compacted",
+    "give-up": "there was nothing else to try",
 }
 
 
-def story(conn: sa.Connection, run: Run) -> list[Fact]:
+def list_run_facts(conn: sa.Connection, run: Run) -> list[Fact]:
     """List every fact of a run, cause before effect."""
-    own = own_records(conn, run)
-    facts = [*_afresh(conn, run), _start(run), *_taken_up(conn, run), *_turns(conn, run, own)]
+    own = list_own_records(conn, run)
+    facts = [*_reset_facts(conn, run), _start_fact(run), *_progress_facts(conn, run), *_turn_facts(conn, run, own)]
     if run.ended_at is not None:
-        facts.append(_end(conn, run, turns=sum(isinstance(record.body, Reply) for record in own)))
+        facts.append(_end_fact(conn, run, turns=sum(isinstance(record.body, Reply) for record in own)))
     return facts
 
 
-def _afresh(conn: sa.Connection, run: Run) -> list[Fact]:
+def _reset_facts(conn: sa.Connection, run: Run) -> list[Fact]:
     """Return the reset with which the run started, if any: written in its first commit, before its own records."""
-    began = {"first": run.first_seq - WRITTEN_BEFORE_MAX, "end": run.first_seq, "at": to_ms(run.started_at)}
-    return [afresh(*row) for row in conn.execute(_reset_with, {"session": run.session, **began})]
+    began = {"first": run.first_seq - RECORDS_BEFORE_START_MAX, "end": run.first_seq, "at": to_ms(run.started_at)}
+    return [build_reset_fact(*row) for row in conn.execute(_reset_at_start, {"session": run.session, **began})]
 
 
-def afresh(kind: str, body: str, at_ms: int) -> Fact:
-    mark = read_body(kind, body)
-    because = f": {quoted(mark.because)}" if isinstance(mark, Mark) and mark.because else ""
-    return fact(at_ms, f"A fresh context began{because}.")
+def build_reset_fact(kind: str, body: str, at_ms: int) -> Fact:
+    mark = decode_body(kind, body)
+    because = f": {excerpt(mark.because)}" if isinstance(mark, ContextStart) and mark.because else ""
+    return build_fact(at_ms, f"The context was reset{because}.")
 
 
-def head(run: Run) -> str:
-    ended = f"{run.status}: {quoted(run.error)}" if run.error else str(run.status)
-    return f"run {short(run.id)} of {run.agent} in session {short(run.session)}, {ended}"
+def describe_run(run: Run) -> str:
+    ended = f"{run.status}: {excerpt(run.error)}" if run.error else str(run.status)
+    return f"run {short_id(run.id)} of {run.agent} in session {short_id(run.session)}, {ended}"
 
 
-def _start(run: Run) -> Fact:
-    which = listed([short(id_) for id_ in run.envelopes])
+def _start_fact(run: Run) -> Fact:
+    which = join_names([short_id(id_) for id_ in run.envelopes])
     many = "envelopes" if len(run.envelopes) > 1 else "envelope"
-    said = f"Run {short(run.id)} of {run.agent} started, over {many} {which} from {addressed(run.sender)}."
-    return fact(to_ms(run.started_at), said)
+    sentence = f"Run {short_id(run.id)} of {run.agent} started with {many} {which} from {format_address(run.sender)}."
+    return build_fact(to_ms(run.started_at), sentence)
 
 
-def _end(conn: sa.Connection, run: Run, *, turns: int) -> Fact:
+def _end_fact(conn: sa.Connection, run: Run, *, turns: int) -> Fact:
     assert run.ended_at is not None
-    took = span(to_ms(run.ended_at) - to_ms(run.started_at))
+    took = format_duration(to_ms(run.ended_at) - to_ms(run.started_at))
     spent = conn.execute(_spent, {"run": run.id}).one()
     cost = f", for ${int(spent.settled) / 1e6:.6f}" if spent.settled else ""
     if spent.unpriced:
-        cost = f"{cost} and what is not known" if cost else ", at a cost that is not known"
+        cost = f"{cost} plus an unknown cost" if cost else ", at an unknown cost"
     elif spent.unknown:
         cost += " at most"
-    why = f": {quoted(run.error)}" if run.error else ""
+    why = f": {excerpt(run.error)}" if run.error else ""
     word = "was cancelled" if run.status is RunStatus.CANCELLED else str(run.status)
-    said = f"Run {short(run.id)} {word} after {turns} turn{'' if turns == 1 else 's'} and {took}{cost}{why}."
-    return fact(to_ms(run.ended_at), said)
+    sentence = f"Run {short_id(run.id)} {word} after {turns} turn{'' if turns == 1 else 's'} and {took}{cost}{why}."
+    return build_fact(to_ms(run.ended_at), sentence)
 
 
-def _taken_up(conn: sa.Connection, run: Run) -> list[Fact]:
+def _progress_facts(conn: sa.Connection, run: Run) -> list[Fact]:
     """List when the run was resumed, and which messages it read later."""
     facts: list[Fact] = []
-    for row in conn.execute(_told, {"run": run.id}):
-        body = _body.decode(row.body) if row.body else {}
-        if row.kind == NewsKind.RUN_JOINED:
-            joined = listed([short(id_) for id_ in body.get("envelopes", [])])
-            facts.append(fact(row.at_ms, f"Run {short(run.id)} read {joined} in the middle of its work."))
+    for row in conn.execute(_progress_events, {"run": run.id}):
+        body = _body_decoder.decode(row.body) if row.body else {}
+        if row.kind == EventKind.RUN_JOINED:
+            joined = join_names([short_id(id_) for id_ in body.get("envelopes", [])])
+            facts.append(build_fact(row.at_ms, f"Run {short_id(run.id)} read {joined} while it was running."))
         else:
             attempt = body.get("attempt", 1)
             again = f", attempt {attempt}" if attempt > 1 else ""
-            said = f"Run {short(run.id)} was taken up again after {body.get('after', 'a wait')}{again}."
-            facts.append(fact(row.at_ms, said))
+            sentence = f"Run {short_id(run.id)} was resumed after {body.get('after', 'a wait')}{again}."
+            facts.append(build_fact(row.at_ms, sentence))
     return facts
 
 
-def _turns(conn: sa.Connection, run: Run, own: list[Record]) -> list[Fact]:
+def _turn_facts(conn: sa.Connection, run: Run, own: list[Record]) -> list[Fact]:
     """List the records in order, each with its step, then the steps without a readable record."""
     steps = {(step.turn, step.idx, step.hash): step for step in conn.execute(_steps, {"run": run.id})}
-    asked = {row.id: row for row in conn.execute(_asked, {"run": run.id})}
-    failed = conn.execute(_failed, {"run": run.id}).all()
-    reasons = {row.content: row.because for row in conn.execute(_allowed, {"session": run.session, "run": run.id})}
+    asked = {row.id: row for row in conn.execute(_approvals, {"run": run.id})}
+    failed = conn.execute(_failed_calls, {"run": run.id}).all()
+    reasons = {
+        row.content: row.because for row in conn.execute(_allowed_calls, {"session": run.session, "run": run.id})
+    }
     if not steps and run.ended_at is not None and any(isinstance(record.body, Reply) for record in own):
         # Every reply had a step. Without them, times and skipped calls are unknown.
-        facts = [fact(to_ms(run.ended_at), "Its steps were purged since; what was said is in its session's history.")]
-        facts = [*map(_failure, failed), *facts]
-        return [*facts, *(each for row in asked.values() for each in approval_facts(conn, row))]
+        facts = [
+            build_fact(to_ms(run.ended_at), "Its steps were purged; the messages are in the history of its session.")
+        ]
+        facts = [*map(_failed_call_fact, failed), *facts]
+        return [*facts, *(each for row in asked.values() for each in list_approval_facts(conn, row))]
     by_seq = {step.record_seq: key for key, step in steps.items() if step.record_seq is not None}
     facts: list[Fact] = []
     for record in own:
         step = steps.pop(by_seq[record.seq], None) if record.seq in by_seq else None
         if step is not None:
-            facts += [_failure(row) for row in failed if (row.turn, row.idx) == (step.turn, step.idx)]
+            facts += [_failed_call_fact(row) for row in failed if (row.turn, row.idx) == (step.turn, step.idx)]
             failed = [row for row in failed if (row.turn, row.idx) != (step.turn, step.idx)]
-            facts.append(_closed(step, record, reasons.get(step.hash, "")))
+            facts.append(_closed_step_fact(step, record, reasons.get(step.hash, "")))
         elif isinstance(record.body, ToolResult):
-            facts.append(_unmade(record, record.body))
+            facts.append(_skipped_call_fact(record, record.body))
         if step is not None and step.kind == StepKind.MODEL:
             for row in [row for row in asked.values() if row.turn == step.turn]:
-                facts += approval_facts(conn, asked.pop(row.id))
-    facts += [*map(_failure, failed), *(_unrecorded(step, reasons.get(step.hash, "")) for step in steps.values())]
-    return [*facts, *(each for row in asked.values() for each in approval_facts(conn, row))]
+                facts += list_approval_facts(conn, asked.pop(row.id))
+    facts += [
+        *map(_failed_call_fact, failed),
+        *(_unrecorded_step_fact(step, reasons.get(step.hash, "")) for step in steps.values()),
+    ]
+    return [*facts, *(each for row in asked.values() for each in list_approval_facts(conn, row))]
 
 
-def _closed(step: sa.Row[Any], record: Record, because: str) -> Fact:
-    took = span(step.closed_ms - step.opened_ms)
+def _closed_step_fact(step: sa.Row[Any], record: Record, because: str) -> Fact:
+    took = format_duration(step.closed_ms - step.opened_ms)
     if step.state == StepState.INTERRUPTED:
-        return fact(step.closed_ms, f"{_named(step, because)} was cut off; nobody saw its end.")
-    return fact(step.closed_ms, f"{_named(step, because)} {_came_of(record)} in {took}{_asking(record)}.")
+        return build_fact(
+            step.closed_ms, f"{_describe_step(step, because)} was interrupted, and its result is unknown."
+        )
+    return build_fact(
+        step.closed_ms,
+        f"{_describe_step(step, because)} {_describe_result(record)} in {took}{_describe_calls(record)}.",
+    )
 
 
-def _unrecorded(step: sa.Row[Any], because: str) -> Fact:
+def _unrecorded_step_fact(step: sa.Row[Any], because: str) -> Fact:
     if step.state == StepState.OPEN:
         is_model = step.kind == StepKind.MODEL
-        verb = "was asked and has not replied yet" if is_model else "was called and is at work"
-        return fact(step.opened_ms, f"{_named(step, because)} {verb}.")
-    verb = "was broken off after" if step.state == StepState.INTERRUPTED else "ended, unreadably, in"
-    return fact(step.closed_ms, f"{_named(step, because)} {verb} {span(step.closed_ms - step.opened_ms)}.")
+        verb = "was called and has not replied yet" if is_model else "was called and is running"
+        return build_fact(step.opened_ms, f"{_describe_step(step, because)} {verb}.")
+    verb = "was interrupted after" if step.state == StepState.INTERRUPTED else "ended with an unreadable result in"
+    return build_fact(
+        step.closed_ms, f"{_describe_step(step, because)} {verb} {format_duration(step.closed_ms - step.opened_ms)}."
+    )
 
 
-def _failure(call: sa.Row[Any]) -> Fact:
+def _failed_call_fact(call: sa.Row[Any]) -> Fact:
     """Describe a failed model call, its error, and the next action."""
-    words = f"{call.failure}: {quoted(call.error)}" if call.error else call.failure
-    next_ = f"; {_NEXT.get(call.next_move, call.next_move)}" if call.next_move else ""
+    words = f"{call.failure}: {excerpt(call.error)}" if call.error else call.failure
+    next_ = f"; {_NEXT_ACTIONS.get(call.next_move, call.next_move)}" if call.next_move else ""
     turn = f"Turn {call.turn + 1}" if call.turn >= 0 else "Late"
     ended_ms = call.at_ms if call.ended_ms is None else call.ended_ms
-    return fact(ended_ms, f"{turn}: {ModelRef(call.provider, call.model)} failed ({words}){next_}.")
+    return build_fact(ended_ms, f"{turn}: {ModelRef(call.provider, call.model)} failed ({words}){next_}.")
 
 
-def _named(step: sa.Row[Any], because: str) -> str:
+def _describe_step(step: sa.Row[Any], because: str) -> str:
     """Describe a step. `because` is the reason in the audit log why the call was allowed."""
     turn = f"Turn {step.turn + 1}" if step.turn >= 0 else "Late"
-    what = step.hash if step.kind == StepKind.MODEL else _call.decode(step.call).tool if step.call else "a tool"
+    what = step.hash if step.kind == StepKind.MODEL else _call_decoder.decode(step.call).tool if step.call else "a tool"
     attempt = f" (attempt {step.attempt})" if step.attempt > 1 else ""
     return f"{turn}: {what}{attempt}" + (f" ({because})" if because else "")
 
 
-def _came_of(record: Record) -> str:
+def _describe_result(record: Record) -> str:
     match record.body:
         case Reply():
             return "replied"
         case ToolResult(failed=True, output=output):
-            return f"failed ({quoted(output)})"
+            return f"failed ({excerpt(output)})"
         case _:
             return "returned"
 
 
-def _asking(record: Record) -> str:
+def _describe_calls(record: Record) -> str:
     if not isinstance(record.body, Reply) or not record.body.calls:
         return ""
-    return f", asking for {listed([call.tool for call in record.body.calls])}"
+    return f", calling {join_names([call.tool for call in record.body.calls])}"
 
 
-def _unmade(record: Record, result: ToolResult) -> Fact:
+def _skipped_call_fact(record: Record, result: ToolResult) -> Fact:
     """Describe a call that was not made: refused, unknown, or skipped. Its result has no step."""
-    return fact(record.at_ms, f"The call {result.tool} was not made: {quoted(result.output)}.")
+    return build_fact(record.at_ms, f"The call {result.tool} was not made: {excerpt(result.output)}.")
 
 
-def approval_facts(conn: sa.Connection, row: sa.Row[Any]) -> list[Fact]:
+def list_approval_facts(conn: sa.Connection, row: sa.Row[Any]) -> list[Fact]:
     """List the facts of an approval since it was asked. `row` is a row of `approvals`."""
     calls = msgspec.json.decode(row.calls, type=tuple[Call, ...])
-    tools = listed([call.tool for call in calls])
-    question = envelopes.get(conn, derived(row.id, "question"))
-    whom = f"{addressed(question.recipient)} was asked" if question else "A person was asked"
-    facts = [fact(row.asked_ms, f"{whom} about {tools} (approval {short(row.id)}), because {row.because}.")]
+    tools = join_names([call.tool for call in calls])
+    question = envelopes.get(conn, derive_id(row.id, "question"))
+    whom = f"{format_address(question.recipient)} was asked" if question else "A person was asked"
+    facts = [build_fact(row.asked_ms, f"{whom} about {tools} (approval {short_id(row.id)}), because {row.because}.")]
     if row.decided_ms is None:
         return facts
-    said = f"Approval {short(row.id)} {_decided(ApprovalState(row.state), row.decided_by)}"
+    sentence = f"Approval {short_id(row.id)} {_describe_decision(ApprovalState(row.state), row.decided_by)}"
     if row.released and row.state in (ApprovalState.ALLOWED, ApprovalState.DENIED):
-        said += ", after its run had gone on without it"
-    return [*facts, fact(row.decided_ms, f"{said}.")]
+        sentence += ", after its run had continued without it"
+    return [*facts, build_fact(row.decided_ms, f"{sentence}.")]
 
 
-def _decided(state: ApprovalState, by: str) -> str:
+def _describe_decision(state: ApprovalState, by: str) -> str:
     match state:
         case ApprovalState.ALLOWED | ApprovalState.DENIED:
             return f"was {state} by {by}"
         case ApprovalState.EXPIRED:
             return "expired without an answer"
         case ApprovalState.CLOSED:
-            return "was closed: nobody waits for it any more"
+            return "was closed: it is no longer needed"
         case ApprovalState.OPEN:
             return "is open"

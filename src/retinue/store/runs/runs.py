@@ -19,13 +19,13 @@ from retinue.store.core import tables as t
 
 _b = sa.bindparam
 _encode = msgspec.json.Encoder().encode
-_ids = msgspec.json.Decoder(tuple[str, ...])
-_call = msgspec.json.Decoder(Call)
-_lineage = msgspec.json.Decoder(Lineage)
+_ids_decoder = msgspec.json.Decoder(tuple[str, ...])
+_call_decoder = msgspec.json.Decoder(Call)
+_lineage_decoder = msgspec.json.Decoder(Lineage)
 
 _insert = t.runs.insert()
 _get = sa.select(t.runs).where(t.runs.c.id == _b("id"))
-_open = sa.select(t.runs).where(t.runs.c.session == _b("session"), t.runs.c.status.in_(t.OPEN_RUN))
+_open_by_session = sa.select(t.runs).where(t.runs.c.session == _b("session"), t.runs.c.status.in_(t.OPEN_RUN_STATUSES))
 _latest_for_people = (
     sa.select(t.runs)
     .where(
@@ -35,13 +35,13 @@ _latest_for_people = (
     .order_by(t.runs.c.started_ms.desc())
     .limit(1)
 )
-_take_up = (
+_resume = (
     t.runs.update()
     .where(t.runs.c.id == _b("the_id"))
     .values(status="running", epoch=_b("new_epoch"), attempt=_b("new_attempt"), wake_ms=None)
 )
-_park = t.runs.update().where(t.runs.c.id == _b("the_id")).values(status="parked", wake_ms=_b("wake"))
-_join = t.runs.update().where(t.runs.c.id == _b("the_id")).values(envelopes=_b("ids"))
+_suspend = t.runs.update().where(t.runs.c.id == _b("the_id")).values(status="parked", wake_ms=_b("wake"))
+_set_envelopes = t.runs.update().where(t.runs.c.id == _b("the_id")).values(envelopes=_b("ids"))
 _end = (
     t.runs.update()
     .where(t.runs.c.id == _b("the_id"))
@@ -54,13 +54,13 @@ _end = (
         context_length=_b("length"),
     )
 )
-_waking = (
+_due_suspended = (
     sa.select(t.runs.c.session, t.runs.c.agent, t.runs.c.lane)
-    .where(t.runs.c.status == t.word("'parked'"), t.runs.c.wake_ms <= _b("now"))
+    .where(t.runs.c.status == t.sql_literal("'parked'"), t.runs.c.wake_ms <= _b("now"))
     .limit(_b("limit"))
 )
 _next_wake = sa.select(sa.func.min(t.runs.c.wake_ms)).where(
-    t.runs.c.status == t.word("'parked'"), t.runs.c.wake_ms > _b("now")
+    t.runs.c.status == t.sql_literal("'parked'"), t.runs.c.wake_ms > _b("now")
 )
 _step_insert = t.steps.insert()
 _step_close = (
@@ -69,29 +69,29 @@ _step_close = (
         t.steps.c.run == _b("the_run"),
         t.steps.c.turn == _b("the_turn"),
         t.steps.c.idx == _b("the_idx"),
-        t.steps.c.state == t.word("'open'"),
+        t.steps.c.state == t.sql_literal("'open'"),
     )
     .values(state=_b("new_state"), record_seq=_b("seq"), closed_ms=_b("now"))
 )
-_step_again = (
+_set_step_attempt = (
     t.steps.update()
     .where(
         t.steps.c.run == _b("the_run"),
         t.steps.c.turn == _b("the_turn"),
         t.steps.c.idx == _b("the_idx"),
-        t.steps.c.state == t.word("'open'"),
+        t.steps.c.state == t.sql_literal("'open'"),
     )
     .values(attempt=_b("new_attempt"))
 )
-_step_leave = _step_close.values(state="interrupted", record_seq=None)
-_step_abandon = (
+_interrupt_step = _step_close.values(state="interrupted", record_seq=None)
+_interrupt_open_steps = (
     t.steps.update()
-    .where(t.steps.c.run == _b("the_run"), t.steps.c.state == t.word("'open'"))
+    .where(t.steps.c.run == _b("the_run"), t.steps.c.state == t.sql_literal("'open'"))
     .values(state="interrupted", closed_ms=_b("now"))
 )
 _steps = sa.select(t.steps).where(t.steps.c.run == _b("run")).order_by(t.steps.c.turn, t.steps.c.idx)
 
-_is_open = t.runs.c.status.in_(t.OPEN_RUN)
+_is_open = t.runs.c.status.in_(t.OPEN_RUN_STATUSES)
 _open_sessions = sa.select(t.runs.c.session).where(_is_open)
 _ended_ids = sa.select(t.runs.c.id).where(sa.not_(_is_open))
 _clear_steps = t.steps.delete().where(t.steps.c.run.in_(_ended_ids))
@@ -99,7 +99,7 @@ _clear_approvals = t.approvals.delete().where(t.approvals.c.run.in_(_ended_ids))
 _clear = t.runs.delete().where(sa.not_(_is_open))
 
 
-def run_of(row: sa.Row[Any]) -> Run:
+def run_from_row(row: sa.Row[Any]) -> Run:
     return Run(
         id=RunId(row.id),
         session=SessionId(row.session),
@@ -107,8 +107,8 @@ def run_of(row: sa.Row[Any]) -> Run:
         lane=LaneKind(row.lane),
         epoch=row.epoch,
         status=RunStatus(row.status),
-        sender=address.parse(row.sender),
-        envelopes=tuple(EnvelopeId(id_) for id_ in _ids.decode(row.envelopes)),
+        sender=address.parse_address(row.sender),
+        envelopes=tuple(EnvelopeId(id_) for id_ in _ids_decoder.decode(row.envelopes)),
         first_seq=row.first_seq,
         attempt=row.attempt,
         started_at=from_ms(row.started_ms),
@@ -116,7 +116,7 @@ def run_of(row: sa.Row[Any]) -> Run:
         ended_at=from_ms(row.ended_ms) if row.ended_ms is not None else None,
         final_text=row.final_text,
         error=row.error,
-        lineage=_lineage.decode(row.lineage) if row.lineage else None,
+        lineage=_lineage_decoder.decode(row.lineage) if row.lineage else None,
     )
 
 
@@ -147,43 +147,43 @@ def add(conn: sa.Connection, run: Run) -> None:
 
 def get(conn: sa.Connection, id_: str) -> Run | None:
     row = conn.execute(_get, {"id": id_}).one_or_none()
-    return run_of(row) if row else None
+    return run_from_row(row) if row else None
 
 
-def open_sessions(conn: sa.Connection) -> list[SessionId]:
+def list_open_sessions(conn: sa.Connection) -> list[SessionId]:
     """List the sessions with an open run, including suspended runs."""
     return [SessionId(row.session) for row in conn.execute(_open_sessions)]
 
 
-def clear(conn: sa.Connection) -> int:
+def delete_ended(conn: sa.Connection) -> int:
     """Delete every run that has ended, with its steps and approvals. Returns how many."""
     conn.execute(_clear_steps)
     conn.execute(_clear_approvals)
     return conn.execute(_clear).rowcount
 
 
-def open_in(conn: sa.Connection, session: str) -> Run | None:
+def get_open(conn: sa.Connection, session: str) -> Run | None:
     """Return the run that holds this lane, running or suspended."""
-    row = conn.execute(_open, {"session": session}).one_or_none()
-    return run_of(row) if row else None
+    row = conn.execute(_open_by_session, {"session": session}).one_or_none()
+    return run_from_row(row) if row else None
 
 
-def latest_for_people(conn: sa.Connection, session: str) -> Run | None:
+def get_latest_for_people(conn: sa.Connection, session: str) -> Run | None:
     """Return the newest run of a session that answers a person or a channel."""
     row = conn.execute(_latest_for_people, {"session": session}).one_or_none()
-    return run_of(row) if row else None
+    return run_from_row(row) if row else None
 
 
-def take_up(conn: sa.Connection, id_: str, *, epoch: int, attempt: int) -> None:
-    conn.execute(_take_up, {"the_id": id_, "new_epoch": epoch, "new_attempt": attempt})
+def resume(conn: sa.Connection, id_: str, *, epoch: int, attempt: int) -> None:
+    conn.execute(_resume, {"the_id": id_, "new_epoch": epoch, "new_attempt": attempt})
 
 
-def park(conn: sa.Connection, id_: str, *, wake_ms: int) -> None:
-    conn.execute(_park, {"the_id": id_, "wake": wake_ms})
+def suspend(conn: sa.Connection, id_: str, *, wake_ms: int) -> None:
+    conn.execute(_suspend, {"the_id": id_, "wake": wake_ms})
 
 
 def set_envelopes(conn: sa.Connection, id_: str, ids: Sequence[str]) -> None:
-    conn.execute(_join, {"the_id": id_, "ids": _encode(ids).decode()})
+    conn.execute(_set_envelopes, {"the_id": id_, "ids": _encode(ids).decode()})
 
 
 def end(
@@ -209,9 +209,9 @@ def end(
     )
 
 
-def waking(conn: sa.Connection, now_ms: int, *, limit: int) -> list[tuple[SessionId, str, LaneKind]]:
+def list_due_suspended(conn: sa.Connection, now_ms: int, *, limit: int) -> list[tuple[SessionId, str, LaneKind]]:
     """List suspended runs whose wake time has come."""
-    rows = conn.execute(_waking, {"now": now_ms, "limit": limit})
+    rows = conn.execute(_due_suspended, {"now": now_ms, "limit": limit})
     return [(SessionId(r.session), r.agent, LaneKind(r.lane)) for r in rows]
 
 
@@ -265,28 +265,28 @@ def close_step(conn: sa.Connection, step: Step, *, record_seq: int | None, at_ms
     )
 
 
-def try_step_again(conn: sa.Connection, step: Step) -> None:
+def set_step_attempt(conn: sa.Connection, step: Step) -> None:
     """Store the next attempt of the same step."""
     conn.execute(
-        _step_again,
+        _set_step_attempt,
         {"the_run": step.run, "the_turn": step.turn, "the_idx": step.index, "new_attempt": step.attempt},
     )
 
 
-def leave_step(conn: sa.Connection, step: Step, *, at_ms: int) -> None:
+def interrupt_step(conn: sa.Connection, step: Step, *, at_ms: int) -> None:
     """Mark a step as started but not continued."""
-    conn.execute(_step_leave, {"the_run": step.run, "the_turn": step.turn, "the_idx": step.index, "now": at_ms})
+    conn.execute(_interrupt_step, {"the_run": step.run, "the_turn": step.turn, "the_idx": step.index, "now": at_ms})
 
 
-def abandon_steps(conn: sa.Connection, run: str, *, at_ms: int) -> None:
-    conn.execute(_step_abandon, {"the_run": run, "now": at_ms})
+def interrupt_open_steps(conn: sa.Connection, run: str, *, at_ms: int) -> None:
+    conn.execute(_interrupt_open_steps, {"the_run": run, "now": at_ms})
 
 
-def steps(conn: sa.Connection, run: str) -> list[Step]:
-    return [step_of(row) for row in conn.execute(_steps, {"run": run})]
+def list_steps(conn: sa.Connection, run: str) -> list[Step]:
+    return [step_from_row(row) for row in conn.execute(_steps, {"run": run})]
 
 
-def step_of(row: sa.Row[Any]) -> Step:
+def step_from_row(row: sa.Row[Any]) -> Step:
     return Step(
         run=RunId(row.run),
         turn=row.turn,
@@ -295,5 +295,5 @@ def step_of(row: sa.Row[Any]) -> Step:
         hash=row.hash,
         attempt=row.attempt,
         state=StepState(row.state),
-        call=_call.decode(row.call) if row.call else None,
+        call=_call_decoder.decode(row.call) if row.call else None,
     )

@@ -9,51 +9,51 @@ from zoneinfo import ZoneInfo
 from msgspec import Struct
 
 from retinue.domain.address import Address, AddressKind
-from retinue.domain.ids import short
-from retinue.domain.times import from_ms, show
+from retinue.domain.ids import short_id
+from retinue.domain.times import format_time, from_ms
 
 QUOTED_CHARS_MAX = 160
 FACTS_MAX = 200
 
-Said = str | datetime
-"""A piece of a sentence. A moment stays one until it is shown, in the zone of whoever reads it."""
+TextPart = str | datetime
+"""A piece of a sentence. A time is formatted when it is shown, in the time zone of the reader."""
 
 
 class Fact(Struct, frozen=True):
     at: datetime
-    says: tuple[Said, ...]
+    parts: tuple[TextPart, ...]
 
-    def line(self, zone: ZoneInfo) -> str:
-        return f"{show(self.at, zone)}  {read(self.says, zone)}"
-
-
-def read(says: Sequence[Said], zone: ZoneInfo) -> str:
-    return "".join(piece if isinstance(piece, str) else show(piece, zone) for piece in says)
+    def format_line(self, zone: ZoneInfo) -> str:
+        return f"{format_time(self.at, zone)}  {render(self.parts, zone)}"
 
 
-def fact(at_ms: int, *says: Said) -> Fact:
-    return Fact(from_ms(at_ms), says)
+def render(parts: Sequence[TextPart], zone: ZoneInfo) -> str:
+    return "".join(piece if isinstance(piece, str) else format_time(piece, zone) for piece in parts)
 
 
-def in_order(facts: Sequence[Fact]) -> tuple[Fact, ...]:
+def build_fact(at_ms: int, *parts: TextPart) -> Fact:
+    return Fact(from_ms(at_ms), parts)
+
+
+def sort_facts(facts: Sequence[Fact]) -> tuple[Fact, ...]:
     """Sort by time, newest last. Facts with the same time stay in order, cause before effect."""
     return tuple(sorted(facts, key=lambda each: each.at))
 
 
-def addressed(address: Address) -> str:
+def format_address(address: Address) -> str:
     """Format an address with short ids."""
     if address.kind is AddressKind.AGENT and address.rest:
-        return f"agent:{address.name}/{short(address.rest)}"
+        return f"agent:{address.name}/{short_id(address.rest)}"
     return str(address)
 
 
-def quoted(text: str) -> str:
+def excerpt(text: str) -> str:
     """Return the beginning of a text on one line, without its final period."""
     words = " ".join(text[: 4 * QUOTED_CHARS_MAX].split()).removesuffix(".")
     return words if len(words) <= QUOTED_CHARS_MAX else words[: QUOTED_CHARS_MAX - 1] + "…"
 
 
-def span(ms: int) -> str:
+def format_duration(ms: int) -> str:
     """Format a duration for people."""
     seconds = max(0, ms) / 1000
     if seconds < 10:
@@ -65,6 +65,6 @@ def span(ms: int) -> str:
     return f"{seconds // 3600:.0f} h" if seconds < 48 * 3600 else f"{seconds // 86400:.0f} days"
 
 
-def listed(words: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """Join names: `a`, `a and b`, `a, b and c`."""
-    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names)

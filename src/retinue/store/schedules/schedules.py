@@ -18,47 +18,53 @@ import sqlalchemy as sa
 from msgspec import Struct
 
 from retinue.domain.address import Address, AddressKind
-from retinue.domain.envelope import NO_CONTEXT, Context, Draft, Outcome
-from retinue.domain.envelope import Kind as Mail
-from retinue.domain.event import NewsKind
-from retinue.domain.ids import EnvelopeId, ScheduleId, derived
-from retinue.domain.principal import HOUSE, Principal
+from retinue.domain.envelope import NO_CONTEXT, EnvelopeContext, EnvelopeDraft, Outcome
+from retinue.domain.envelope import EnvelopeKind as Mail
+from retinue.domain.event import EventKind
+from retinue.domain.ids import EnvelopeId, ScheduleId, derive_id
+from retinue.domain.principal import SERVER_PRINCIPAL, Principal
 from retinue.domain.run import RunRequest
 from retinue.domain.schedule import (
-    HISTORY_MAX,
+    OCCURRENCES_KEPT_MAX,
     SCHEDULES_MAX,
-    By,
-    Kind,
-    Once,
-    Place,
+    Occurrence,
+    OccurrenceCause,
+    OccurrenceState,
+    OnceTrigger,
     Schedule,
-    Slot,
-    SlotState,
-    Standing,
-    count_between,
-    next_after,
+    ScheduleKind,
+    ScheduleSession,
+    ScheduleStatus,
+    count_occurrences,
+    next_occurrence,
 )
 from retinue.domain.session import LaneKind
 from retinue.domain.times import from_ms, to_ms
 from retinue.store.core import tables as t
-from retinue.store.core.row_visibility import PerScope, Scope, is_under, me, scope_of
-from retinue.store.core.transaction import Page
+from retinue.store.core.row_visibility import (
+    PerScope,
+    VisibilityScope,
+    is_address_or_below,
+    principal_parameters,
+    visibility_scope,
+)
+from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelopes
 
-GONE = "gone"  # instead of a kind: it was deleted, but its file still exists
-NEVER = "it will never come again"
-IS_OVER = "it was to come once, and its time is over"
-TOO_LATE = "its time was over when the house came to it"
+DELETED_KIND = "gone"  # instead of a kind: it was deleted, but its file still exists
+NEVER_AGAIN = "it never occurs again"
+ONCE_IS_OVER = "it was to occur once, and its time has passed"
+TOO_LATE = "its time had passed when the server processed it"
 
 _s, _o = t.schedules, t.schedule_slots
 _b = sa.bindparam
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Schedule).decode
-_RAN = frozenset({Outcome.ANSWERED, Outcome.DELIVERED, Outcome.NOTED})
+_RAN_OUTCOMES = frozenset({Outcome.ANSWERED, Outcome.DELIVERED, Outcome.NOTED})
 
-_waiting = _o.c.state == t.word("'waiting'")
-_is_open = _o.c.state.in_(t.OPEN_SLOT)
-_by_clock = _o.c.made_by == t.word("'clock'")
+_is_waiting = _o.c.state == t.sql_literal("'waiting'")
+_is_open = _o.c.state.in_(t.OPEN_OCCURRENCE_STATES)
+_is_by_clock = _o.c.made_by == t.sql_literal("'clock'")
 
 _insert = _s.insert()
 _update = (
@@ -78,43 +84,56 @@ _set_enabled = (
 )
 _set_zone = _s.update().where(_s.c.id == _b("the_id")).values(zone=_b("new_zone"), updated_ms=_b("now"))
 _mark_filed = _s.update().where(_s.c.id == _b("the_id")).values(filed=True)
-_set_said = _s.update().where(_s.c.id == _b("the_id")).values(said=_b("new_said"), said_ms=_b("now"))
-_said = sa.select(_s.c.said, _s.c.said_ms).where(_s.c.id == _b("id"))
-_set_gone = _s.update().where(_s.c.id == _b("the_id")).values(kind=GONE, folded=None, enabled=False)
-_gone = sa.select(_s).where(_s.c.kind == GONE).order_by(_s.c.id).limit(_b("limit"))
+_set_heartbeat_text = _s.update().where(_s.c.id == _b("the_id")).values(said=_b("new_said"), said_ms=_b("now"))
+_heartbeat_text = sa.select(_s.c.said, _s.c.said_ms).where(_s.c.id == _b("id"))
+_mark_deleted = _s.update().where(_s.c.id == _b("the_id")).values(kind=DELETED_KIND, folded=None, enabled=False)
+_deleted = sa.select(_s).where(_s.c.kind == DELETED_KIND).order_by(_s.c.id).limit(_b("limit"))
 _remove = _s.delete().where(_s.c.id == _b("the_id"))
-_remove_slots = _o.delete().where(_o.c.schedule == _b("the_id"))
-_is_here = _s.c.kind != GONE
-_by_id = sa.select(_s).where(_s.c.id == _b("id"), _is_here)
+_remove_occurrences = _o.delete().where(_o.c.schedule == _b("the_id"))
+_is_not_deleted = _s.c.kind != DELETED_KIND
+_by_id = sa.select(_s).where(_s.c.id == _b("id"), _is_not_deleted)
 _by_name = sa.select(_s).where(_s.c.folded == _b("folded"))
-_everyone = sa.select(_s).where(_s.c.id > _b("after"), _is_here).order_by(_s.c.id).limit(_b("limit"))
-_zoneless = _everyone.where(_s.c.zone != _b("new_zone"))
+_all = sa.select(_s).where(_s.c.id > _b("after"), _is_not_deleted).order_by(_s.c.id).limit(_b("limit"))
+_with_other_zone = _all.where(_s.c.zone != _b("new_zone"))
 _to_agent = (
-    sa.select(_s).where(_is_here, sa.or_(is_under("who", _s.c.recipient), _s.c.owner == _b("who"))).limit(_b("limit"))
+    sa.select(_s)
+    .where(_is_not_deleted, sa.or_(is_address_or_below("who", _s.c.recipient), _s.c.owner == _b("who")))
+    .limit(_b("limit"))
 )
-_count = sa.select(sa.func.count()).select_from(_s).where(_is_here)
+_count = sa.select(sa.func.count()).select_from(_s).where(_is_not_deleted)
 _count_to = _count.where(_s.c.recipient == _b("recipient"), _s.c.kind == _b("kind"), _s.c.enabled == sa.true())
 _count_of = _count.where(_s.c.owner == _b("owner"), _s.c.kind == _b("kind"))
 
-_insert_slot = _o.insert()
-_open_slot = sa.select(_o).where(_o.c.schedule == _b("schedule"), _is_open, _by_clock)
-_at_work = sa.select(_o).where(_o.c.schedule == _b("schedule"), _o.c.state == t.word("'working'")).limit(1)
-_still_waiting = sa.select(_o.c.envelope).where(_o.c.schedule == _b("schedule"), _waiting)
-_slot_of = sa.select(_o).where(_o.c.envelope == _b("envelope"), _is_open)
-_due = (
-    sa.select(_o).where(_waiting, _o.c.clock_ms <= _b("now")).order_by(_o.c.clock_ms, _o.c.schedule).limit(_b("limit"))
+_insert_occurrence = _o.insert()
+_open_occurrence = sa.select(_o).where(_o.c.schedule == _b("schedule"), _is_open, _is_by_clock)
+_running_occurrence = (
+    sa.select(_o).where(_o.c.schedule == _b("schedule"), _o.c.state == t.sql_literal("'working'")).limit(1)
 )
-_next_clock = sa.select(sa.func.min(_o.c.clock_ms)).where(_waiting)
-_one = sa.and_(_o.c.schedule == _b("the_schedule"), _o.c.seq == _b("the_seq"))
-_take = _o.update().where(_one, _waiting).values(clock_ms=None)
-_give_back = _o.update().where(_waiting, _o.c.clock_ms.is_(None)).values(clock_ms=_o.c.slot_ms)
-_begin = _o.update().where(_one, _waiting).values(state="working", clock_ms=None, begun_ms=_b("now"))
-_end = _o.update().where(_one).values(state=_b("new_state"), clock_ms=None, because=_b("why"), ended_ms=_b("now"))
-_withdraw = _o.delete().where(_one)
-_ran_meanwhile = (
+_waiting_envelopes = sa.select(_o.c.envelope).where(_o.c.schedule == _b("schedule"), _is_waiting)
+_occurrence_by_envelope = sa.select(_o).where(_o.c.envelope == _b("envelope"), _is_open)
+_due = (
+    sa.select(_o)
+    .where(_is_waiting, _o.c.clock_ms <= _b("now"))
+    .order_by(_o.c.clock_ms, _o.c.schedule)
+    .limit(_b("limit"))
+)
+_next_clock_ms = sa.select(sa.func.min(_o.c.clock_ms)).where(_is_waiting)
+_is_occurrence = sa.and_(_o.c.schedule == _b("the_schedule"), _o.c.seq == _b("the_seq"))
+_mark_gate_running = _o.update().where(_is_occurrence, _is_waiting).values(clock_ms=None)
+_reset_gates = _o.update().where(_is_waiting, _o.c.clock_ms.is_(None)).values(clock_ms=_o.c.slot_ms)
+_mark_started = (
+    _o.update().where(_is_occurrence, _is_waiting).values(state="working", clock_ms=None, begun_ms=_b("now"))
+)
+_end = (
+    _o.update()
+    .where(_is_occurrence)
+    .values(state=_b("new_state"), clock_ms=None, because=_b("why"), ended_ms=_b("now"))
+)
+_delete_occurrence = _o.delete().where(_is_occurrence)
+_set_last_run = (
     _o.update().where(_o.c.schedule == _b("the_schedule"), _o.c.seq > _b("the_seq")).values(last_run_ms=_b("now"))
 )
-_forget = _o.delete().where(_o.c.schedule == _b("the_schedule"), _o.c.seq <= _b("last"), sa.not_(_is_open))
+_trim_history = _o.delete().where(_o.c.schedule == _b("the_schedule"), _o.c.seq <= _b("last"), sa.not_(_is_open))
 _history = (
     sa.select(_o)
     .where(
@@ -127,40 +146,46 @@ _history = (
 )
 
 
-def _seen(scope: Scope) -> sa.ColumnElement[bool]:
-    return _is_here if scope is Scope.ALL else sa.and_(_is_here, is_under("me", _s.c.owner))
+def _is_visible(scope: VisibilityScope) -> sa.ColumnElement[bool]:
+    return (
+        _is_not_deleted
+        if scope is VisibilityScope.ALL
+        else sa.and_(_is_not_deleted, is_address_or_below("me", _s.c.owner))
+    )
 
 
-_listed = PerScope(
+_list = PerScope(
     lambda scope: (
         sa.select(_s)
         .where(
-            _seen(scope), _s.c.created_ms <= _b("until"), sa.or_(_s.c.created_ms < _b("until"), _s.c.id < _b("before"))
+            _is_visible(scope),
+            _s.c.created_ms <= _b("until"),
+            sa.or_(_s.c.created_ms < _b("until"), _s.c.id < _b("before")),
         )
         .order_by(_s.c.created_ms.desc(), _s.c.id.desc())
         .limit(_b("limit"))
     )
 )
-_listed_of = PerScope(
-    lambda scope: sa.select(_s).where(_seen(scope), _s.c.kind == _b("kind")).order_by(_s.c.id).limit(_b("limit"))
+_list_of_kind = PerScope(
+    lambda scope: sa.select(_s).where(_is_visible(scope), _s.c.kind == _b("kind")).order_by(_s.c.id).limit(_b("limit"))
 )
-_coming = PerScope(
+_upcoming = PerScope(
     lambda scope: (
         sa.select(_s, _o.c.slot_ms)
         .join(_o, _o.c.schedule == _s.c.id)
-        .where(_waiting, _by_clock, _o.c.slot_ms < _b("until"), _seen(scope))
+        .where(_is_waiting, _is_by_clock, _o.c.slot_ms < _b("until"), _is_visible(scope))
         .order_by(_o.c.slot_ms, _s.c.id)
         .limit(_b("limit"))
     )
 )
-_found = PerScope(
-    lambda scope: sa.select(_s).where(_s.c.id >= _b("low"), _s.c.id < _b("high"), _seen(scope)).limit(_b("limit"))
+_by_prefix = PerScope(
+    lambda scope: sa.select(_s).where(_s.c.id >= _b("low"), _s.c.id < _b("high"), _is_visible(scope)).limit(_b("limit"))
 )
-_last_of = sa.select(_o).where(_o.c.schedule == _b("schedule"), sa.not_(_is_open)).order_by(_o.c.seq.desc()).limit(1)
-_newest = sa.select(_o).where(_o.c.schedule == _b("schedule")).order_by(_o.c.seq.desc()).limit(1)
+_last_ended = sa.select(_o).where(_o.c.schedule == _b("schedule"), sa.not_(_is_open)).order_by(_o.c.seq.desc()).limit(1)
+_newest_occurrence = sa.select(_o).where(_o.c.schedule == _b("schedule")).order_by(_o.c.seq.desc()).limit(1)
 
 
-class Kept(Struct, frozen=True):
+class StoredSchedule(Struct, frozen=True):
     """A stored schedule, without the state of its occurrences."""
 
     schedule: Schedule
@@ -176,12 +201,12 @@ class Kept(Struct, frozen=True):
         return self.schedule.id
 
     @property
-    def place(self) -> ZoneInfo:
+    def zone_info(self) -> ZoneInfo:
         return ZoneInfo(self.zone)
 
 
-def _kept(row: sa.Row[Any]) -> Kept:
-    return Kept(
+def _schedule_from_row(row: sa.Row[Any]) -> StoredSchedule:
+    return StoredSchedule(
         schedule=_decode(row.body),
         enabled=row.enabled,
         because=row.because,
@@ -192,18 +217,18 @@ def _kept(row: sa.Row[Any]) -> Kept:
     )
 
 
-def _slot(row: sa.Row[Any]) -> Slot:
-    return Slot(
+def _occurrence_from_row(row: sa.Row[Any]) -> Occurrence:
+    return Occurrence(
         schedule=ScheduleId(row.schedule),
         seq=row.seq,
-        by=By(row.made_by),
+        cause=OccurrenceCause(row.made_by),
         at=from_ms(row.slot_ms),
-        state=SlotState(row.state),
+        state=OccurrenceState(row.state),
         because=row.because,
         envelope=EnvelopeId(row.envelope) if row.envelope else None,
         until=from_ms(row.until_ms) if row.until_ms is not None else None,
         count=row.number,
-        begun_at=from_ms(row.begun_ms) if row.begun_ms is not None else None,
+        started_at=from_ms(row.begun_ms) if row.begun_ms is not None else None,
         ended_at=from_ms(row.ended_ms) if row.ended_ms is not None else None,
     )
 
@@ -211,136 +236,147 @@ def _slot(row: sa.Row[Any]) -> Slot:
 # --- read ---
 
 
-def get(conn: sa.Connection, id_: str) -> Kept | None:
+def get(conn: sa.Connection, id_: str) -> StoredSchedule | None:
     row = conn.execute(_by_id, {"id": id_}).one_or_none()
-    return _kept(row) if row else None
+    return _schedule_from_row(row) if row else None
 
 
-def by_name(conn: sa.Connection, name: str) -> Kept | None:
+def get_by_name(conn: sa.Connection, name: str) -> StoredSchedule | None:
     row = conn.execute(_by_name, {"folded": name.casefold()}).one_or_none()
-    return _kept(row) if row else None
+    return _schedule_from_row(row) if row else None
 
 
-def by_prefix(conn: sa.Connection, digits: str, *, limit: int, seen_by: Principal = HOUSE) -> list[Kept]:
-    bounds = {"low": digits, "high": digits + "g", "limit": limit, **me(seen_by)}
-    return [_kept(row) for row in conn.execute(_found[scope_of(seen_by)], bounds)]
+def list_by_prefix(
+    conn: sa.Connection, digits: str, *, limit: int, seen_by: Principal = SERVER_PRINCIPAL
+) -> list[StoredSchedule]:
+    bounds = {"low": digits, "high": digits + "g", "limit": limit, **principal_parameters(seen_by)}
+    return [_schedule_from_row(row) for row in conn.execute(_by_prefix[visibility_scope(seen_by)], bounds)]
 
 
-def sees(principal: Principal, schedule: Schedule) -> bool:
+def can_see(principal: Principal, schedule: Schedule) -> bool:
     """Whether a principal may see and change a schedule: its owner and the owner of the instance may."""
     mine = (principal.address.kind, principal.address.name)
-    return principal.sees_all or (schedule.owner.kind, schedule.owner.name) == mine
+    return principal.sees_everything or (schedule.owner.kind, schedule.owner.name) == mine
 
 
-def listed(
+def list_schedules(
     conn: sa.Connection,
     *,
     limit: int,
     until_ms: int = 2**62,
     before: str = "",
-    seen_by: Principal = HOUSE,
-) -> list[Kept]:
+    seen_by: Principal = SERVER_PRINCIPAL,
+) -> list[StoredSchedule]:
     """List schedules, newest first. To continue, pass the creation time and id of the last one."""
-    values = {"until": until_ms, "before": before, "limit": limit, **me(seen_by)}
-    return [_kept(row) for row in conn.execute(_listed[scope_of(seen_by)], values)]
+    values = {"until": until_ms, "before": before, "limit": limit, **principal_parameters(seen_by)}
+    return [_schedule_from_row(row) for row in conn.execute(_list[visibility_scope(seen_by)], values)]
 
 
-def listed_of(conn: sa.Connection, kind: Kind, *, limit: int, seen_by: Principal = HOUSE) -> list[Kept]:
+def list_of_kind(
+    conn: sa.Connection, kind: ScheduleKind, *, limit: int, seen_by: Principal = SERVER_PRINCIPAL
+) -> list[StoredSchedule]:
     """List the schedules of one kind, of which there are few."""
-    values = {"kind": kind.value, "limit": limit, **me(seen_by)}
-    return [_kept(row) for row in conn.execute(_listed_of[scope_of(seen_by)], values)]
+    values = {"kind": kind.value, "limit": limit, **principal_parameters(seen_by)}
+    return [_schedule_from_row(row) for row in conn.execute(_list_of_kind[visibility_scope(seen_by)], values)]
 
 
-def coming(
-    conn: sa.Connection, *, until_ms: int, limit: int, seen_by: Principal = HOUSE
-) -> list[tuple[Kept, datetime]]:
+def list_upcoming(
+    conn: sa.Connection, *, until_ms: int, limit: int, seen_by: Principal = SERVER_PRINCIPAL
+) -> list[tuple[StoredSchedule, datetime]]:
     """List schedules whose occurrence waits for a time before `until_ms`, with that time, soonest first."""
-    values = {"until": until_ms, "limit": limit, **me(seen_by)}
-    return [(_kept(row), from_ms(row.slot_ms)) for row in conn.execute(_coming[scope_of(seen_by)], values)]
+    values = {"until": until_ms, "limit": limit, **principal_parameters(seen_by)}
+    return [
+        (_schedule_from_row(row), from_ms(row.slot_ms))
+        for row in conn.execute(_upcoming[visibility_scope(seen_by)], values)
+    ]
 
 
-def everyone(conn: sa.Connection, *, after: str = "", limit: int) -> list[Kept]:
+def list_all(conn: sa.Connection, *, after: str = "", limit: int) -> list[StoredSchedule]:
     """List all schedules by id."""
-    return [_kept(row) for row in conn.execute(_everyone, {"after": after, "limit": limit})]
+    return [_schedule_from_row(row) for row in conn.execute(_all, {"after": after, "limit": limit})]
 
 
-def of_agent(conn: sa.Connection, agent: str, *, limit: int) -> list[Kept]:
+def list_of_agent(conn: sa.Connection, agent: str, *, limit: int) -> list[StoredSchedule]:
     """List the schedules that an agent owns, or that write to it."""
     who = f"agent:{agent}"
     values = {"who": who, "who_from": f"{who}/", "who_to": f"{who}0", "limit": limit}
-    return [_kept(row) for row in conn.execute(_to_agent, values)]
+    return [_schedule_from_row(row) for row in conn.execute(_to_agent, values)]
 
 
 def count(conn: sa.Connection) -> int:
     return conn.execute(_count).scalar_one()
 
 
-def count_to(conn: sa.Connection, recipient: Address, kind: Kind) -> int:
+def count_enabled_to(conn: sa.Connection, recipient: Address, kind: ScheduleKind) -> int:
     """Count the enabled schedules of a kind for one recipient."""
     return conn.execute(_count_to, {"recipient": str(recipient), "kind": kind.value}).scalar_one()
 
 
-def count_of(conn: sa.Connection, owner: Address, kind: Kind) -> int:
+def count_of_owner(conn: sa.Connection, owner: Address, kind: ScheduleKind) -> int:
     return conn.execute(_count_of, {"owner": str(owner), "kind": kind.value}).scalar_one()
 
 
-def open_slot(conn: sa.Connection, id_: str) -> Slot | None:
+def get_open_occurrence(conn: sa.Connection, id_: str) -> Occurrence | None:
     """Return the open occurrence that the scheduler created."""
-    row = conn.execute(_open_slot, {"schedule": id_}).one_or_none()
-    return _slot(row) if row else None
+    row = conn.execute(_open_occurrence, {"schedule": id_}).one_or_none()
+    return _occurrence_from_row(row) if row else None
 
 
-def at_work(conn: sa.Connection, id_: str) -> Slot | None:
+def get_running_occurrence(conn: sa.Connection, id_: str) -> Occurrence | None:
     """Return an occurrence that is running, whether the scheduler or a person created it."""
-    row = conn.execute(_at_work, {"schedule": id_}).first()
-    return _slot(row) if row else None
+    row = conn.execute(_running_occurrence, {"schedule": id_}).first()
+    return _occurrence_from_row(row) if row else None
 
 
-def slot_of(conn: sa.Connection, envelope: str) -> Slot | None:
+def get_occurrence_of_envelope(conn: sa.Connection, envelope: str) -> Occurrence | None:
     """Return the open occurrence of an envelope."""
-    row = conn.execute(_slot_of, {"envelope": envelope}).one_or_none()
-    return _slot(row) if row else None
+    row = conn.execute(_occurrence_by_envelope, {"envelope": envelope}).one_or_none()
+    return _occurrence_from_row(row) if row else None
 
 
-def due(conn: sa.Connection, now_ms: int, *, limit: int) -> list[Slot]:
+def list_due_occurrences(conn: sa.Connection, now_ms: int, *, limit: int) -> list[Occurrence]:
     """List the due occurrences, earliest first."""
-    return [_slot(row) for row in conn.execute(_due, {"now": now_ms, "limit": limit})]
+    return [_occurrence_from_row(row) for row in conn.execute(_due, {"now": now_ms, "limit": limit})]
 
 
 def next_clock_ms(conn: sa.Connection) -> int | None:
     """Return when the scheduler must act next."""
-    return conn.execute(_next_clock).scalar()
+    return conn.execute(_next_clock_ms).scalar()
 
 
-def history(conn: sa.Connection, id_: str, *, limit: int, until_ms: int = 2**62, before: int = 2**62) -> list[Slot]:
+def list_history(
+    conn: sa.Connection, id_: str, *, limit: int, until_ms: int = 2**62, before: int = 2**62
+) -> list[Occurrence]:
     """List the occurrences, latest first. To continue, pass the time and number of the last one."""
     values = {"schedule": id_, "until": until_ms, "before": before, "limit": limit}
-    return [_slot(row) for row in conn.execute(_history, values)]
+    return [_occurrence_from_row(row) for row in conn.execute(_history, values)]
 
 
-def standing(conn: sa.Connection, kept: Kept) -> Standing:
-    waiting = open_slot(conn, kept.id)
-    last = conn.execute(_last_of, {"schedule": kept.id}).first()
-    last_run_ms = _newest_of(conn, kept.id)[1]
-    return Standing(
-        enabled=kept.enabled,
-        because=kept.because,
-        zone=kept.zone,
-        slot_at=waiting.at if waiting else None,
+def get_status(conn: sa.Connection, stored: StoredSchedule) -> ScheduleStatus:
+    waiting = get_open_occurrence(conn, stored.id)
+    last = conn.execute(_last_ended, {"schedule": stored.id}).first()
+    last_run_ms = _get_newest(conn, stored.id)[1]
+    return ScheduleStatus(
+        enabled=stored.enabled,
+        because=stored.because,
+        zone=stored.zone,
+        occurrence_at=waiting.at if waiting else None,
         envelope=waiting.envelope if waiting else None,
         last_run_at=from_ms(last_run_ms) if last_run_ms is not None else None,
-        last=SlotState(last.state) if last else None,
-        created_at=from_ms(kept.created_ms),
-        updated_at=from_ms(kept.updated_ms),
+        last_state=OccurrenceState(last.state) if last else None,
+        created_at=from_ms(stored.created_ms),
+        updated_at=from_ms(stored.updated_ms),
     )
 
 
 # --- change ---
 
 
-def add(page: Page, schedule: Schedule, *, zone: ZoneInfo, enabled: bool = True, because: str = "") -> Kept:
+def add(
+    tx: Transaction, schedule: Schedule, *, zone: ZoneInfo, enabled: bool = True, because: str = ""
+) -> StoredSchedule:
     """Insert a schedule with its first occurrence. `zone` is the owner's time zone."""
-    page.conn.execute(
+    tx.conn.execute(
         _insert,
         {
             "id": schedule.id,
@@ -353,145 +389,147 @@ def add(page: Page, schedule: Schedule, *, zone: ZoneInfo, enabled: bool = True,
             "because": because,
             "zone": schedule.zone or zone.key,
             "filed": False,
-            "created_ms": page.at_ms,
-            "updated_ms": page.at_ms,
+            "created_ms": tx.at_ms,
+            "updated_ms": tx.at_ms,
         },
     )
-    kept = _again(page, schedule.id)
-    tell(page, kept, change="added")
-    return arm(page, kept) if enabled else kept
+    kept = _reload(tx, schedule.id)
+    emit_change(tx, kept, change="added")
+    return create_next_occurrence(tx, kept) if enabled else kept
 
 
-def change(page: Page, kept: Kept, schedule: Schedule, *, zone: ZoneInfo, because: str) -> Kept:
+def change(
+    tx: Transaction, stored: StoredSchedule, schedule: Schedule, *, zone: ZoneInfo, because: str
+) -> StoredSchedule:
     """Change the definition. The waiting occurrence is withdrawn, and one by the new rule is created."""
-    withdraw(page, kept, because=because)
-    page.conn.execute(
+    withdraw_occurrence(tx, stored, because=because)
+    tx.conn.execute(
         _update,
         {
-            "the_id": kept.id,
+            "the_id": stored.id,
             "new_folded": schedule.name.casefold() or None,
             "new_owner": str(schedule.owner),
             "new_recipient": str(schedule.to),
             "new_body": _encode(schedule).decode(),
             "new_zone": schedule.zone or zone.key,
-            "now": page.at_ms,
+            "now": tx.at_ms,
         },
     )
-    changed = _again(page, kept.id)
-    tell(page, changed, change="changed")
-    return arm(page, changed) if changed.enabled else changed
+    changed = _reload(tx, stored.id)
+    emit_change(tx, changed, change="changed")
+    return create_next_occurrence(tx, changed) if changed.enabled else changed
 
 
-def enable(page: Page, kept: Kept) -> Kept:
+def enable(tx: Transaction, stored: StoredSchedule) -> StoredSchedule:
     """Enable a schedule and create its next occurrence again, even if it was enabled."""
-    withdraw(page, kept, because="its schedule was enabled anew")
-    page.conn.execute(_set_enabled, {"the_id": kept.id, "on": True, "why": "", "now": page.at_ms})
-    tell(page, kept, change="enabled")
-    return arm(page, _again(page, kept.id))
+    withdraw_occurrence(tx, stored, because="its schedule was enabled again")
+    tx.conn.execute(_set_enabled, {"the_id": stored.id, "on": True, "why": "", "now": tx.at_ms})
+    emit_change(tx, stored, change="enabled")
+    return create_next_occurrence(tx, _reload(tx, stored.id))
 
 
-def disable(page: Page, kept: Kept, *, because: str) -> Kept:
+def disable(tx: Transaction, stored: StoredSchedule, *, because: str) -> StoredSchedule:
     """Disable a schedule. A waiting occurrence is withdrawn; a running one continues."""
-    withdraw(page, kept, because=f"its schedule was disabled: {because}")
-    return stand_down(page, kept.id, because=because)
+    withdraw_occurrence(tx, stored, because=f"its schedule was disabled: {because}")
+    return mark_disabled(tx, stored.id, because=because)
 
 
-def stand_down(page: Page, id_: str, *, because: str) -> Kept:
+def mark_disabled(tx: Transaction, id_: str, *, because: str) -> StoredSchedule:
     """Create no further occurrences. The caller handles a waiting one."""
-    page.conn.execute(_set_enabled, {"the_id": id_, "on": False, "why": because, "now": page.at_ms})
-    kept = _again(page, id_)
-    tell(page, kept, change="disabled", because=because)
+    tx.conn.execute(_set_enabled, {"the_id": id_, "on": False, "why": because, "now": tx.at_ms})
+    kept = _reload(tx, id_)
+    emit_change(tx, kept, change="disabled", because=because)
     return kept
 
 
-def give_up(page: Page, slot: Slot, *, because: str) -> None:
+def give_up(tx: Transaction, occurrence: Occurrence, *, because: str) -> None:
     """Skip this occurrence and all missed after it, and disable the schedule: its recipient is gone for good."""
-    kept = _again(page, slot.schedule)
-    _pass_by(page, kept, _known(kept, slot), from_ms(page.at_ms), because=because)
-    stand_down(page, kept.id, because=because)
+    kept = _reload(tx, occurrence.schedule)
+    _record_skipped(tx, kept, _recorded_until(kept, occurrence), from_ms(tx.at_ms), because=because)
+    mark_disabled(tx, kept.id, because=because)
 
 
-def delete(page: Page, kept: Kept, *, because: str) -> None:
+def delete(tx: Transaction, stored: StoredSchedule, *, because: str) -> None:
     """Delete a schedule with its history. A running occurrence continues.
 
     If it has a file, its row stays until the file is deleted too: otherwise the file would restore
     it.
     """
-    withdraw(page, kept, because=because)
-    for (envelope,) in page.conn.execute(_still_waiting, {"schedule": kept.id}).all():
-        _take_back(page, envelope, because)  # created by a person, and before its gate
-    page.conn.execute(_remove_slots, {"the_id": kept.id})
-    page.conn.execute(_set_gone if kept.filed else _remove, {"the_id": kept.id})
-    tell(page, kept, change="deleted", because=because)
+    withdraw_occurrence(tx, stored, because=because)
+    for (envelope,) in tx.conn.execute(_waiting_envelopes, {"schedule": stored.id}).all():
+        _cancel_envelope(tx, envelope, because)  # created by a person, and before its gate
+    tx.conn.execute(_remove_occurrences, {"the_id": stored.id})
+    tx.conn.execute(_mark_deleted if stored.filed else _remove, {"the_id": stored.id})
+    emit_change(tx, stored, change="deleted", because=because)
 
 
-def gone(conn: sa.Connection, *, limit: int) -> list[Kept]:
+def list_deleted(conn: sa.Connection, *, limit: int) -> list[StoredSchedule]:
     """List deleted schedules that may still have a file."""
-    return [_kept(row) for row in conn.execute(_gone, {"limit": limit})]
+    return [_schedule_from_row(row) for row in conn.execute(_deleted, {"limit": limit})]
 
 
-def said_before(conn: sa.Connection, id_: str) -> tuple[str, int] | None:
+def get_heartbeat_text(conn: sa.Connection, id_: str) -> tuple[str, int] | None:
     """Return the hash of what a heartbeat last reported, and when that was delivered."""
-    row = conn.execute(_said, {"id": id_}).one_or_none()
+    row = conn.execute(_heartbeat_text, {"id": id_}).one_or_none()
     return (row.said, row.said_ms) if row is not None and row.said is not None else None
 
 
-def note_said(page: Page, id_: str, said: str) -> None:
-    page.conn.execute(_set_said, {"the_id": id_, "new_said": said, "now": page.at_ms})
+def set_heartbeat_text(tx: Transaction, id_: str, text_hash: str) -> None:
+    tx.conn.execute(_set_heartbeat_text, {"the_id": id_, "new_said": text_hash, "now": tx.at_ms})
 
 
-def forget(page: Page, id_: str) -> None:
+def remove_row(tx: Transaction, id_: str) -> None:
     """Delete the row of a schedule whose file is gone."""
-    page.conn.execute(_remove, {"the_id": id_})
+    tx.conn.execute(_remove, {"the_id": id_})
 
 
-def agent_gone(page: Page, agent: str) -> None:
+def remove_agent(tx: Transaction, agent: str) -> None:
     """Delete the schedules that a removed agent owns, and disable those that write to it."""
-    for kept in of_agent(page.conn, agent, limit=SCHEDULES_MAX):
+    for kept in list_of_agent(tx.conn, agent, limit=SCHEDULES_MAX):
         if kept.schedule.owner == Address(AddressKind.AGENT, agent):
-            delete(page, kept, because=f"{agent} was let go")
+            delete(tx, kept, because=f"{agent} was deleted")
         elif kept.enabled:
-            disable(page, kept, because=f"{agent} was let go")
+            disable(tx, kept, because=f"{agent} was deleted")
 
 
-def follow_zone(page: Page, zone: ZoneInfo, *, after: str = "", limit: int) -> str | None:
+def apply_owner_zone(tx: Transaction, zone: ZoneInfo, *, after: str = "", limit: int) -> str | None:
     """Apply the owner's time zone to schedules without their own. Returns the last id read if there may be more."""
-    rows = list(page.conn.execute(_zoneless, {"new_zone": zone.key, "after": after, "limit": limit}))
-    for kept in map(_kept, rows):
+    rows = list(tx.conn.execute(_with_other_zone, {"new_zone": zone.key, "after": after, "limit": limit}))
+    for kept in map(_schedule_from_row, rows):
         if kept.schedule.zone is not None:
             continue
-        waiting = open_slot(page.conn, kept.id)
-        if waiting is not None and waiting.state is SlotState.WAITING and to_ms(waiting.at) <= page.at_ms:
+        waiting = get_open_occurrence(tx.conn, kept.id)
+        if waiting is not None and waiting.state is OccurrenceState.WAITING and to_ms(waiting.at) <= tx.at_ms:
             # Leave it to the scheduler, which knows whether to run it late. The ones missed after it follow the old
             # zone.
-            _pass_by(page, kept, _known(kept, waiting), from_ms(page.at_ms), because=TOO_LATE)
+            _record_skipped(tx, kept, _recorded_until(kept, waiting), from_ms(tx.at_ms), because=TOO_LATE)
         else:
-            withdraw(page, kept, because=f"the owner's zone is {zone.key} now")
-        page.conn.execute(_set_zone, {"the_id": kept.id, "new_zone": zone.key, "now": page.at_ms})
+            withdraw_occurrence(tx, kept, because=f"the owner's time zone is now {zone.key}")
+        tx.conn.execute(_set_zone, {"the_id": kept.id, "new_zone": zone.key, "now": tx.at_ms})
         if kept.enabled:
-            arm(page, _again(page, kept.id))
+            create_next_occurrence(tx, _reload(tx, kept.id))
     return rows[-1].id if len(rows) == limit else None
 
 
-def mark_filed(page: Page, id_: str) -> Kept:
-    page.conn.execute(_mark_filed, {"the_id": id_})
-    return _again(page, id_)
+def mark_filed(tx: Transaction, id_: str) -> StoredSchedule:
+    tx.conn.execute(_mark_filed, {"the_id": id_})
+    return _reload(tx, id_)
 
 
-def tell(page: Page, kept: Kept, *, change: str, **body: Any) -> None:
-    owner = kept.schedule.owner
+def emit_change(tx: Transaction, stored: StoredSchedule, *, change: str, **body: Any) -> None:
+    owner = stored.schedule.owner
     person = owner.name if owner.kind is AddressKind.PERSON else None
-    if kept.schedule.kind is Kind.HEARTBEAT:
-        agent = kept.schedule.to.name
-        page.tell(NewsKind.HEARTBEAT_CHANGED, person=person, schedule=kept.id, agent=agent, change=change, **body)
+    if stored.schedule.kind is ScheduleKind.HEARTBEAT:
+        agent = stored.schedule.to.name
+        tx.emit(EventKind.HEARTBEAT_CHANGED, person=person, schedule=stored.id, agent=agent, change=change, **body)
         return
-    page.tell(
-        NewsKind.SCHEDULE_CHANGED, person=person, schedule=kept.id, name=kept.schedule.name, change=change, **body
+    tx.emit(
+        EventKind.SCHEDULE_CHANGED, person=person, schedule=stored.id, name=stored.schedule.name, change=change, **body
     )
 
 
-def _again(page: Page, id_: str) -> Kept:
-    kept = get(page.conn, id_)
+def _reload(tx: Transaction, id_: str) -> StoredSchedule:
+    kept = get(tx.conn, id_)
     assert kept is not None  # written in this transaction
     return kept
 
@@ -499,238 +537,270 @@ def _again(page: Page, id_: str) -> Kept:
 # --- occurrences ---
 
 
-def arm(page: Page, kept: Kept, *, after: datetime | None = None) -> Kept:
+def create_next_occurrence(tx: Transaction, stored: StoredSchedule, *, after: datetime | None = None) -> StoredSchedule:
     """Create the next occurrence, strictly in the future and after the last one.
 
     A schedule without further occurrences is disabled, with the reason. If one is open, its end
     creates the next.
     """
-    if open_slot(page.conn, kept.id) is not None:
-        return kept
-    now = from_ms(page.at_ms)
-    at = next_after(kept.schedule.when, max(now, after or now), kept.place)
+    if get_open_occurrence(tx.conn, stored.id) is not None:
+        return stored
+    now = from_ms(tx.at_ms)
+    at = next_occurrence(stored.schedule.when, max(now, after or now), stored.zone_info)
     if at is None:
-        return stand_down(page, kept.id, because=IS_OVER if isinstance(kept.schedule.when, Once) else NEVER)
-    _occur(page, kept, By.CLOCK, at, clock_ms=to_ms(at))
-    return _again(page, kept.id)
+        return mark_disabled(
+            tx, stored.id, because=ONCE_IS_OVER if isinstance(stored.schedule.when, OnceTrigger) else NEVER_AGAIN
+        )
+    _create_occurrence(tx, stored, OccurrenceCause.CLOCK, at, clock_ms=to_ms(at))
+    return _reload(tx, stored.id)
 
 
-def by_hand(page: Page, kept: Kept, *, forced: bool, text: str | None = None) -> Slot:
+def create_manual_occurrence(
+    tx: Transaction, stored: StoredSchedule, *, is_forced: bool, text: str | None = None
+) -> Occurrence:
     """Create an occurrence for now, besides those of the scheduler. `text` replaces the schedule's own text.
 
     For a heartbeat, `text` is the ids of the requested tasks, or empty for all.
     """
-    by = By.FORCE if forced else By.HAND
-    if kept.schedule.heartbeat is not None:
+    by = OccurrenceCause.FORCE if is_forced else OccurrenceCause.MANUAL
+    if stored.schedule.heartbeat is not None:
         text = text or ""
-    slot = _occur(page, kept, by, from_ms(page.at_ms), clock_ms=page.at_ms, text=text)
-    tell(page, kept, change=slot.state.value, slot=slot.at.isoformat())
+    slot = _create_occurrence(tx, stored, by, from_ms(tx.at_ms), clock_ms=tx.at_ms, text=text)
+    emit_change(tx, stored, change=slot.state.value, slot=slot.at.isoformat())
     return slot
 
 
-def wanted_by_hand(conn: sa.Connection, slot: Slot) -> tuple[str, ...]:
+def get_requested_tasks(conn: sa.Connection, occurrence: Occurrence) -> tuple[str, ...]:
     """Return the heartbeat tasks that a person requested: the text of the envelope until it is released."""
-    if slot.by is By.CLOCK or slot.envelope is None:
+    if occurrence.cause is OccurrenceCause.CLOCK or occurrence.envelope is None:
         return ()
-    held = envelopes.get(conn, slot.envelope)
+    held = envelopes.get(conn, occurrence.envelope)
     return tuple(held.text.split()) if held is not None else ()
 
 
-def skipped_by_hand(page: Page, kept: Kept, *, because: str) -> None:
+def record_manual_skip(tx: Transaction, stored: StoredSchedule, *, because: str) -> None:
     """Record that a person requested an occurrence for now and none ran."""
-    at = from_ms(page.at_ms)
-    _write(page, Slot(schedule=kept.id, by=By.HAND, at=at, state=SlotState.SKIPPED, because=because, ended_at=at))
-    tell(page, kept, change=SlotState.SKIPPED.value, because=because, slot=at.isoformat())
+    at = from_ms(tx.at_ms)
+    _insert_next(
+        tx,
+        Occurrence(
+            schedule=stored.id,
+            cause=OccurrenceCause.MANUAL,
+            at=at,
+            state=OccurrenceState.SKIPPED,
+            because=because,
+            ended_at=at,
+        ),
+    )
+    emit_change(tx, stored, change=OccurrenceState.SKIPPED.value, because=because, slot=at.isoformat())
 
 
-def _occur(page: Page, kept: Kept, by: By, at: datetime, *, clock_ms: int, text: str | None = None) -> Slot:
-    seq = page.next_envelope_seq()
-    schedule = kept.schedule
+def _create_occurrence(
+    tx: Transaction,
+    stored: StoredSchedule,
+    by: OccurrenceCause,
+    at: datetime,
+    *,
+    clock_ms: int,
+    text: str | None = None,
+) -> Occurrence:
+    seq = tx.next_envelope_seq()
+    schedule = stored.schedule
     source = f"schedule:{schedule.id}"
-    key = at.astimezone(UTC).isoformat(timespec="milliseconds") if by is By.CLOCK else f"by-hand/{seq}"
-    if by is By.CLOCK and envelopes.by_key(page.conn, source, key) is not None:
+    key = at.astimezone(UTC).isoformat(timespec="milliseconds") if by is OccurrenceCause.CLOCK else f"by-hand/{seq}"
+    if by is OccurrenceCause.CLOCK and envelopes.get_by_key(tx.conn, source, key) is not None:
         key = f"{key}/{seq}"  # withdrawn before its time, and created again
-    draft = Draft(
-        id=EnvelopeId(derived(schedule.id, f"slot/{seq}")),
+    draft = EnvelopeDraft(
+        id=EnvelopeId(derive_id(schedule.id, f"slot/{seq}")),
         sender=Address(AddressKind.SCHEDULE, schedule.id),
         recipient=schedule.to,
         text=schedule.text if text is None else text,
         source=source,
-        key=key,
-        kind=Mail.SYSTEM if schedule.place is Place.MAIN else Mail.MESSAGE,
+        idempotency_key=key,
+        kind=Mail.SYSTEM if schedule.place is ScheduleSession.MAIN else Mail.MESSAGE,
         context=_context(schedule),
         trust=schedule.trust,
         deliver_at=at,
     )
     envelopes.add(
-        page.conn,
+        tx.conn,
         draft,
         seq=seq,
-        at_ms=page.at_ms,
+        at_ms=tx.at_ms,
         session=None,
         recipient=str(draft.recipient),
         held=True,
     )
-    page.tell(NewsKind.ENVELOPE_ACCEPTED, envelope=draft.id)
-    slot = Slot(schedule=schedule.id, by=by, at=at, state=SlotState.WAITING, envelope=draft.id)
-    return _write(page, slot, clock_ms=clock_ms)
+    tx.emit(EventKind.ENVELOPE_ACCEPTED, envelope=draft.id)
+    slot = Occurrence(schedule=schedule.id, cause=by, at=at, state=OccurrenceState.WAITING, envelope=draft.id)
+    return _insert_next(tx, slot, clock_ms=clock_ms)
 
 
-def _context(schedule: Schedule) -> Context:
+def _context(schedule: Schedule) -> EnvelopeContext:
     request = RunRequest(model=schedule.model, lane=LaneKind.SCHEDULE) if schedule.model else None
     if request is None and not schedule.deliver:
         return NO_CONTEXT
-    return Context(answer_to=schedule.deliver, request=request)
+    return EnvelopeContext(answer_to=schedule.deliver, request=request)
 
 
-def _newest_of(conn: sa.Connection, id_: str) -> tuple[int, int | None]:
+def _get_newest(conn: sa.Connection, id_: str) -> tuple[int, int | None]:
     """Return the number of the newest occurrence, and when the schedule last ran."""
-    row = conn.execute(_newest, {"schedule": id_}).first()
+    row = conn.execute(_newest_occurrence, {"schedule": id_}).first()
     if row is None:
         return 0, None
-    return row.seq, row.ended_ms if row.state == SlotState.RAN else row.last_run_ms
+    return row.seq, row.ended_ms if row.state == OccurrenceState.RAN else row.last_run_ms
 
 
-def _write(page: Page, slot: Slot, *, clock_ms: int | None = None) -> Slot:
+def _insert_next(tx: Transaction, occurrence: Occurrence, *, clock_ms: int | None = None) -> Occurrence:
     """Insert an occurrence with the next number.
 
     The schedule's own row is not changed, to avoid needless change events.
     """
-    newest, last_run_ms = _newest_of(page.conn, slot.schedule)
-    slot = msgspec.structs.replace(slot, seq=newest + 1)
-    if slot.seq > HISTORY_MAX:
-        page.conn.execute(_forget, {"the_schedule": slot.schedule, "last": slot.seq - HISTORY_MAX})
-    page.conn.execute(
-        _insert_slot,
+    newest, last_run_ms = _get_newest(tx.conn, occurrence.schedule)
+    occurrence = msgspec.structs.replace(occurrence, seq=newest + 1)
+    if occurrence.seq > OCCURRENCES_KEPT_MAX:
+        tx.conn.execute(
+            _trim_history, {"the_schedule": occurrence.schedule, "last": occurrence.seq - OCCURRENCES_KEPT_MAX}
+        )
+    tx.conn.execute(
+        _insert_occurrence,
         {
-            "schedule": slot.schedule,
-            "seq": slot.seq,
+            "schedule": occurrence.schedule,
+            "seq": occurrence.seq,
             "last_run_ms": last_run_ms,
-            "made_by": slot.by.value,
-            "slot_ms": to_ms(slot.at),
+            "made_by": occurrence.cause.value,
+            "slot_ms": to_ms(occurrence.at),
             "clock_ms": clock_ms,
-            "until_ms": to_ms(slot.until) if slot.until else None,
-            "number": slot.count,
-            "state": slot.state.value,
-            "because": slot.because,
-            "envelope": slot.envelope,
-            "begun_ms": to_ms(slot.begun_at) if slot.begun_at else None,
-            "ended_ms": to_ms(slot.ended_at) if slot.ended_at else None,
+            "until_ms": to_ms(occurrence.until) if occurrence.until else None,
+            "number": occurrence.count,
+            "state": occurrence.state.value,
+            "because": occurrence.because,
+            "envelope": occurrence.envelope,
+            "begun_ms": to_ms(occurrence.started_at) if occurrence.started_at else None,
+            "ended_ms": to_ms(occurrence.ended_at) if occurrence.ended_at else None,
         },
     )
-    return slot
+    return occurrence
 
 
-def take(page: Page, slot: Slot) -> None:
+def mark_gate_running(tx: Transaction, occurrence: Occurrence) -> None:
     """Record that its gate is running: until then the scheduler has nothing to do."""
-    page.conn.execute(_take, {"the_schedule": slot.schedule, "the_seq": slot.seq})
+    tx.conn.execute(_mark_gate_running, {"the_schedule": occurrence.schedule, "the_seq": occurrence.seq})
 
 
-def give_back(conn: sa.Connection) -> None:
+def reset_gates(conn: sa.Connection) -> None:
     """After a start, make the scheduler run interrupted gates again."""
-    conn.execute(_give_back)
+    conn.execute(_reset_gates)
 
 
-def begin(page: Page, slot: Slot) -> None:
+def mark_started(tx: Transaction, occurrence: Occurrence) -> None:
     """Record that its envelope is sent."""
-    page.conn.execute(_begin, {"the_schedule": slot.schedule, "the_seq": slot.seq, "now": page.at_ms})
+    tx.conn.execute(_mark_started, {"the_schedule": occurrence.schedule, "the_seq": occurrence.seq, "now": tx.at_ms})
 
 
-def withdraw(page: Page, kept: Kept, *, because: str) -> None:
+def withdraw_occurrence(tx: Transaction, stored: StoredSchedule, *, because: str) -> None:
     """Withdraw the waiting occurrence, before a schedule is changed.
 
     A future occurrence is deleted; only its cancelled envelope remains. A due one is skipped, as
     are those missed after it. If one is running, the ones missed in between are recorded by the old
     rule.
     """
-    slot = open_slot(page.conn, kept.id)
+    slot = get_open_occurrence(tx.conn, stored.id)
     if slot is None:
         return
-    if slot.state is SlotState.WORKING:
-        if kept.enabled:
-            _pass_meanwhile(page, kept, slot)
+    if slot.state is OccurrenceState.WORKING:
+        if stored.enabled:
+            _record_missed_during(tx, stored, slot)
         return
-    if to_ms(slot.at) > page.at_ms:
-        page.conn.execute(_withdraw, {"the_schedule": kept.id, "the_seq": slot.seq})
+    if to_ms(slot.at) > tx.at_ms:
+        tx.conn.execute(_delete_occurrence, {"the_schedule": stored.id, "the_seq": slot.seq})
     else:
-        _end_slot(page, slot, SlotState.SKIPPED, because)
-        _pass_by(page, kept, _known(kept, slot), from_ms(page.at_ms), because=because)
+        _end_occurrence(tx, slot, OccurrenceState.SKIPPED, because)
+        _record_skipped(tx, stored, _recorded_until(stored, slot), from_ms(tx.at_ms), because=because)
     if slot.envelope is not None:
-        _take_back(page, slot.envelope, because)
+        _cancel_envelope(tx, slot.envelope, because)
 
 
-def _take_back(page: Page, envelope: str, because: str) -> None:
-    envelopes.settle(page.conn, [envelope], Outcome.CANCELLED, because=because, at_ms=page.at_ms)
-    page.tell(NewsKind.ENVELOPE_SETTLED, envelope=envelope, outcome=Outcome.CANCELLED.value, because=because)
+def _cancel_envelope(tx: Transaction, envelope: str, because: str) -> None:
+    envelopes.settle(tx.conn, [envelope], Outcome.CANCELLED, because=because, at_ms=tx.at_ms)
+    tx.emit(EventKind.ENVELOPE_SETTLED, envelope=envelope, outcome=Outcome.CANCELLED.value, because=because)
 
 
-def settled(page: Page, ids: Iterable[str], outcome: Outcome, *, because: str) -> None:
+def record_outcomes(tx: Transaction, ids: Iterable[str], outcome: Outcome, *, because: str) -> None:
     """Record the result of envelopes that were occurrences, and create the next ones."""
     for id_ in ids:
-        slot = slot_of(page.conn, id_)
+        slot = get_occurrence_of_envelope(tx.conn, id_)
         if slot is not None:
-            _ended(page, slot, outcome, because)
+            _record_outcome(tx, slot, outcome, because)
 
 
-def _ended(page: Page, slot: Slot, outcome: Outcome, because: str) -> None:
-    kept = _again(page, slot.schedule)
-    worked = slot.state is SlotState.WORKING
-    state = SlotState.SKIPPED if not worked else SlotState.RAN if outcome in _RAN else SlotState.FAILED
+def _record_outcome(tx: Transaction, occurrence: Occurrence, outcome: Outcome, because: str) -> None:
+    kept = _reload(tx, occurrence.schedule)
+    worked = occurrence.state is OccurrenceState.WORKING
+    state = (
+        OccurrenceState.SKIPPED
+        if not worked
+        else OccurrenceState.RAN
+        if outcome in _RAN_OUTCOMES
+        else OccurrenceState.FAILED
+    )
     # For a heartbeat, record the reason even if it ran: often that nothing needed attention.
-    why = because if state is not SlotState.RAN or kept.schedule.heartbeat is not None else ""
-    _end_slot(page, slot, state, why)
-    tell(page, kept, change=state.value, because=why, slot=slot.at.isoformat())
-    if state is SlotState.RAN and kept.schedule.delete_after_run:
-        delete(page, kept, because="it has run, and was to be deleted then")
-    elif slot.by is By.CLOCK:
-        _go_on(page, kept, slot, worked=worked, because=because)
+    why = because if state is not OccurrenceState.RAN or kept.schedule.heartbeat is not None else ""
+    _end_occurrence(tx, occurrence, state, why)
+    emit_change(tx, kept, change=state.value, because=why, slot=occurrence.at.isoformat())
+    if state is OccurrenceState.RAN and kept.schedule.delete_after_run:
+        delete(tx, kept, because="it was to be deleted after its run")
+    elif occurrence.cause is OccurrenceCause.CLOCK:
+        _continue_schedule(tx, kept, occurrence, has_run=worked, because=because)
 
 
-def _end_slot(page: Page, slot: Slot, state: SlotState, because: str) -> None:
-    which = {"the_schedule": slot.schedule, "the_seq": slot.seq, "now": page.at_ms}
-    page.conn.execute(_end, {**which, "new_state": state.value, "why": because})
-    if state is SlotState.RAN:
-        page.conn.execute(_ran_meanwhile, which)  # occurrences missed while it ran have higher numbers
+def _end_occurrence(tx: Transaction, occurrence: Occurrence, state: OccurrenceState, because: str) -> None:
+    which = {"the_schedule": occurrence.schedule, "the_seq": occurrence.seq, "now": tx.at_ms}
+    tx.conn.execute(_end, {**which, "new_state": state.value, "why": because})
+    if state is OccurrenceState.RAN:
+        tx.conn.execute(_set_last_run, which)  # occurrences missed while it ran have higher numbers
 
 
-def _go_on(page: Page, kept: Kept, slot: Slot, *, worked: bool, because: str) -> None:
+def _continue_schedule(
+    tx: Transaction, stored: StoredSchedule, occurrence: Occurrence, *, has_run: bool, because: str
+) -> None:
     """Record missed occurrences as skipped, with the reason, and create the next one."""
-    if not worked:
-        _pass_by(page, kept, _known(kept, slot), from_ms(page.at_ms), because=because)
-    elif kept.enabled:
-        _pass_meanwhile(page, kept, slot)
-    if kept.enabled:
-        arm(page, kept, after=slot.at)
+    if not has_run:
+        _record_skipped(tx, stored, _recorded_until(stored, occurrence), from_ms(tx.at_ms), because=because)
+    elif stored.enabled:
+        _record_missed_during(tx, stored, occurrence)
+    if stored.enabled:
+        create_next_occurrence(tx, stored, after=occurrence.at)
 
 
-def _pass_meanwhile(page: Page, kept: Kept, slot: Slot) -> None:
+def _record_missed_during(tx: Transaction, stored: StoredSchedule, occurrence: Occurrence) -> None:
     """Record the occurrences missed while one waited for the server, and while it ran."""
-    known, begun, now = _known(kept, slot), slot.begun_at or slot.at, from_ms(page.at_ms)
+    known, begun, now = _recorded_until(stored, occurrence), occurrence.started_at or occurrence.at, from_ms(tx.at_ms)
     if known < begun:
-        _pass_by(page, kept, known, begun, because=TOO_LATE)
-    _pass_by(page, kept, max(known, begun), now, because="the one before it was still being worked on")
+        _record_skipped(tx, stored, known, begun, because=TOO_LATE)
+    _record_skipped(tx, stored, max(known, begun), now, because="the previous occurrence was still running")
 
 
-def _known(kept: Kept, slot: Slot) -> datetime:
+def _recorded_until(stored: StoredSchedule, occurrence: Occurrence) -> datetime:
     """Return the time up to which everything is recorded: a change of the schedule records what was missed before."""
-    return max(slot.at, from_ms(kept.updated_ms))
+    return max(occurrence.at, from_ms(stored.updated_ms))
 
 
-def _pass_by(page: Page, kept: Kept, since: datetime, until: datetime, *, because: str) -> None:
+def _record_skipped(tx: Transaction, stored: StoredSchedule, since: datetime, until: datetime, *, because: str) -> None:
     """Record the occurrences in (since, until] as skipped, in one row for all of them."""
-    when, zone = kept.schedule.when, kept.place
-    first = next_after(when, since, zone)
+    when, zone = stored.schedule.when, stored.zone_info
+    first = next_occurrence(when, since, zone)
     if first is None or first > until:
         return
-    end = next_after(when, until, zone) or until
-    slot = Slot(
-        schedule=kept.id,
-        by=By.CLOCK,
+    end = next_occurrence(when, until, zone) or until
+    slot = Occurrence(
+        schedule=stored.id,
+        cause=OccurrenceCause.CLOCK,
         at=first,
-        state=SlotState.SKIPPED,
+        state=OccurrenceState.SKIPPED,
         because=because,
         until=end,
-        count=count_between(when, first, end, zone),
-        ended_at=from_ms(page.at_ms),
+        count=count_occurrences(when, first, end, zone),
+        ended_at=from_ms(tx.at_ms),
     )
-    _write(page, slot)
+    _insert_next(tx, slot)

@@ -12,9 +12,9 @@ from retinue.store.sessions import sessions
 _b = sa.bindparam
 _k = t.external_keys
 _get = sa.select(_k.c.session).where(_k.c.key == _b("key"))
-_of = sa.select(_k.c.key).where(_k.c.session == _b("session"))
+_key_by_session = sa.select(_k.c.key).where(_k.c.session == _b("session"))
 _insert = _k.insert()
-_forget = _k.delete().where(_k.c.key == _b("the_key"))
+_delete = _k.delete().where(_k.c.key == _b("the_key"))
 
 
 def get(conn: sa.Connection, key: str) -> SessionId | None:
@@ -30,11 +30,11 @@ def find_session(conn: sa.Connection, key: str) -> Session | None:
     return sessions.get(conn, chosen) if chosen is not None else None
 
 
-def of(conn: sa.Connection, session: str) -> str | None:
-    return conn.execute(_of, {"session": session}).scalar()
+def get_key(conn: sa.Connection, session: str) -> str | None:
+    return conn.execute(_key_by_session, {"session": session}).scalar()
 
 
-def put(conn: sa.Connection, key: str, session: SessionId) -> None:
+def set_key(conn: sa.Connection, key: str, session: SessionId) -> None:
     """Assign the key to this session, replacing an earlier assignment."""
-    conn.execute(_forget, {"the_key": key})
+    conn.execute(_delete, {"the_key": key})
     conn.execute(_insert, {"key": key, "session": session})

@@ -16,10 +16,10 @@ from msgspec import Struct
 from retinue.domain.record import Record
 from retinue.store.core import tables as t
 from retinue.store.sessions import records
-from retinue.store.sessions.records import Damage
+from retinue.store.sessions.records import DamagedRecord
 
 _b = sa.bindparam
-_between = (
+_range = (
     sa.select(t.records)
     .where(t.records.c.session == _b("session"), t.records.c.seq >= _b("first"), t.records.c.seq <= _b("last"))
     .order_by(t.records.c.seq)
@@ -29,14 +29,14 @@ _insert = t.records.insert()
 _encode = msgspec.json.Encoder().encode
 
 
-class _Aside(msgspec.Struct):
+class _ImportFields(msgspec.Struct):
     """The fields that a body may contain besides the record."""
 
     line: str | None = None
-    opening: Opening | None = None
+    opening: ImportedFiles | None = None
 
 
-class Opening(msgspec.Struct):
+class ImportedFiles(msgspec.Struct):
     """The files of an imported session, and the length of its history at the import."""
 
     descriptor: str
@@ -44,17 +44,17 @@ class Opening(msgspec.Struct):
     record_seq: int
 
 
-_aside = msgspec.json.Decoder(_Aside)
+_import_fields_decoder = msgspec.json.Decoder(_ImportFields)
 
 
-class Kept(Struct, frozen=True):
+class ImportedRecord(Struct, frozen=True):
     """A record, and its original line if that differs from the one we would write."""
 
     record: Record
     line: str | None = None
 
 
-def add(conn: sa.Connection, kept: Sequence[Kept], *, opening: Opening) -> None:
+def add(conn: sa.Connection, imported: Sequence[ImportedRecord], *, files: ImportedFiles) -> None:
     """Insert the records of an imported session. The first one is its start marker."""
     conn.execute(
         _insert,
@@ -63,43 +63,45 @@ def add(conn: sa.Connection, kept: Sequence[Kept], *, opening: Opening) -> None:
                 "session": k.record.session,
                 "seq": k.record.seq,
                 "kind": k.record.kind.value,
-                "body": _body(k, opening if k.record.seq == 1 else None),
+                "body": _encode_body(k, files if k.record.seq == 1 else None),
                 "run": None,
                 "trust": k.record.trust.value,
                 "at_ms": k.record.at_ms,
             }
-            for k in kept
+            for k in imported
         ],
     )
 
 
-def _body(kept: Kept, opening: Opening | None) -> str:
-    body = msgspec.to_builtins(kept.record.body)
-    if kept.line is not None:
-        body["line"] = kept.line
-    if opening is not None:
-        body["opening"] = opening
+def _encode_body(imported: ImportedRecord, files: ImportedFiles | None) -> str:
+    body = msgspec.to_builtins(imported.record.body)
+    if imported.line is not None:
+        body["line"] = imported.line
+    if files is not None:
+        body["opening"] = files
     return _encode(body).decode()
 
 
-def read(conn: sa.Connection, session: str, *, first: int, last: int) -> tuple[list[Kept], list[Damage]]:
-    found: list[Kept] = []
-    damaged: list[Damage] = []
-    for row in conn.execute(_between, {"session": session, "first": first, "last": last}):
+def read(
+    conn: sa.Connection, session: str, *, first: int, last: int
+) -> tuple[list[ImportedRecord], list[DamagedRecord]]:
+    found: list[ImportedRecord] = []
+    damaged: list[DamagedRecord] = []
+    for row in conn.execute(_range, {"session": session, "first": first, "last": last}):
         try:
-            aside = _aside.decode(row.body) if '"line":' in row.body else None
-            found.append(Kept(records.record_of(*row), aside.line if aside else None))
+            aside = _import_fields_decoder.decode(row.body) if '"line":' in row.body else None
+            found.append(ImportedRecord(records.record_from_row(*row), aside.line if aside else None))
         except (ValueError, TypeError, OverflowError, msgspec.MsgspecError) as error:
-            damaged.append(Damage(row.session, row.seq, str(error)))
+            damaged.append(DamagedRecord(row.session, row.seq, str(error)))
     return found, damaged
 
 
-def opening(conn: sa.Connection, session: str) -> Opening | None:
+def get_imported_files(conn: sa.Connection, session: str) -> ImportedFiles | None:
     """Return None for a session that was not imported."""
     body = conn.execute(_first, {"session": session}).scalar()
     if body is None or '"opening":' not in body:
         return None
     try:
-        return _aside.decode(body).opening
+        return _import_fields_decoder.decode(body).opening
     except msgspec.MsgspecError:
         return None

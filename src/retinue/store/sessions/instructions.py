@@ -21,10 +21,10 @@ _change = (
         began=_b("new_began"), snapshot=_b("new_snapshot"), text=_b("new_text"), parts=_b("new_parts"), at_ms=_b("now")
     )
 )
-_forget = t.instructions.delete().where(_i.session == _b("the_session"))
+_delete = t.instructions.delete().where(_i.session == _b("the_session"))
 
 
-class Kept(NamedTuple):
+class StoredInstructions(NamedTuple):
     """`began` distinguishes one context of the session from the next; `snapshot` and `parts` are JSON."""
 
     began: str
@@ -34,27 +34,27 @@ class Kept(NamedTuple):
     at_ms: int
 
 
-def get(conn: sa.Connection, session: SessionId) -> Kept | None:
+def get(conn: sa.Connection, session: SessionId) -> StoredInstructions | None:
     row = conn.execute(_get, {"session": session}).one_or_none()
-    return Kept(row.began, row.snapshot, row.text, row.parts, row.at_ms) if row else None
+    return StoredInstructions(row.began, row.snapshot, row.text, row.parts, row.at_ms) if row else None
 
 
-def text_of(conn: sa.Connection, session: SessionId) -> str | None:
+def get_text(conn: sa.Connection, session: SessionId) -> str | None:
     row = conn.execute(_text, {"session": session}).one_or_none()
     return row.text if row is not None else None
 
 
-def put(conn: sa.Connection, session: SessionId, kept: Kept) -> None:
+def upsert(conn: sa.Connection, session: SessionId, stored: StoredInstructions) -> None:
     values = {
-        "new_began": kept.began,
-        "new_snapshot": kept.snapshot,
-        "new_text": kept.text,
-        "new_parts": kept.parts,
-        "now": kept.at_ms,
+        "new_began": stored.began,
+        "new_snapshot": stored.snapshot,
+        "new_text": stored.text,
+        "new_parts": stored.parts,
+        "now": stored.at_ms,
     }
     if not conn.execute(_change, {"the_session": session, **values}).rowcount:
-        conn.execute(_insert, {"session": session, **kept._asdict()})
+        conn.execute(_insert, {"session": session, **stored._asdict()})
 
 
-def forget(conn: sa.Connection, session: SessionId) -> None:
-    conn.execute(_forget, {"the_session": session})
+def delete(conn: sa.Connection, session: SessionId) -> None:
+    conn.execute(_delete, {"the_session": session})

@@ -16,39 +16,39 @@ import msgspec
 import sqlalchemy as sa
 
 from retinue.domain.ids import RunId, SessionId
-from retinue.domain.record import Body, Plain, Record, RecordKind, plain_records
+from retinue.domain.record import Record, RecordBody, RecordKind, TextRecord, make_text_records
 from retinue.domain.times import MS_MAX, MS_MIN
 from retinue.domain.trust import Trust
 from retinue.store.core import tables as t
-from retinue.store.core.fast_connection import Rows
-from retinue.store.sessions.record_codec import DECODERS, PLAIN_KINDS, as_words
+from retinue.store.core.fast_connection import FastResult
+from retinue.store.sessions.record_codec import DECODERS, PLAIN_KINDS, decode_plain_body
 
-CHAPTER_RECORDS = 256
-FAST = 1  # level of zlib: apart from the texts, all records look much the same
+CHUNK_RECORDS = 256
+ZLIB_LEVEL = 1  # level of zlib: apart from the texts, all records look much the same
 
 _b = sa.bindparam
 _c, _r = t.chapters.c, t.records.c
-_rows = (
+_select_records = (
     sa.select(_r.seq, _r.kind, _r.body, _r.run, _r.trust, _r.at_ms)
     .where(_r.session == _b("session"), _r.seq >= _b("first"), _r.seq <= _b("last"))
     .order_by(_r.seq)
 )
 _insert = t.chapters.insert()
-_chapters = (
+_select_chunks = (
     sa.select(_c.number, _c.body)
     .where(_c.session == _b("session"), _c.number >= _b("first"), _c.number <= _b("last"))
     .order_by(_c.number)
 )
 _context_from = sa.select(t.sessions.c.context_from).where(t.sessions.c.id == _b("session"))
-_gone_by = t.chapters.delete().where(
+_delete_outdated = t.chapters.delete().where(
     _c.session == _b("the_session"), sa.or_(_c.number < _b("the_first"), _c.number >= _b("the_next"))
 )
-_forget = t.chapters.delete().where(_c.session == _b("the_session"))
+_delete = t.chapters.delete().where(_c.session == _b("the_session"))
 _json = msgspec.json.Encoder().encode
-_tails = msgspec.msgpack.Decoder(list[str])
+_tails_decoder = msgspec.msgpack.Decoder(list[str])
 
 
-class Chapter(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+class RecordChunk(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
     """The records of a chunk, by column.
 
     `tails` holds, compressed, what follows the text in each plain body. `others` holds the
@@ -59,12 +59,12 @@ class Chapter(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=Fa
     trusts: list[Trust]
     at_ms: list[int]
     runs: list[RunId | None]
-    words: list[str]
+    texts: list[str]
     others: dict[int, str]
     tails: bytes
 
 
-class _Tails:
+class _BodyTails:
     """The parts of bodies besides their texts, decompressed on first use."""
 
     def __init__(self, first: int, packed: bytes) -> None:
@@ -72,61 +72,61 @@ class _Tails:
         self._packed = packed
         self._tails: list[str] | None = None
 
-    def body(self, record: Plain) -> Body:
+    def body(self, record: TextRecord) -> RecordBody:
         if self._tails is None:
-            self._tails = _tails.decode(zlib.decompress(self._packed))
-        return DECODERS[record.kind].decode(_opened(record.words) + self._tails[record.seq - self._first])
+            self._tails = _tails_decoder.decode(zlib.decompress(self._packed))
+        return DECODERS[record.kind].decode(_body_prefix(record.text) + self._tails[record.seq - self._first])
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Chapter).decode
-_UNREADABLE = (LookupError, ValueError, TypeError, OverflowError, msgspec.MsgspecError)
+_decode = msgspec.msgpack.Decoder(RecordChunk).decode
+_DECODE_ERRORS = (LookupError, ValueError, TypeError, OverflowError, msgspec.MsgspecError)
 
 
-def close(conn: sa.Connection, session: SessionId, *, next_seq: int) -> None:
+def write_chunk(conn: sa.Connection, session: SessionId, *, next_seq: int) -> None:
     """Build the chunk of the records before `next_seq`. Delete chunks that are no longer in the context."""
-    number = next_seq // CHAPTER_RECORDS - 1
+    number = next_seq // CHUNK_RECORDS - 1
     first, last = _bounds(number)
-    rows = conn.execute(_rows, {"session": session, "first": first, "last": last}).all()
+    rows = conn.execute(_select_records, {"session": session, "first": first, "last": last}).all()
     try:
-        body = _encode(_made_of(rows, first, last))
-    except _UNREADABLE:
+        body = _encode(_build_chunk(rows, first, last))
+    except _DECODE_ERRORS:
         return  # reading the records reports the damaged one
     context_from = conn.execute(_context_from, {"session": session}).scalar() or 0
-    gone_by = {"the_first": context_from // CHAPTER_RECORDS, "the_next": number}
-    conn.execute(_gone_by, {"the_session": session, **gone_by})
+    gone_by = {"the_first": context_from // CHUNK_RECORDS, "the_next": number}
+    conn.execute(_delete_outdated, {"the_session": session, **gone_by})
     conn.execute(_insert, {"session": session, "number": number, "body": body})
 
 
-def read(conn: sa.Connection, session: str, *, first: int, last: int) -> Iterator[tuple[int, Sequence[Record]]]:
+def read_chunks(conn: sa.Connection, session: str, *, first: int, last: int) -> Iterator[tuple[int, Sequence[Record]]]:
     """Yield the chunks within first..last, each with the sequence number of its first record."""
-    wanted = {"first": -(-first // CHAPTER_RECORDS) if first > 1 else 0, "last": (last + 1) // CHAPTER_RECORDS - 1}
+    wanted = {"first": -(-first // CHUNK_RECORDS) if first > 1 else 0, "last": (last + 1) // CHUNK_RECORDS - 1}
     if wanted["first"] > wanted["last"]:
         return
-    result: Any = conn.execute(_chapters, {"session": session, **wanted})
-    for number, body in result.plain() if isinstance(result, Rows) else result:
+    result: Any = conn.execute(_select_chunks, {"session": session, **wanted})
+    for number, body in result.plain_rows() if isinstance(result, FastResult) else result:
         begins, ends = _bounds(number)
         try:
-            yield begins, _records(session, _decode(body), begins, ends)
-        except _UNREADABLE:
+            yield begins, _build_records(session, _decode(body), begins, ends)
+        except _DECODE_ERRORS:
             continue
 
 
-def forget(conn: sa.Connection, session: str) -> None:
-    conn.execute(_forget, {"the_session": session})
+def delete_chunks(conn: sa.Connection, session: str) -> None:
+    conn.execute(_delete, {"the_session": session})
 
 
 def _bounds(number: int) -> tuple[int, int]:
     """Return the first and the last sequence number of a chunk. Records are numbered from 1."""
-    return max(number * CHAPTER_RECORDS, 1), (number + 1) * CHAPTER_RECORDS - 1
+    return max(number * CHUNK_RECORDS, 1), (number + 1) * CHUNK_RECORDS - 1
 
 
-def _opened(words: str) -> str:
+def _body_prefix(text: str) -> str:
     """Return the beginning of a plain body as it is stored."""
-    return '{"text":' + _json(words).decode()
+    return '{"text":' + _json(text).decode()
 
 
-def _made_of(rows: Sequence[Any], first: int, last: int) -> Chapter:
+def _build_chunk(rows: Sequence[Any], first: int, last: int) -> RecordChunk:
     seqs, kinds, bodies, runs, trusts, at_ms = zip(*rows, strict=True)
     if seqs != tuple(range(first, last + 1)):
         raise ValueError("records are missing")
@@ -134,23 +134,23 @@ def _made_of(rows: Sequence[Any], first: int, last: int) -> Chapter:
     tails: list[str] = []
     others: dict[int, str] = {}
     for place, (kind, body) in enumerate(zip(kinds, bodies, strict=True)):
-        said, tail = _split(kind, body)
+        said, tail = _split_body(kind, body)
         words.append(said)
         tails.append(tail)
         if not said:
             others[place] = body
-    return Chapter(
+    return RecordChunk(
         kinds=[RecordKind(kind) for kind in kinds],
         trusts=[Trust(trust) for trust in trusts],
         at_ms=list(at_ms),
         runs=[run or None for run in runs],
-        words=words,
+        texts=words,
         others=others,
-        tails=zlib.compress(_encode(tails), FAST),
+        tails=zlib.compress(_encode(tails), ZLIB_LEVEL),
     )
 
 
-def _split(kind: str, body: str) -> tuple[str, str]:
+def _split_body(kind: str, body: str) -> tuple[str, str]:
     """Split a plain body into its text and the rest, which joined give the stored body.
 
     Other bodies give two empty strings.
@@ -158,32 +158,32 @@ def _split(kind: str, body: str) -> tuple[str, str]:
     if kind not in PLAIN_KINDS:
         return "", ""
     try:
-        words = as_words(body).text
+        words = decode_plain_body(body).text
     except msgspec.MsgspecError:
         return "", ""
-    opened = _opened(words)
+    opened = _body_prefix(words)
     return (words, body[len(opened) :]) if body.startswith(opened) else ("", "")
 
 
-def _records(session: str, chapter: Chapter, first: int, last: int) -> Sequence[Record]:
+def _build_records(session: str, chunk: RecordChunk, first: int, last: int) -> Sequence[Record]:
     """Build the records column by column, so that no Python statement runs for each of thousands."""
-    at_ms = chapter.at_ms
+    at_ms = chunk.at_ms
     if not MS_MIN <= min(at_ms) <= max(at_ms) <= MS_MAX:
         raise ValueError("milliseconds out of range")
-    made_of = _Tails(first, chapter.tails)
+    made_of = _BodyTails(first, chunk.tails)
     fields = zip(
         repeat(SessionId(session), last + 1 - first),
         range(first, last + 1),
-        chapter.kinds,
+        chunk.kinds,
         repeat(made_of, last + 1 - first),
         at_ms,
-        chapter.runs,
-        chapter.trusts,
-        chapter.words,
+        chunk.runs,
+        chunk.trusts,
+        chunk.texts,
         strict=True,
     )
-    found: list[Record] = list(plain_records(fields))
-    for place, body in chapter.others.items():
+    found: list[Record] = list(make_text_records(fields))
+    for place, body in chunk.others.items():
         record = found[place]
         whole = DECODERS[record.kind].decode(body)
         found[place] = Record(record.session, record.seq, record.kind, whole, record.at_ms, record.run, record.trust)

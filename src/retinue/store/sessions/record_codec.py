@@ -8,12 +8,23 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from retinue.domain.ids import EnvelopeId
-from retinue.domain.record import Body, Mark, Note, Plain, RecordKind, Reply, Stop, Summary, Usage, UserTurn
+from retinue.domain.record import (
+    ContextStart,
+    Note,
+    RecordBody,
+    RecordKind,
+    Reply,
+    StopReason,
+    Summary,
+    TextRecord,
+    Usage,
+    UserTurn,
+)
 from retinue.domain.tool import ToolResult
 
 DECODERS: dict[RecordKind, msgspec.json.Decoder[Any]] = {
-    RecordKind.START: msgspec.json.Decoder(Mark),
-    RecordKind.RESET: msgspec.json.Decoder(Mark),
+    RecordKind.START: msgspec.json.Decoder(ContextStart),
+    RecordKind.RESET: msgspec.json.Decoder(ContextStart),
     RecordKind.USER: msgspec.json.Decoder(UserTurn),
     RecordKind.ASSISTANT: msgspec.json.Decoder(Reply),
     RecordKind.TOOL: msgspec.json.Decoder(ToolResult),
@@ -23,11 +34,11 @@ DECODERS: dict[RecordKind, msgspec.json.Decoder[Any]] = {
 PLAIN_KINDS = {kind.value: kind for kind in (RecordKind.USER, RecordKind.ASSISTANT)}
 
 
-def read_body(kind: str, body: str) -> Body:
+def decode_body(kind: str, body: str) -> RecordBody:
     return DECODERS[RecordKind(kind)].decode(body)
 
 
-class _Usage(msgspec.Struct, gc=False, frozen=True, forbid_unknown_fields=True):
+class _StoredUsage(msgspec.Struct, gc=False, frozen=True, forbid_unknown_fields=True):
     """The stored form of `Usage`."""
 
     input_tokens: int = 0
@@ -39,7 +50,7 @@ class _Usage(msgspec.Struct, gc=False, frozen=True, forbid_unknown_fields=True):
     estimated: bool = False
 
 
-class Words(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+class PlainBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     """The stored form of a `UserTurn` or `Reply` with only plain text. Strict, so that no other body decodes as one.
 
     It decodes in half the time and becomes a body on first use.
@@ -52,17 +63,17 @@ class Words(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     thinking: Literal[""] = ""
     stop: Literal["end", "calls", "length", "cut-off", "filtered"] = "end"  # others need more data
     model: str = ""
-    usage: _Usage = _Usage()
+    usage: _StoredUsage = _StoredUsage()
     provider: str = ""
     pieces: tuple[()] = ()
 
-    def body(self, record: Plain) -> UserTurn | Reply:
+    def body(self, record: TextRecord) -> UserTurn | Reply:
         if record.kind is RecordKind.USER:
             return UserTurn(text=self.text, envelopes=self.envelopes)
         u = self.usage
         return Reply(
             text=self.text,
-            stop=Stop(self.stop),
+            stop=StopReason(self.stop),
             model=self.model,
             usage=Usage(
                 input_tokens=u.input_tokens,
@@ -77,5 +88,5 @@ class Words(msgspec.Struct, gc=False, forbid_unknown_fields=True):
         )
 
 
-as_words = msgspec.json.Decoder(Words).decode
-text_of = attrgetter("text")
+decode_plain_body = msgspec.json.Decoder(PlainBody).decode
+get_text = attrgetter("text")

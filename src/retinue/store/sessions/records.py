@@ -11,32 +11,32 @@ import sqlalchemy as sa
 from msgspec import Struct
 
 from retinue.domain.ids import SessionId
-from retinue.domain.record import Record, RecordKind, plain_records
+from retinue.domain.record import Record, RecordKind, make_text_records
 from retinue.domain.times import MS_MAX, MS_MIN
 from retinue.domain.trust import Trust
 from retinue.store.core import tables as t
-from retinue.store.core.fast_connection import Rows
+from retinue.store.core.fast_connection import FastResult
 from retinue.store.sessions import record_chunks
-from retinue.store.sessions.record_codec import DECODERS, PLAIN_KINDS, as_words, read_body, text_of
+from retinue.store.sessions.record_codec import DECODERS, PLAIN_KINDS, decode_body, decode_plain_body, get_text
 
 _b = sa.bindparam
 _encode = msgspec.json.Encoder().encode
 _KINDS = {kind.value: (kind, decoder.decode) for kind, decoder in DECODERS.items()}
-ROWS_AT_ONCE = 128  # records other than plain text are decoded one by one
-_DAMAGED = (LookupError, ValueError, TypeError, OverflowError, msgspec.MsgspecError)
+ROWS_PER_BATCH = 128  # records other than plain text are decoded one by one
+_DECODE_ERRORS = (LookupError, ValueError, TypeError, OverflowError, msgspec.MsgspecError)
 _TRUSTS = {trust.value: trust for trust in Trust}
-_made = Record._make  # pyright: ignore[reportPrivateUsage]
+_make_record = Record._make  # pyright: ignore[reportPrivateUsage]
 _insert = t.records.insert()
-_since = (
+_range = (
     sa.select(*(column for column in t.records.c if column is not t.records.c.session))
     .where(t.records.c.session == _b("session"), t.records.c.seq >= _b("first"), t.records.c.seq <= _b("last"))
     .order_by(t.records.c.seq)
 )
-_one = sa.select(t.records).where(t.records.c.session == _b("session"), t.records.c.seq == _b("seq"))
-_begun = sa.select(sa.func.max(t.records.c.seq)).where(
+_by_seq = sa.select(t.records).where(t.records.c.session == _b("session"), t.records.c.seq == _b("seq"))
+_context_start = sa.select(sa.func.max(t.records.c.seq)).where(
     t.records.c.session == _b("session"),
     t.records.c.seq < _b("before"),
-    t.records.c.kind.in_([t.word(f"'{RecordKind.START}'"), t.word(f"'{RecordKind.RESET}'")]),
+    t.records.c.kind.in_([t.sql_literal(f"'{RecordKind.START}'"), t.sql_literal(f"'{RecordKind.RESET}'")]),
 )
 _owner_turns = (
     sa.select(t.records)
@@ -44,8 +44,8 @@ _owner_turns = (
         t.records.c.session == _b("session"),
         t.records.c.seq > _b("after"),
         t.records.c.seq < _b("before"),
-        t.records.c.kind == t.word(f"'{RecordKind.USER}'"),
-        t.records.c.trust == t.word(f"'{Trust.OWNER}'"),
+        t.records.c.kind == t.sql_literal(f"'{RecordKind.USER}'"),
+        t.records.c.trust == t.sql_literal(f"'{Trust.OWNER}'"),
     )
     .order_by(t.records.c.seq.desc())
     .limit(_b("limit"))
@@ -57,7 +57,7 @@ _all = (
 )
 
 
-class Damage(Struct, frozen=True):
+class DamagedRecord(Struct, frozen=True):
     """A record that cannot be decoded."""
 
     session: SessionId
@@ -82,15 +82,15 @@ def add(conn: sa.Connection, records: Sequence[Record]) -> None:
         ],
     )
     for r in records:
-        if r.seq % record_chunks.CHAPTER_RECORDS == 0:
-            record_chunks.close(conn, r.session, next_seq=r.seq)
+        if r.seq % record_chunks.CHUNK_RECORDS == 0:
+            record_chunks.write_chunk(conn, r.session, next_seq=r.seq)
 
 
-def read(conn: sa.Connection, session: str, *, first: int, last: int) -> tuple[list[Record], list[Damage]]:
+def read_range(conn: sa.Connection, session: str, *, first: int, last: int) -> tuple[list[Record], list[DamagedRecord]]:
     """Return the records first..last. A damaged one does not hide its neighbors."""
     found: list[Record] = []
-    damaged: list[Damage] = []
-    for begins, chapter in record_chunks.read(conn, session, first=first, last=last):
+    damaged: list[DamagedRecord] = []
+    for begins, chapter in record_chunks.read_chunks(conn, session, first=first, last=last):
         if begins > first:
             _read_rows(conn, session, first, begins - 1, found, damaged)
         found += chapter
@@ -100,21 +100,21 @@ def read(conn: sa.Connection, session: str, *, first: int, last: int) -> tuple[l
 
 
 def _read_rows(
-    conn: sa.Connection, session: str, first: int, last: int, found: list[Record], damaged: list[Damage]
+    conn: sa.Connection, session: str, first: int, last: int, found: list[Record], damaged: list[DamagedRecord]
 ) -> None:
-    result: Any = conn.execute(_since, {"session": session, "first": first, "last": last})
-    rows: Iterator[Any] = result.plain() if isinstance(result, Rows) else iter(result)
+    result: Any = conn.execute(_range, {"session": session, "first": first, "last": last})
+    rows: Iterator[Any] = result.plain_rows() if isinstance(result, FastResult) else iter(result)
     # Fetch many rows at once, then decode them at once: alternating for each row takes a tenth longer.
     at_once = 1  # a context begins with a marker
     while batch := list(islice(rows, at_once)):
-        at_once = ROWS_AT_ONCE
+        at_once = ROWS_PER_BATCH
         try:
-            found += _plain_records(session, batch)
-        except _DAMAGED:  # or not all of them are plain
-            _read_each(session, batch, found, damaged)
+            found += _decode_plain_rows(session, batch)
+        except _DECODE_ERRORS:  # or not all of them are plain
+            _decode_each(session, batch, found, damaged)
 
 
-def _plain_records(session: str, rows: Sequence[Any]) -> Iterable[Record]:
+def _decode_plain_rows(session: str, rows: Sequence[Any]) -> Iterable[Record]:
     """Decode rows that contain only plain text. Raises if any is not plain, or is damaged.
 
     Works column by column, so that no Python statement runs for each of thousands of rows.
@@ -123,65 +123,65 @@ def _plain_records(session: str, rows: Sequence[Any]) -> Iterable[Record]:
     if not MS_MIN <= min(at_ms) <= max(at_ms) <= MS_MAX:
         raise ValueError("milliseconds out of range")
     kinds = list(map(PLAIN_KINDS.__getitem__, kinds))
-    words = list(map(as_words, bodies))
+    words = list(map(decode_plain_body, bodies))
     if not all(runs):
         runs = [run or None for run in runs]
     trusts = map(_TRUSTS.__getitem__, trusts)
-    fields = zip(repeat(session), seqs, kinds, words, at_ms, runs, trusts, map(text_of, words))
-    return plain_records(fields)
+    fields = zip(repeat(session), seqs, kinds, words, at_ms, runs, trusts, map(get_text, words))
+    return make_text_records(fields)
 
 
-def _read_each(session: str, rows: Iterable[Any], found: list[Record], damaged: list[Damage]) -> None:
+def _decode_each(session: str, rows: Iterable[Any], found: list[Record], damaged: list[DamagedRecord]) -> None:
     for row in rows:
         try:
-            found.append(record_of(session, *row))
-        except _DAMAGED as error:
-            damaged.append(Damage(SessionId(session), row[0], _said(error)))
+            found.append(record_from_row(session, *row))
+        except _DECODE_ERRORS as error:
+            damaged.append(DamagedRecord(SessionId(session), row[0], _describe_error(error)))
 
 
-def record_of(session: str, seq: int, kind: str, body: str, run: str | None, trust: str, at_ms: int) -> Record:
+def record_from_row(session: str, seq: int, kind: str, body: str, run: str | None, trust: str, at_ms: int) -> Record:
     """Decode a row of `records`. Raises if it is damaged."""
     # After a restart, thousands of these calls delay the first answer. So each lookup is done only once, and `_make`
     # takes half the time of a call with keywords.
     kind_, decode = _KINDS[kind]
     if not MS_MIN <= at_ms <= MS_MAX:
         raise ValueError(f"{at_ms} milliseconds are out of range")
-    return _made((session, seq, kind_, decode(body), at_ms, run or None, _TRUSTS[trust]))
+    return _make_record((session, seq, kind_, decode(body), at_ms, run or None, _TRUSTS[trust]))
 
 
-def _said(error: Exception) -> str:
-    return f"there is nothing that is called {error}" if isinstance(error, LookupError) else str(error)
+def _describe_error(error: Exception) -> str:
+    return f"unknown value: {error}" if isinstance(error, LookupError) else str(error)
 
 
-def damaged(conn: sa.Connection) -> list[Damage]:
+def list_damaged(conn: sa.Connection) -> list[DamagedRecord]:
     """List all records of the instance that cannot be decoded."""
-    found: list[Damage] = []
+    found: list[DamagedRecord] = []
     for row in conn.execute(_all):
         try:
-            read_body(row.kind, row.body)
+            decode_body(row.kind, row.body)
         except (ValueError, msgspec.MsgspecError) as error:
-            found.append(Damage(SessionId(row.session), row.seq, str(error)))
+            found.append(DamagedRecord(SessionId(row.session), row.seq, str(error)))
     return found
 
 
-def owner_turns(conn: sa.Connection, session: str, *, before: int, limit: int) -> list[Record]:
+def list_owner_turns(conn: sa.Connection, session: str, *, before: int, limit: int) -> list[Record]:
     """List what the owner wrote before a record since the last reset: the newest, oldest first."""
-    begun = conn.execute(_begun, {"session": session, "before": before}).scalar() or 0
+    begun = conn.execute(_context_start, {"session": session, "before": before}).scalar() or 0
     rows = conn.execute(_owner_turns, {"session": session, "after": begun, "before": before, "limit": limit})
     found: list[Record] = []
     for row in rows:
         try:
-            found.append(record_of(*row))
+            found.append(record_from_row(*row))
         except (LookupError, ValueError, TypeError, OverflowError, msgspec.MsgspecError):
             continue  # `list_damaged` reports it; an unreadable record explains nothing
     return found[::-1]
 
 
-def begun(conn: sa.Connection, session: str, *, before: int) -> int:
+def context_start_seq(conn: sa.Connection, session: str, *, before: int) -> int:
     """Return the sequence number of the marker that starts the context of a record."""
-    return conn.execute(_begun, {"session": session, "before": before}).scalar() or 1
+    return conn.execute(_context_start, {"session": session, "before": before}).scalar() or 1
 
 
 def get(conn: sa.Connection, session: str, seq: int) -> Record | None:
-    row = conn.execute(_one, {"session": session, "seq": seq}).one_or_none()
-    return record_of(*row) if row else None
+    row = conn.execute(_by_seq, {"session": session, "seq": seq}).one_or_none()
+    return record_from_row(*row) if row else None

@@ -6,8 +6,8 @@ import sqlalchemy as sa
 
 from retinue.domain import address, session_keys
 from retinue.domain.address import AddressKind
-from retinue.domain.errors import Ambiguous, Invalid, NotFound
-from retinue.domain.ids import prefix
+from retinue.domain.errors import AmbiguousId, Invalid, NotFound
+from retinue.domain.ids import parse_id_prefix
 from retinue.domain.principal import Principal
 from retinue.domain.session import Origin, OriginKind, Session
 from retinue.domain.session_keys import KeyKind, SessionKey
@@ -17,92 +17,98 @@ from retinue.store.sessions import sessions
 OWNER = "owner"
 
 
-def key_of(session: Session) -> str:
+def session_key(session: Session) -> str:
     """Return the session's key in the format that others know, if there is one, and otherwise its address."""
     origin = session.origin
     match origin.kind:
         case OriginKind.SUBAGENT:
-            return str(session_keys.subagent(session.agent, session.id))
+            return str(session_keys.subagent_key(session.agent, session.id))
         case OriginKind.SCHEDULE:
-            return str(session_keys.cron(session.agent, origin.key.removeprefix("schedule:")))
+            return str(session_keys.cron_key(session.agent, origin.key.removeprefix("schedule:")))
         case _:
-            return str(address.agent(session.agent, session.id))
+            return str(address.agent_address(session.agent, session.id))
 
 
-def named(conn: sa.Connection, text: str, *, agent: str, whose: Principal | None) -> Session | None:
+def find_session(conn: sa.Connection, text: str, *, agent: str, principal: Principal | None) -> Session | None:
     """Return the session that `agent` means by this text, unless it is deleted.
 
     `main` is the latest conversation of `principal`.
     """
-    found = _found(conn, text.strip(), agent, whose)
+    found = _find_any(conn, text.strip(), agent, principal)
     return found if found is not None and found.deleted_at is None else None
 
 
-def labelled(conn: sa.Connection, label: str, *, agent: str) -> Session | None:
+def find_by_label(conn: sa.Connection, label: str, *, agent: str) -> Session | None:
     """Return the agent's session with this name."""
     known = agents.find(conn, agent)
-    found = sessions.by_name(conn, known.name, label.strip()) if known is not None else None
+    found = sessions.find_by_name(conn, known.name, label.strip()) if known is not None else None
     return sessions.get(conn, found) if found is not None else None
 
 
-def _found(conn: sa.Connection, text: str, agent: str, whose: Principal | None) -> Session | None:
+def _find_any(conn: sa.Connection, text: str, agent: str, principal: Principal | None) -> Session | None:
     if text.casefold() == session_keys.MAIN:
-        return _main(conn, agent, whose)
+        return _find_main(conn, agent, principal)
     try:
-        digits = prefix(text)
+        digits = parse_id_prefix(text)
     except Invalid:
-        return _by_key(conn, text, whose)
+        return _find_by_key_text(conn, text, principal)
     try:
-        return sessions.resolve(conn, digits)
-    except (NotFound, Ambiguous):
+        return sessions.get_by_short_id(conn, digits)
+    except (NotFound, AmbiguousId):
         return None
 
 
-def _by_key(conn: sa.Connection, text: str, whose: Principal | None) -> Session | None:
+def _find_by_key_text(conn: sa.Connection, text: str, principal: Principal | None) -> Session | None:
     try:
-        ours = address.parse(text)
+        ours = address.parse_address(text)
         if ours.kind is AddressKind.AGENT and ours.rest:
-            return _of(conn, ours.name, ours.rest)
+            return _find_by_prefix(conn, ours.name, ours.rest)
     except Invalid:
         pass
     try:
-        key = session_keys.parse(text)
+        key = session_keys.parse_session_key(text)
     except Invalid:
         return None
     known = agents.find(conn, key.agent) if key.agent else None
-    return _keyed(conn, known.name, key, whose) if known is not None else None
+    return _find_by_key(conn, known.name, key, principal) if known is not None else None
 
 
-def _keyed(conn: sa.Connection, agent: str, key: SessionKey, whose: Principal | None) -> Session | None:
+def _find_by_key(conn: sa.Connection, agent: str, key: SessionKey, principal: Principal | None) -> Session | None:
     match key.kind:
         case KeyKind.MAIN:
-            return _main(conn, agent, whose)
+            return _find_main(conn, agent, principal)
         case KeyKind.SUBAGENT:
-            return _of(conn, agent, key.id) or sessions.by_origin(conn, agent, Origin(OriginKind.SUBAGENT, key.id))
+            return _find_by_prefix(conn, agent, key.id) or sessions.get_by_origin(
+                conn, agent, Origin(OriginKind.SUBAGENT, key.id)
+            )
         case KeyKind.CRON:
-            return sessions.by_origin(conn, agent, Origin(OriginKind.SCHEDULE, f"schedule:{key.id}"))
-        case KeyKind.DIRECT if not key.channel:
-            return _latest_with(conn, agent, f"person:{key.id}")
+            return sessions.get_by_origin(conn, agent, Origin(OriginKind.SCHEDULE, f"schedule:{key.id}"))
+        case KeyKind.DIRECT if not key.platform:
+            return _find_latest_with(conn, agent, f"person:{key.id}")
         case KeyKind.HOOK:
             return None
         case _:
-            return sessions.by_origin(conn, agent, Origin(OriginKind.CHAT, str(key))) or (
-                sessions.by_origin(conn, agent, Origin(OriginKind.CHAT, f"channel:{key.channel}:{key.id}"))
+            return sessions.get_by_origin(conn, agent, Origin(OriginKind.CHAT, str(key))) or (
+                sessions.get_by_origin(conn, agent, Origin(OriginKind.CHAT, f"channel:{key.platform}:{key.id}"))
             )
 
 
-def _of(conn: sa.Connection, agent: str, digits: str) -> Session | None:
-    found = sessions.by_prefix(conn, agent, digits)
+def _find_by_prefix(conn: sa.Connection, agent: str, digits: str) -> Session | None:
+    found = sessions.find_id_by_prefix(conn, agent, digits)
     return sessions.get(conn, found) if found is not None else None
 
 
-def _main(conn: sa.Connection, agent: str, whose: Principal | None) -> Session | None:
+def _find_main(conn: sa.Connection, agent: str, principal: Principal | None) -> Session | None:
     """Return the agent's latest conversation with this person, or with the owner if no person is given."""
-    person = whose.address if whose is not None and whose.address.kind is AddressKind.PERSON else address.person(OWNER)
-    return _latest_with(conn, agent, str(person))
+    person = (
+        principal.address
+        if principal is not None and principal.address.kind is AddressKind.PERSON
+        else address.person_address(OWNER)
+    )
+    return _find_latest_with(conn, agent, str(person))
 
 
-def _latest_with(conn: sa.Connection, agent: str, person: str) -> Session | None:
+def _find_latest_with(conn: sa.Connection, agent: str, person: str) -> Session | None:
     kinds = (OriginKind.TERMINAL, OriginKind.WEB)
-    found = (sessions.latest_of(conn, agent, Origin(kind, person)) for kind in kinds)
+    found = (sessions.get_latest_by_origin(conn, agent, Origin(kind, person)) for kind in kinds)
     return max(filter(None, found), key=lambda session: session.updated_at, default=None)

@@ -9,17 +9,17 @@ from retinue.store.core import tables as t
 _b = sa.bindparam
 _insert = t.shares.insert()
 _delete = t.shares.delete().where(t.shares.c.session == _b("the_session"), t.shares.c.person == _b("the_person"))
-_with = sa.select(t.shares.c.person).where(t.shares.c.session == _b("session")).order_by(t.shares.c.person)
+_select_people = sa.select(t.shares.c.person).where(t.shares.c.session == _b("session")).order_by(t.shares.c.person)
 
 
-def people(conn: sa.Connection, session: str) -> list[str]:
+def list_people(conn: sa.Connection, session: str) -> list[str]:
     """List the people this session is shared with."""
-    return conn.execute(_with, {"session": session}).scalars().all()  # type: ignore[return-value]
+    return conn.execute(_select_people, {"session": session}).scalars().all()  # type: ignore[return-value]
 
 
 def add(conn: sa.Connection, session: str, person: str, *, at_ms: int) -> bool:
     """Share a session with a person. Returns whether it was not shared with them before."""
-    if person in people(conn, session):
+    if person in list_people(conn, session):
         return False
     conn.execute(_insert, {"session": session, "person": person, "at_ms": at_ms})
     return True

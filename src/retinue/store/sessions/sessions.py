@@ -11,41 +11,43 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.errors import Stale
-from retinue.domain.event import NewsKind
+from retinue.domain.errors import StaleEpoch
+from retinue.domain.event import EventKind
 from retinue.domain.ids import SessionId
-from retinue.domain.principal import HOUSE, Principal
-from retinue.domain.record import Mark, Record, RecordKind
-from retinue.domain.session import Mind, Origin, OriginKind, QueueOverride, Session, Wakefulness
+from retinue.domain.principal import SERVER_PRINCIPAL, Principal
+from retinue.domain.record import ContextStart, Record, RecordKind
+from retinue.domain.session import Origin, OriginKind, QueueOverride, Session, SessionActivity, SessionOptions
 from retinue.domain.session_keys import ChatType
 from retinue.domain.times import from_ms
 from retinue.store.core import row_visibility
 from retinue.store.core import tables as t
-from retinue.store.core.lookup import Noun, find
-from retinue.store.core.row_visibility import PerScope, me, scope_of
-from retinue.store.core.transaction import Page
+from retinue.store.core.lookup import IdKind, find_by_short_id
+from retinue.store.core.row_visibility import PerScope, principal_parameters, visibility_scope
+from retinue.store.core.transaction import Transaction
 from retinue.store.sessions import records
 
 _b = sa.bindparam
 _encode = msgspec.json.Encoder().encode
-_queue = msgspec.json.Decoder(QueueOverride)
-_attributes = msgspec.json.Decoder(dict[str, Any])
-_mind = msgspec.json.Decoder(Mind)
-NO_MIND = "{}"
-NO_OVERRIDE = _encode(QueueOverride()).decode()
+_queue_decoder = msgspec.json.Decoder(QueueOverride)
+_attributes_decoder = msgspec.json.Decoder(dict[str, Any])
+_model_choice_decoder = msgspec.json.Decoder(SessionOptions)
+NO_MODEL_CHOICE = "{}"
+NO_QUEUE_OVERRIDE = _encode(QueueOverride()).decode()
 
-_here = t.sessions.c.deleted_ms.is_(None)
+_is_not_deleted = t.sessions.c.deleted_ms.is_(None)
 _by_id = sa.select(t.sessions).where(t.sessions.c.id == _b("id"))
 _by_prefix = (
     sa.select(t.sessions.c.id)
-    .where(t.sessions.c.id >= _b("low"), t.sessions.c.id < _b("high"), t.sessions.c.agent == _b("agent"), _here)
+    .where(
+        t.sessions.c.id >= _b("low"), t.sessions.c.id < _b("high"), t.sessions.c.agent == _b("agent"), _is_not_deleted
+    )
     .limit(2)
 )
 _by_origin = sa.select(t.sessions).where(
     t.sessions.c.agent == _b("agent"),
     t.sessions.c.origin_kind == _b("kind"),
     t.sessions.c.origin_key == _b("key"),
-    _here,
+    _is_not_deleted,
 )
 _by_name = sa.select(t.sessions.c.id).where(t.sessions.c.agent == _b("agent"), t.sessions.c.folded == _b("folded"))
 _insert = t.sessions.insert()
@@ -54,7 +56,7 @@ _touch = (
     .where(t.sessions.c.id == _b("the_id"))
     .values(wakefulness=_b("wake"), updated_ms=_b("now"), snippet=_b("words"))
 )
-_guard = (
+_update_fenced = (
     t.sessions.update()
     .where(t.sessions.c.id == _b("the_id"), t.sessions.c.epoch == _b("the_epoch"))
     .values(
@@ -65,14 +67,14 @@ _guard = (
         active_ms=sa.func.coalesce(_b("active", type_=sa.BigInteger), t.sessions.c.active_ms),
     )
 )
-_guard_with_snippet = _guard.values(snippet=_b("words"))
+_update_fenced_with_snippet = _update_fenced.values(snippet=_b("words"))
 # `wakefulness` is in an index, and an update that merely mentions it writes to the index.
-_guard_step = (
+_update_step_fenced = (
     t.sessions.update()
     .where(t.sessions.c.id == _b("the_id"), t.sessions.c.epoch == _b("the_epoch"))
     .values(record_seq=_b("seq"), updated_ms=_b("now"))
 )
-_reset = (
+_reset_context = (
     t.sessions.update()
     .where(t.sessions.c.id == _b("the_id"))
     .values(
@@ -85,8 +87,8 @@ _reset = (
         refresh=None,
     )
 )
-_ask_refresh = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(refresh=_b("reasons"))
-_rewrite = (
+_request_reset = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(refresh=_b("reasons"))
+_replace_context = (
     t.sessions.update()
     .where(t.sessions.c.id == _b("the_id"))
     .values(
@@ -105,7 +107,7 @@ _rename = (
     .values(name=_b("new_name"), folded=_b("new_folded"), updated_ms=_b("now"))
 )
 _pin = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(pinned_ms=_b("pinned"), updated_ms=_b("now"))
-_set_mind = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(mind=_b("body"))
+_set_model_choice = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(mind=_b("body"))
 _compact = (
     t.sessions.update()
     .where(t.sessions.c.id == _b("the_id"))
@@ -119,16 +121,16 @@ _compact = (
 _set_attributes = (
     t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(attributes=_b("body"), updated_ms=_b("now"))
 )
-_fill = (
+_set_history = (
     t.sessions.update()
     .where(t.sessions.c.id == _b("the_id"))
     .values(record_seq=_b("seq"), context_from=_b("marker"), snippet=_b("words"), updated_ms=_b("now"))
 )
-_forget_snippet = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(snippet="", updated_ms=_b("now"))
+_clear_snippet = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(snippet="", updated_ms=_b("now"))
 # From here on another session can use its name and its origin.
 _delete = (
     t.sessions.update()
-    .where(t.sessions.c.id == _b("the_id"), _here)
+    .where(t.sessions.c.id == _b("the_id"), _is_not_deleted)
     .values(deleted_ms=_b("now"), folded=None, pinned_ms=None)
 )
 _archive = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(archived_ms=_b("archived"))
@@ -146,24 +148,24 @@ _restore = (
 )
 _active = (
     sa.select(t.sessions.c.id, t.sessions.c.agent, t.sessions.c.origin_kind)
-    .where(t.sessions.c.wakefulness == t.word("'active'"))
+    .where(t.sessions.c.wakefulness == t.sql_literal("'active'"))
     .order_by(t.sessions.c.updated_ms, t.sessions.c.id)
     .limit(_b("limit"))
 )
-_FOREGROUND = (t.word("'chat'"), t.word("'web'"), t.word("'terminal'"))
+_FOREGROUND = (t.sql_literal("'chat'"), t.sql_literal("'web'"), t.sql_literal("'terminal'"))
 _latest_foreground = (
     sa.select(t.sessions)
-    .where(_here, t.sessions.c.origin_kind.in_(_FOREGROUND))
+    .where(_is_not_deleted, t.sessions.c.origin_kind.in_(_FOREGROUND))
     .order_by(t.sessions.c.updated_ms.desc(), t.sessions.c.id)
     .limit(_b("limit"))
 )
 _latest_of_kind = (
     sa.select(t.sessions)
-    .where(_here, t.sessions.c.origin_kind == _b("kind"))
+    .where(_is_not_deleted, t.sessions.c.origin_kind == _b("kind"))
     .order_by(t.sessions.c.updated_ms.desc(), t.sessions.c.id)
     .limit(_b("limit"))
 )
-_latest_of = (
+_latest_by_origin = (
     sa.select(t.sessions)
     .where(
         t.sessions.c.agent == _b("agent"),
@@ -172,26 +174,30 @@ _latest_of = (
             t.sessions.c.origin_key == _b("key"),
             sa.and_(t.sessions.c.origin_key >= _b("below"), t.sessions.c.origin_key < _b("beyond")),
         ),
-        _here,
+        _is_not_deleted,
     )
     .order_by(t.sessions.c.updated_ms.desc(), t.sessions.c.id)
     .limit(1)
 )
 # Sessions that may be working first: a sleeping one has nothing to do, unless its run is suspended.
-_at_work = sa.or_(
-    t.sessions.c.wakefulness == t.word("'active'"),
-    sa.exists().where(t.runs.c.session == t.sessions.c.id, t.runs.c.status == t.word("'parked'")),
+_is_working = sa.or_(
+    t.sessions.c.wakefulness == t.sql_literal("'active'"),
+    sa.exists().where(t.runs.c.session == t.sessions.c.id, t.runs.c.status == t.sql_literal("'parked'")),
 )
 _children = (
     sa.select(t.sessions)
-    .where(t.sessions.c.parent == _b("parent"), _here, t.sessions.c.archived_ms.is_(None))
-    .order_by(sa.case((_at_work, 0), else_=1), t.sessions.c.id)
+    .where(t.sessions.c.parent == _b("parent"), _is_not_deleted, t.sessions.c.archived_ms.is_(None))
+    .order_by(sa.case((_is_working, 0), else_=1), t.sessions.c.id)
     .limit(_b("limit"))
 )
 _recent = PerScope(
     lambda scope: (
         sa.select(t.sessions)
-        .where(t.sessions.c.deleted_ms.is_(None), t.sessions.c.archived_ms.is_(None), row_visibility.sessions(scope))
+        .where(
+            t.sessions.c.deleted_ms.is_(None),
+            t.sessions.c.archived_ms.is_(None),
+            row_visibility.visible_sessions(scope),
+        )
         .order_by(t.sessions.c.updated_ms.desc(), t.sessions.c.id)
         .limit(_b("limit"))
     )
@@ -202,8 +208,8 @@ _latest = (
     sa.select(t.sessions.c.origin_kind, t.sessions.c.origin_key)
     .where(
         t.sessions.c.agent == sa.select(t.agents.c.name).where(t.agents.c.folded == _b("folded")).scalar_subquery(),
-        _here,
-        row_visibility.origin_is(t.sessions),
+        _is_not_deleted,
+        row_visibility.origin_is_own(t.sessions),
         # Redundant, but as a range it lets the index find one person's sessions.
         t.sessions.c.origin_key >= _b("me"),
         t.sessions.c.origin_key < _b("me_to"),
@@ -216,7 +222,7 @@ _any_agent = sa.bindparam("agent", type_=sa.String)
 _archived = sa.bindparam("archived", type_=sa.Boolean)
 
 
-def _listed(scope: row_visibility.Scope) -> sa.Select[Any]:
+def _select_list(scope: row_visibility.VisibilityScope) -> sa.Select[Any]:
     same_pin = sa.and_(_pinned == _b("pinned"), t.sessions.c.updated_ms == _b("updated"))
     beyond = sa.or_(
         _pinned < _b("pinned"),
@@ -226,7 +232,9 @@ def _listed(scope: row_visibility.Scope) -> sa.Select[Any]:
     return (
         sa.select(t.sessions)
         .where(
-            _here, row_visibility.sessions(scope), sa.or_(_any_agent == t.word("''"), t.sessions.c.agent == _any_agent)
+            _is_not_deleted,
+            row_visibility.visible_sessions(scope),
+            sa.or_(_any_agent == t.sql_literal("''"), t.sessions.c.agent == _any_agent),
         )
         .where(sa.or_(_archived == sa.true(), t.sessions.c.archived_ms.is_(None)))
         .where(beyond)
@@ -235,7 +243,7 @@ def _listed(scope: row_visibility.Scope) -> sa.Select[Any]:
     )
 
 
-_listing = PerScope(_listed)
+_list = PerScope(_select_list)
 _deleted = PerScope(
     lambda scope: (
         sa.select(t.sessions)
@@ -243,16 +251,16 @@ _deleted = PerScope(
             t.sessions.c.id >= _b("low"),
             t.sessions.c.id < _b("high"),
             t.sessions.c.deleted_ms >= _b("since"),
-            row_visibility.sessions(scope),
+            row_visibility.visible_sessions(scope),
         )
         .order_by(t.sessions.c.deleted_ms.desc(), t.sessions.c.id)
         .limit(_b("limit"))
     )
 )
-_every = sa.select(t.sessions.c.id).where(t.sessions.c.id > _b("after")).order_by(t.sessions.c.id).limit(_b("limit"))
+_all_ids = sa.select(t.sessions.c.id).where(t.sessions.c.id > _b("after")).order_by(t.sessions.c.id).limit(_b("limit"))
 
 
-class Place(Struct, frozen=True):
+class SessionListPosition(Struct, frozen=True):
     """Keyset position: resume after the session with this pin time, update time and id."""
 
     pinned_ms: int = 2**62
@@ -260,59 +268,61 @@ class Place(Struct, frozen=True):
     id: str = ""
 
 
-def session_of(row: sa.Row[Any]) -> Session:
+def session_from_row(row: sa.Row[Any]) -> Session:
     return Session(
         id=SessionId(row.id),
         agent=row.agent,
         origin=Origin(OriginKind(row.origin_kind), row.origin_key, SessionId(row.parent) if row.parent else None),
         name=row.name,
-        wakefulness=Wakefulness(row.wakefulness),
-        queue=_queue.decode(row.queue),
+        activity=SessionActivity(row.wakefulness),
+        queue=_queue_decoder.decode(row.queue),
         epoch=row.epoch,
         record_seq=row.record_seq,
-        context_from=row.context_from,
+        context_start_seq=row.context_from,
         revision=row.revision,
         created_at=from_ms(row.created_ms),
         updated_at=from_ms(row.updated_ms),
         snippet=row.snippet,
         pinned_at=from_ms(row.pinned_ms) if row.pinned_ms is not None else None,
-        attributes=_attributes.decode(row.attributes) if row.attributes != "{}" else {},
-        mind=_mind.decode(row.mind) if row.mind != NO_MIND else Mind(),
+        attributes=_attributes_decoder.decode(row.attributes) if row.attributes != "{}" else {},
+        options=_model_choice_decoder.decode(row.mind) if row.mind != NO_MODEL_CHOICE else SessionOptions(),
         compactions=row.compactions,
         deleted_at=from_ms(row.deleted_ms) if row.deleted_ms is not None else None,
         archived_at=from_ms(row.archived_ms) if row.archived_ms is not None else None,
-        began_ms=row.began_ms,
-        active_ms=row.active_ms,
-        refresh=row.refresh,
+        context_started_ms=row.began_ms,
+        last_active_ms=row.active_ms,
+        reset_because=row.refresh,
         chat_type=ChatType(row.chat_type) if row.chat_type is not None else None,
     )
 
 
 def get(conn: sa.Connection, id_: str) -> Session | None:
     row = conn.execute(_by_id, {"id": id_}).one_or_none()
-    return session_of(row) if row else None
+    return session_from_row(row) if row else None
 
 
-def by_prefix(conn: sa.Connection, agent: str, digits: str) -> SessionId | None:
+def find_id_by_prefix(conn: sa.Connection, agent: str, digits: str) -> SessionId | None:
     """Return the agent's one session whose id has this prefix, or None if there is none or more than one."""
     found = conn.execute(_by_prefix, {"low": digits, "high": digits + "g", "agent": agent}).all()
     return SessionId(found[0].id) if len(found) == 1 else None
 
 
-def by_origin(conn: sa.Connection, agent: str, origin: Origin) -> Session | None:
+def get_by_origin(conn: sa.Connection, agent: str, origin: Origin) -> Session | None:
     row = conn.execute(_by_origin, {"agent": agent, "kind": origin.kind.value, "key": origin.key}).one_or_none()
-    return session_of(row) if row else None
+    return session_from_row(row) if row else None
 
 
-def latest_of(conn: sa.Connection, agent: str, origin: Origin) -> Session | None:
+def get_latest_by_origin(conn: sa.Connection, agent: str, origin: Origin) -> Session | None:
     """Return the agent's latest updated session whose origin is this one, or one below it."""
     below = {"below": f"{origin.key}/", "beyond": f"{origin.key}0"}  # `0` comes right after `/`
-    row = conn.execute(_latest_of, {"agent": agent, "kind": origin.kind.value, "key": origin.key, **below}).first()
-    return session_of(row) if row else None
+    row = conn.execute(
+        _latest_by_origin, {"agent": agent, "kind": origin.kind.value, "key": origin.key, **below}
+    ).first()
+    return session_from_row(row) if row else None
 
 
 def start(
-    page: Page,
+    tx: Transaction,
     id_: SessionId,
     *,
     agent: str,
@@ -328,18 +338,18 @@ def start(
     by it.
     """
     add(
-        page.conn,
+        tx.conn,
         id_,
         agent=agent,
         origin=origin,
         name=name,
-        at_ms=page.at_ms,
+        at_ms=tx.at_ms,
         unique=unique,
         attributes=attributes,
         chat_type=chat_type,
     )
-    records.add(page.conn, [Record(session=id_, seq=1, kind=RecordKind.START, body=Mark(), at_ms=page.at_ms)])
-    page.tell(NewsKind.SESSION_STARTED, session=id_, agent=agent, origin=f"{origin.kind}:{origin.key}")
+    records.add(tx.conn, [Record(session=id_, seq=1, kind=RecordKind.START, body=ContextStart(), at_ms=tx.at_ms)])
+    tx.emit(EventKind.SESSION_STARTED, session=id_, agent=agent, origin=f"{origin.kind}:{origin.key}")
 
 
 def add(
@@ -364,10 +374,10 @@ def add(
             "origin_key": origin.key,
             "parent": origin.parent,
             "name": name,
-            "wakefulness": Wakefulness.SLEEPING.value,
-            "queue": NO_OVERRIDE,
+            "wakefulness": SessionActivity.SLEEPING.value,
+            "queue": NO_QUEUE_OVERRIDE,
             "attributes": _encode(attributes).decode() if attributes else "{}",
-            "mind": NO_MIND,
+            "mind": NO_MODEL_CHOICE,
             "compactions": 0,
             "epoch": 0,
             "record_seq": 1,
@@ -388,17 +398,17 @@ def add(
     )
 
 
-def touch(conn: sa.Connection, id_: str, *, wakefulness: Wakefulness, snippet: str, at_ms: int) -> None:
+def touch(conn: sa.Connection, id_: str, *, wakefulness: SessionActivity, snippet: str, at_ms: int) -> None:
     conn.execute(_touch, {"the_id": id_, "wake": wakefulness.value, "now": at_ms, "words": snippet})
 
 
-def guard(
+def update_fenced(
     conn: sa.Connection,
     id_: str,
     *,
     epoch: int,
     record_seq: int,
-    wakefulness: Wakefulness,
+    wakefulness: SessionActivity,
     at_ms: int,
     new_epoch: int | None = None,
     snippet: str | None = None,
@@ -417,37 +427,37 @@ def guard(
         "now": at_ms,
         "active": active_ms,
     }
-    statement = _guard
+    statement = _update_fenced
     if snippet is not None:
-        statement, values["words"] = _guard_with_snippet, snippet
+        statement, values["words"] = _update_fenced_with_snippet, snippet
     if conn.execute(statement, values).rowcount != 1:
-        raise Stale(id_, epoch)
+        raise StaleEpoch(id_, epoch)
 
 
-def guard_step(conn: sa.Connection, id_: str, *, epoch: int, record_seq: int, at_ms: int) -> None:
+def update_step_fenced(conn: sa.Connection, id_: str, *, epoch: int, record_seq: int, at_ms: int) -> None:
     """Do the same for a step of a run. The session stays active from the run's first commit to its last."""
     values = {"the_id": id_, "the_epoch": epoch, "seq": record_seq, "now": at_ms}
-    if conn.execute(_guard_step, values).rowcount != 1:
-        raise Stale(id_, epoch)
+    if conn.execute(_update_step_fenced, values).rowcount != 1:
+        raise StaleEpoch(id_, epoch)
 
 
-def set_context_from(conn: sa.Connection, id_: str, seq: int, *, at_ms: int) -> None:
+def reset_context(conn: sa.Connection, id_: str, seq: int, *, at_ms: int) -> None:
     """Start the context at the marker record `seq`. Clients that show an older context are outdated."""
-    conn.execute(_reset, {"the_id": id_, "seq": seq, "now": at_ms})
+    conn.execute(_reset_context, {"the_id": id_, "seq": seq, "now": at_ms})
 
 
-def ask_refresh(conn: sa.Connection, id_: str, reasons: str) -> None:
+def request_reset(conn: sa.Connection, id_: str, reasons: str) -> None:
     """Make the next run reset the context, for these reasons. The current run is not affected."""
-    conn.execute(_ask_refresh, {"the_id": id_, "reasons": reasons})
+    conn.execute(_request_reset, {"the_id": id_, "reasons": reasons})
 
 
 def set_queue(conn: sa.Connection, id_: str, queue: QueueOverride, *, at_ms: int) -> None:
     conn.execute(_set_queue, {"the_id": id_, "body": _encode(queue).decode(), "now": at_ms})
 
 
-def set_mind(conn: sa.Connection, id_: str, mind: Mind) -> None:
+def set_model_choice(conn: sa.Connection, id_: str, mind: SessionOptions) -> None:
     """Store the model choice. This does not count as an update, so the session does not move up in lists."""
-    conn.execute(_set_mind, {"the_id": id_, "body": _encode(mind).decode()})
+    conn.execute(_set_model_choice, {"the_id": id_, "body": _encode(mind).decode()})
 
 
 def compact(conn: sa.Connection, id_: str, *, kept_from: int, at_ms: int) -> None:
@@ -455,7 +465,7 @@ def compact(conn: sa.Connection, id_: str, *, kept_from: int, at_ms: int) -> Non
     conn.execute(_compact, {"the_id": id_, "marker": kept_from, "now": at_ms})
 
 
-def by_name(conn: sa.Connection, agent: str, name: str) -> SessionId | None:
+def find_by_name(conn: sa.Connection, agent: str, name: str) -> SessionId | None:
     """Return the agent's session with this name, case-insensitive."""
     found = conn.execute(_by_name, {"agent": agent, "folded": name.casefold()}).scalar()
     return SessionId(found) if found else None
@@ -465,7 +475,7 @@ def rename(conn: sa.Connection, id_: str, name: str, *, at_ms: int) -> None:
     conn.execute(_rename, {"the_id": id_, "new_name": name, "new_folded": name.casefold() or None, "now": at_ms})
 
 
-def pin(conn: sa.Connection, id_: str, *, pinned: bool, at_ms: int) -> None:
+def set_pinned(conn: sa.Connection, id_: str, *, pinned: bool, at_ms: int) -> None:
     conn.execute(_pin, {"the_id": id_, "pinned": at_ms if pinned else None, "now": at_ms})
 
 
@@ -473,12 +483,14 @@ def set_attributes(conn: sa.Connection, id_: str, attributes: Mapping[str, Any],
     conn.execute(_set_attributes, {"the_id": id_, "body": _encode(attributes).decode(), "now": at_ms})
 
 
-def fill(conn: sa.Connection, id_: str, *, record_seq: int, context_from: int, snippet: str, at_ms: int) -> None:
+def set_history(conn: sa.Connection, id_: str, *, record_seq: int, context_from: int, snippet: str, at_ms: int) -> None:
     """Set the counters of a session that was imported with its history."""
-    conn.execute(_fill, {"the_id": id_, "seq": record_seq, "marker": context_from, "words": snippet, "now": at_ms})
+    conn.execute(
+        _set_history, {"the_id": id_, "seq": record_seq, "marker": context_from, "words": snippet, "now": at_ms}
+    )
 
 
-def rewrite(
+def replace_context(
     conn: sa.Connection, id_: str, *, record_seq: int, context_from: int, compactions: int, snippet: str, at_ms: int
 ) -> None:
     """Use a new context, derived from the old one, at the end of the records.
@@ -486,11 +498,11 @@ def rewrite(
     Clients that show the old one are outdated.
     """
     values = {"seq": record_seq, "marker": context_from, "summaries": compactions, "words": snippet, "now": at_ms}
-    conn.execute(_rewrite, {"the_id": id_, **values})
+    conn.execute(_replace_context, {"the_id": id_, **values})
 
 
-def forget_snippet(conn: sa.Connection, id_: str, *, at_ms: int) -> None:
-    conn.execute(_forget_snippet, {"the_id": id_, "now": at_ms})
+def clear_snippet(conn: sa.Connection, id_: str, *, at_ms: int) -> None:
+    conn.execute(_clear_snippet, {"the_id": id_, "now": at_ms})
 
 
 def delete(conn: sa.Connection, id_: str, *, at_ms: int) -> None:
@@ -498,7 +510,7 @@ def delete(conn: sa.Connection, id_: str, *, at_ms: int) -> None:
     conn.execute(_delete, {"the_id": id_, "now": at_ms})
 
 
-def archive(conn: sa.Connection, id_: str, *, at_ms: int | None) -> None:
+def set_archived(conn: sa.Connection, id_: str, *, at_ms: int | None) -> None:
     """Archive a session, or unarchive it with None. It can still be found by its id."""
     conn.execute(_archive, {"the_id": id_, "archived": at_ms})
 
@@ -509,69 +521,69 @@ def restore(conn: sa.Connection, id_: str, *, name: str, origin: Origin, at_ms: 
     conn.execute(_restore, {"the_id": id_, **values, "now": at_ms})
 
 
-def deleted(
-    conn: sa.Connection, *, since_ms: int, limit: int, digits: str = "", seen_by: Principal = HOUSE
+def list_deleted(
+    conn: sa.Connection, *, since_ms: int, limit: int, digits: str = "", seen_by: Principal = SERVER_PRINCIPAL
 ) -> list[Session]:
     """List the sessions deleted since a time, latest first, whose ids have this prefix."""
     values = {"low": digits, "high": digits + "g", "since": since_ms, "limit": limit}
-    rows = conn.execute(_deleted[scope_of(seen_by)], {**values, **me(seen_by)})
-    return [session_of(row) for row in rows]
+    rows = conn.execute(_deleted[visibility_scope(seen_by)], {**values, **principal_parameters(seen_by)})
+    return [session_from_row(row) for row in rows]
 
 
-def latest(conn: sa.Connection, agent: str, *, whose: Principal) -> Origin | None:
+def get_latest_origin(conn: sa.Connection, agent: str, *, principal: Principal) -> Origin | None:
     """Return the origin of the agent's latest updated session among those that belong to this principal."""
-    asker = replace(whose, level=PermissionLevel.RESTRICTED)  # not as one that sees everything
-    row = conn.execute(_latest, {"folded": agent.casefold(), **me(asker)}).first()
+    asker = replace(principal, level=PermissionLevel.RESTRICTED)  # not as one that sees everything
+    row = conn.execute(_latest, {"folded": agent.casefold(), **principal_parameters(asker)}).first()
     return Origin(OriginKind(row.origin_kind), row.origin_key) if row else None
 
 
-def listed(
+def list_sessions(
     conn: sa.Connection,
     *,
-    after: Place,
+    after: SessionListPosition,
     limit: int,
     agent: str = "",
     archived: bool = False,
-    seen_by: Principal = HOUSE,
+    seen_by: Principal = SERVER_PRINCIPAL,
 ) -> list[Session]:
     """List sessions: pinned ones first, newest pin first, then by update time. `archived` includes archived ones."""
     bounds = {"pinned": after.pinned_ms, "updated": after.updated_ms, "id": after.id, "agent": agent, "limit": limit}
-    values = {**bounds, "archived": archived, **me(seen_by)}
-    return [session_of(row) for row in conn.execute(_listing[scope_of(seen_by)], values)]
+    values = {**bounds, "archived": archived, **principal_parameters(seen_by)}
+    return [session_from_row(row) for row in conn.execute(_list[visibility_scope(seen_by)], values)]
 
 
-def every(conn: sa.Connection, *, after: str, limit: int) -> list[SessionId]:
+def list_all_ids(conn: sa.Connection, *, after: str, limit: int) -> list[SessionId]:
     """List the ids of all sessions, including deleted ones, in order."""
-    return [SessionId(id_) for id_ in conn.execute(_every, {"after": after, "limit": limit}).scalars()]
+    return [SessionId(id_) for id_ in conn.execute(_all_ids, {"after": after, "limit": limit}).scalars()]
 
 
-def active(conn: sa.Connection, *, limit: int) -> list[tuple[SessionId, str, OriginKind]]:
+def list_active(conn: sa.Connection, *, limit: int) -> list[tuple[SessionId, str, OriginKind]]:
     """List the sessions that have work to do. All others sleep and are not loaded."""
     return [(SessionId(r.id), r.agent, OriginKind(r.origin_kind)) for r in conn.execute(_active, {"limit": limit})]
 
 
-def latest_foreground(conn: sa.Connection, *, limit: int) -> list[Session]:
+def list_latest_foreground(conn: sa.Connection, *, limit: int) -> list[Session]:
     """List the latest conversations of people, with any agent, latest first."""
-    return [session_of(row) for row in conn.execute(_latest_foreground, {"limit": limit})]
+    return [session_from_row(row) for row in conn.execute(_latest_foreground, {"limit": limit})]
 
 
-def latest_of_kind(conn: sa.Connection, kind: OriginKind, *, limit: int) -> list[Session]:
+def list_latest_of_kind(conn: sa.Connection, kind: OriginKind, *, limit: int) -> list[Session]:
     """List the latest sessions with this kind of origin, of any agent, latest first."""
-    return [session_of(row) for row in conn.execute(_latest_of_kind, {"kind": kind.value, "limit": limit})]
+    return [session_from_row(row) for row in conn.execute(_latest_of_kind, {"kind": kind.value, "limit": limit})]
 
 
-def children(conn: sa.Connection, parent: str, *, limit: int) -> list[Session]:
+def list_children(conn: sa.Connection, parent: str, *, limit: int) -> list[Session]:
     """List the child sessions that are not archived, those that may be working first."""
-    return [session_of(row) for row in conn.execute(_children, {"parent": parent, "limit": limit})]
+    return [session_from_row(row) for row in conn.execute(_children, {"parent": parent, "limit": limit})]
 
 
-def resolve(conn: sa.Connection, text: str, *, seen_by: Principal = HOUSE) -> Session:
+def get_by_short_id(conn: sa.Connection, text: str, *, seen_by: Principal = SERVER_PRINCIPAL) -> Session:
     """Return the one session that a short id names."""
-    session = get(conn, find(conn, text, (Noun.SESSION,), seen_by=seen_by)[1])
+    session = get(conn, find_by_short_id(conn, text, (IdKind.SESSION,), seen_by=seen_by)[1])
     assert session is not None  # found by its id, in the same snapshot
     return session
 
 
-def recent(conn: sa.Connection, *, limit: int, seen_by: Principal = HOUSE) -> list[Session]:
-    rows = conn.execute(_recent[scope_of(seen_by)], {"limit": limit, **me(seen_by)})
-    return [session_of(row) for row in rows]
+def list_recent(conn: sa.Connection, *, limit: int, seen_by: Principal = SERVER_PRINCIPAL) -> list[Session]:
+    rows = conn.execute(_recent[visibility_scope(seen_by)], {"limit": limit, **principal_parameters(seen_by)})
+    return [session_from_row(row) for row in rows]

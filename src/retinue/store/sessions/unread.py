@@ -24,23 +24,23 @@ _unread = (
 )
 _unread_from = _unread.where(t.envelopes.c.sender == _b("sender"))
 _open_run = sa.select(t.runs.c.id, t.runs.c.status).where(
-    t.runs.c.session == _b("session"), t.runs.c.status.in_(t.OPEN_RUN)
+    t.runs.c.session == _b("session"), t.runs.c.status.in_(t.OPEN_RUN_STATUSES)
 )
 
 
-def unread(conn: sa.Connection, person: str) -> Mapping[SessionId, int]:
+def count_unread(conn: sa.Connection, person: str) -> Mapping[SessionId, int]:
     """Return how many envelopes from each session a person has not read."""
-    senders = (address.parse(row.sender) for row in conn.execute(_unread, {"person": person}))
+    senders = (address.parse_address(row.sender) for row in conn.execute(_unread, {"person": person}))
     return Counter(sender.session for sender in senders if sender.session is not None)
 
 
-def unread_from(conn: sa.Connection, person: str, *, agent: str, session: str) -> list[str]:
+def list_unread_from(conn: sa.Connection, person: str, *, agent: str, session: str) -> list[str]:
     """List the envelopes from this session that a person has not read."""
-    asked = {"person": person, "sender": str(address.agent(agent, session))}
+    asked = {"person": person, "sender": str(address.agent_address(agent, session))}
     return [row.envelope for row in conn.execute(_unread_from, asked)]
 
 
-def at_work(conn: sa.Connection, sessions: Iterable[SessionId]) -> Mapping[SessionId, tuple[RunId, RunStatus]]:
+def get_open_runs(conn: sa.Connection, sessions: Iterable[SessionId]) -> Mapping[SessionId, tuple[RunId, RunStatus]]:
     """Return the open runs of these sessions."""
     found: dict[SessionId, tuple[RunId, RunStatus]] = {}
     for session in sessions:

@@ -11,7 +11,7 @@ runs every case and prints a matrix of the results. In tests, use `CASES`, `crea
 
 from __future__ import annotations
 
-from retinue.testing.fault_kit.harness import Broken
-from retinue.testing.fault_kit.peer import At, Bench, PlainBench, Trouble
+from retinue.testing.fault_kit.harness import ContractBroken
+from retinue.testing.fault_kit.peer import BasePeer, HostPort, Peer, PeerFault
 
-__all__ = ["At", "Bench", "Broken", "PlainBench", "Trouble"]
+__all__ = ["BasePeer", "ContractBroken", "HostPort", "Peer", "PeerFault"]

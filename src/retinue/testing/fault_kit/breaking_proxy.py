@@ -8,16 +8,16 @@ import struct
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from retinue.testing.fault_kit.peer import At
+from retinue.testing.fault_kit.peer import HostPort
 from retinue.testing.free_ports import HOST, free_port
 
 CHUNK_BYTES = 65_536
 DRIP_BYTES = 13
 DRIP_S = 0.001
-_RESET = struct.pack("ii", 1, 0)  # linger for zero seconds: the peer gets a reset instead of a regular end
+_LINGER_ZERO = struct.pack("ii", 1, 0)  # linger for zero seconds: the peer gets a reset instead of a regular end
 
 
-class Break(StrEnum):
+class BreakPoint(StrEnum):
     """Where a connection breaks that carries a given text to the platform."""
 
     BEFORE = "before"  # nothing of it arrives
@@ -27,115 +27,118 @@ class Break(StrEnum):
 
 
 @dataclass(slots=True, eq=False)
-class _Pair:
-    near: asyncio.StreamWriter
-    far: asyncio.StreamWriter
-    frozen: bool = False  # open, but nothing passes
-    deaf: bool = False  # nothing comes back
+class _ProxiedConnection:
+    client: asyncio.StreamWriter
+    platform: asyncio.StreamWriter
+    is_frozen: bool = False  # open, but nothing passes
+    drops_responses: bool = False  # nothing comes back
 
     def reset(self) -> None:
-        for writer in (self.near, self.far):
-            _reset(writer)
+        for writer in (self.client, self.platform):
+            _reset_connection(writer)
 
 
 @dataclass(slots=True, eq=False)
-class Proxy:
+class BreakingProxy:
     """Listens at `address` once it is open, and forwards everything to `target`."""
 
-    far: At
-    at: At = field(default_factory=lambda: (HOST, free_port()))
+    target: HostPort
+    address: HostPort = field(default_factory=lambda: (HOST, free_port()))
     _server: asyncio.Server | None = None
-    _pairs: set[_Pair] = field(default_factory=set[_Pair])
-    _breaks: dict[bytes, Break] = field(default_factory=dict[bytes, Break])
-    _drips: bool = False
+    _connections: set[_ProxiedConnection] = field(default_factory=set[_ProxiedConnection])
+    _breaks: dict[bytes, BreakPoint] = field(default_factory=dict[bytes, BreakPoint])
+    _is_slow: bool = False
     _tasks: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
 
     async def open(self) -> None:
         if self._server is None:
-            self._server = await asyncio.start_server(self._meet, *self.at)
+            self._server = await asyncio.start_server(self._handle_connection, *self.address)
 
     async def close(self) -> None:
-        self.refuse()
-        self.cut()
+        self.refuse_connections()
+        self.break_connections()
         await asyncio.gather(*self._tasks, return_exceptions=True)  # the tasks of cut connections end by themselves
 
     # --- control ---
 
-    def refuse(self) -> None:
+    def refuse_connections(self) -> None:
         """Refuse new connections until `open`."""
         if self._server is not None:
             self._server.close()
             self._server = None
 
-    def cut(self) -> None:
+    def break_connections(self) -> None:
         """Break every current connection."""
-        for pair in list(self._pairs):
+        for pair in list(self._connections):
             pair.reset()
 
-    def freeze(self) -> None:
+    def freeze_connections(self) -> None:
         """Leave every current connection half-open: nothing passes. New connections work."""
-        for pair in self._pairs:
-            pair.frozen = True
+        for pair in self._connections:
+            pair.is_frozen = True
 
     @property
     def is_frozen(self) -> bool:
         """Whether a half-open connection still exists."""
-        return any(pair.frozen for pair in self._pairs)
+        return any(pair.is_frozen for pair in self._connections)
 
-    def drip(self) -> None:
+    def slow_down(self) -> None:
         """Forward everything in small pieces, each after a short delay."""
-        self._drips = True
+        self._is_slow = True
 
-    def break_at(self, words: str, where: Break) -> None:
+    def break_at(self, text: str, where: BreakPoint) -> None:
         """Break the connection that carries this text to the platform, once."""
-        self._breaks[words.encode()] = where
+        self._breaks[text.encode()] = where
 
     # --- forwarding ---
 
-    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _handle_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         try:
-            far_reader, far_writer = await asyncio.open_connection(*self.far)
+            far_reader, far_writer = await asyncio.open_connection(*self.target)
         except OSError:
-            _reset(writer)
+            _reset_connection(writer)
             return
-        pair = _Pair(writer, far_writer)
-        self._pairs.add(pair)
-        pumps = [asyncio.ensure_future(self._out(pair, reader)), asyncio.ensure_future(self._back(pair, far_reader))]
+        pair = _ProxiedConnection(writer, far_writer)
+        self._connections.add(pair)
+        pumps = [
+            asyncio.ensure_future(self._forward_outbound(pair, reader)),
+            asyncio.ensure_future(self._forward_inbound(pair, far_reader)),
+        ]
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for pump in pumps:
                 pump.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
-            self._pairs.discard(pair)
+            self._connections.discard(pair)
             writer.close()
             far_writer.close()
 
-    async def _out(self, pair: _Pair, reader: asyncio.StreamReader) -> None:
+    async def _forward_outbound(self, pair: _ProxiedConnection, reader: asyncio.StreamReader) -> None:
         tail = b""
-        while chunk := await _next(reader):
-            where, passed = self._met(tail, chunk)
+        while chunk := await _read_chunk(reader):
+            where, passed = self._find_break(tail, chunk)
             tail = (tail + chunk)[-CHUNK_BYTES:]
             match where:
-                case Break.BEFORE:
+                case BreakPoint.BEFORE:
                     return pair.reset()
-                case Break.HALF_WAY:
-                    await self._pass(pair, pair.far, passed)
-                    pair.far.close()  # an end in the middle of the text: the platform must not take it for complete
-                    return _reset(pair.near)
-                case Break.FROZEN:
-                    pair.frozen = True
-                case Break.AFTER:
-                    pair.deaf = True
+                case BreakPoint.HALF_WAY:
+                    await self._forward_chunk(pair, pair.platform, passed)
+                    pair.platform.close()  # the text is incomplete: the platform must not accept it
+                    return _reset_connection(pair.client)
+                case BreakPoint.FROZEN:
+                    pair.is_frozen = True
+                case BreakPoint.AFTER:
+                    pair.drops_responses = True
                 case None:
                     pass
-            await self._pass(pair, pair.far, chunk)
+            await self._forward_chunk(pair, pair.platform, chunk)
 
-    def _met(self, tail: bytes, chunk: bytes) -> tuple[Break | None, bytes]:
+    def _find_break(self, tail: bytes, chunk: bytes) -> tuple[BreakPoint | None, bytes]:
         """Find a text at which to break. Returns where, and the part of the chunk before the middle of the text."""
         for words, where in list(self._breaks.items()):
             seen = tail[-(len(words) - 1) :] + chunk
@@ -145,31 +148,31 @@ class Proxy:
                 return where, chunk[: max(0, found + len(words) // 2 - (len(seen) - len(chunk)))]
         return None, b""
 
-    async def _back(self, pair: _Pair, reader: asyncio.StreamReader) -> None:
-        while chunk := await _next(reader):
-            if not pair.deaf:
-                await self._pass(pair, pair.near, chunk)
+    async def _forward_inbound(self, pair: _ProxiedConnection, reader: asyncio.StreamReader) -> None:
+        while chunk := await _read_chunk(reader):
+            if not pair.drops_responses:
+                await self._forward_chunk(pair, pair.client, chunk)
 
-    async def _pass(self, pair: _Pair, writer: asyncio.StreamWriter, chunk: bytes) -> None:
-        if pair.frozen:
+    async def _forward_chunk(self, pair: _ProxiedConnection, writer: asyncio.StreamWriter, chunk: bytes) -> None:
+        if pair.is_frozen:
             return
-        pieces = [chunk[i : i + DRIP_BYTES] for i in range(0, len(chunk), DRIP_BYTES)] if self._drips else [chunk]
+        pieces = [chunk[i : i + DRIP_BYTES] for i in range(0, len(chunk), DRIP_BYTES)] if self._is_slow else [chunk]
         for piece in pieces:
             writer.write(piece)
             await writer.drain()
-            if self._drips:
+            if self._is_slow:
                 await asyncio.sleep(DRIP_S)  # sleep: the slow connection is the fault
 
 
-async def _next(reader: asyncio.StreamReader) -> bytes:
+async def _read_chunk(reader: asyncio.StreamReader) -> bytes:
     try:
         return await reader.read(CHUNK_BYTES)
     except OSError:
         return b""
 
 
-def _reset(writer: asyncio.StreamWriter) -> None:
+def _reset_connection(writer: asyncio.StreamWriter) -> None:
     end: socket.socket | None = writer.get_extra_info("socket")
     if end is not None and end.fileno() >= 0:
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO)
     writer.transport.abort()

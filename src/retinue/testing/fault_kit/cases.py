@@ -10,302 +10,317 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from retinue.testing.fault_kit import kill_cases
-from retinue.testing.fault_kit.breaking_proxy import Break
-from retinue.testing.fault_kit.harness import Broken, Stage
-from retinue.testing.fault_kit.kit_server import Mishap, Outcome
-from retinue.testing.fault_kit.peer import Trouble
+from retinue.testing.fault_kit.breaking_proxy import BreakPoint
+from retinue.testing.fault_kit.harness import ContractBroken, FaultHarness
+from retinue.testing.fault_kit.kit_server import IntakeFault, SendOutcome
+from retinue.testing.fault_kit.peer import PeerFault
 
 ROUNDS = 3
-MANY = 20
+BUSY_MESSAGES = 20
 
-NOT_LOST = (Outcome.DELIVERED, Outcome.UNKNOWN)
+NOT_LOST_OUTCOMES = (SendOutcome.DELIVERED, SendOutcome.UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class FaultCase:
     """One fault, and the function that causes it."""
 
     name: str
     fault: str  # one sentence, for the reader of the matrix
-    play: Callable[[Stage], Awaitable[None]]
+    run: Callable[[FaultHarness], Awaitable[None]]
 
 
-async def _calm(stage: Stage) -> None:
-    await both_ways(stage)
-    await both_ways(stage, room=stage.bench.other_room)
+async def _no_fault(harness: FaultHarness) -> None:
+    await check_both_ways(harness)
+    await check_both_ways(harness, channel=harness.bench.other_channel)
 
 
-async def both_ways(stage: Stage, *, room: str | None = None) -> None:
+async def check_both_ways(harness: FaultHarness, *, channel: str | None = None) -> None:
     """Check that a message and a delivery work, as they must before and after every fault."""
-    await stage.say(room=room)
-    await stage.until_all_heard()
-    if (outcome := await stage.send(room=room)) is not Outcome.DELIVERED:
-        raise Broken(f"without any fault, what is sent ends as {outcome}")
+    await harness.send_inbound(channel=channel)
+    await harness.wait_until_all_received()
+    if (outcome := await harness.deliver(channel=channel)) is not SendOutcome.DELIVERED:
+        raise ContractBroken(f"without any fault, a sent message ends as {outcome}")
 
 
-async def _busy(stage: Stage) -> None:
-    rooms = (stage.bench.room, stage.bench.other_room)
+async def _busy(harness: FaultHarness) -> None:
+    rooms = (harness.bench.channel, harness.bench.other_channel)
 
     async def answers(room: str) -> None:
-        for _ in range(MANY // 4):
-            await stage.send(room=room)
+        for _ in range(BUSY_MESSAGES // 4):
+            await harness.deliver(channel=room)
 
     answering = [asyncio.create_task(answers(room)) for room in rooms]
-    for number in range(MANY):
-        await stage.say(room=rooms[number % 2])
+    for number in range(BUSY_MESSAGES):
+        await harness.send_inbound(channel=rooms[number % 2])
     await asyncio.gather(*answering)
 
 
 # --- server ---
 
 
-async def _mishaps(stage: Stage, *mishaps: Mishap) -> None:
-    stage.house.mishaps.extend(mishaps)
-    await stage.say()
-    await stage.say()
-    await stage.until_all_heard()
-    await both_ways(stage)
+async def _run_intake_faults(harness: FaultHarness, *faults: IntakeFault) -> None:
+    harness.server.intake_faults.extend(faults)
+    await harness.send_inbound()
+    await harness.send_inbound()
+    await harness.wait_until_all_received()
+    await check_both_ways(harness)
 
 
-async def _store_fails(stage: Stage) -> None:
-    await _mishaps(stage, *([Mishap.FAILS_BEFORE] * ROUNDS))
+async def _store_fails(harness: FaultHarness) -> None:
+    await _run_intake_faults(harness, *([IntakeFault.FAILS_BEFORE] * ROUNDS))
 
 
-async def _store_fails_late(stage: Stage) -> None:
-    await _mishaps(stage, Mishap.FAILS_AFTER, Mishap.FAILS_AFTER)
+async def _store_fails_late(harness: FaultHarness) -> None:
+    await _run_intake_faults(harness, IntakeFault.FAILS_AFTER, IntakeFault.FAILS_AFTER)
 
 
-async def _crash(stage: Stage, mishap: Mishap) -> None:
-    stage.house.mishaps.append(mishap)
-    await stage.say()
-    await stage.until(stage.house.died.wait, "the house was not handed what was said")
-    await stage.crash_house()
-    await stage.open_house()
-    await stage.until_all_heard()
-    await both_ways(stage)
+async def _crash(harness: FaultHarness, fault: IntakeFault) -> None:
+    harness.server.intake_faults.append(fault)
+    await harness.send_inbound()
+    await harness.wait_for(harness.server.killed.wait, "the server did not receive the inbound message")
+    await harness.crash_server()
+    await harness.start_server()
+    await harness.wait_until_all_received()
+    await check_both_ways(harness)
 
 
-async def _crash_before_commit(stage: Stage) -> None:
-    await _crash(stage, Mishap.DIES_BEFORE)
+async def _crash_before_commit(harness: FaultHarness) -> None:
+    await _crash(harness, IntakeFault.DIES_BEFORE)
 
 
-async def _crash_after_commit(stage: Stage) -> None:
-    await _crash(stage, Mishap.DIES_AFTER)
+async def _crash_after_commit(harness: FaultHarness) -> None:
+    await _crash(harness, IntakeFault.DIES_AFTER)
 
 
-async def _opened_anew(stage: Stage) -> None:
+async def _restart_connector(harness: FaultHarness) -> None:
     for _ in range(ROUNDS):
-        await both_ways(stage)
-        await stage.close_house()
-        await stage.open_house()
-    await both_ways(stage)
+        await check_both_ways(harness)
+        await harness.stop_server()
+        await harness.start_server()
+    await check_both_ways(harness)
 
 
 # --- network ---
 
 
-async def _line_cut(stage: Stage) -> None:
+async def _connection_broken(harness: FaultHarness) -> None:
     for _ in range(ROUNDS):
-        await both_ways(stage)
-        await stage.lose_line()
-    await both_ways(stage)
+        await check_both_ways(harness)
+        await harness.break_connection()
+    await check_both_ways(harness)
 
 
-async def _said_while_away(stage: Stage) -> None:
-    await both_ways(stage)
-    stage.refuse()
+async def _message_while_offline(harness: FaultHarness) -> None:
+    await check_both_ways(harness)
+    harness.refuse_connections()
     for _ in range(ROUNDS):
-        await stage.say()
-    await stage.admit()
-    await stage.until_all_heard()
-    await both_ways(stage)
+        await harness.send_inbound()
+    await harness.accept_connections()
+    await harness.wait_until_all_received()
+    await check_both_ways(harness)
 
 
-async def _no_line(stage: Stage) -> None:
-    await both_ways(stage)
-    stage.refuse()
-    lost, sending = stage.house.lines_lost, asyncio.create_task(stage.send())
-    await stage.until_true(
-        lambda: bool(stage.house.refusals) or stage.house.lines_lost > lost + 1 or sending.done(),
-        "the connector did not notice that there is no line",
+async def _no_connection(harness: FaultHarness) -> None:
+    await check_both_ways(harness)
+    harness.refuse_connections()
+    lost, sending = harness.server.connections_lost, asyncio.create_task(harness.deliver())
+    await harness.wait_until_true(
+        lambda: bool(harness.server.refusals) or harness.server.connections_lost > lost + 1 or sending.done(),
+        "the connector did not notice that there is no connection",
     )
-    await stage.admit()
+    await harness.accept_connections()
     outcome = await sending
-    if outcome is not Outcome.DELIVERED:
-        raise Broken(f"there was no line, so surely nothing was taken, and yet it ended as {outcome}")
-    await stage.until_ready(lost=1)
-    await both_ways(stage)
+    if outcome is not SendOutcome.DELIVERED:
+        raise ContractBroken(f"there was no connection, so nothing was sent, and yet it ended as {outcome}")
+    await harness.wait_until_ready(connections_lost=1)
+    await check_both_ways(harness)
 
 
-async def _slow_line(stage: Stage) -> None:
-    stage.drip()
+async def _slow_connection(harness: FaultHarness) -> None:
+    harness.slow_down()
     for _ in range(ROUNDS):
-        await both_ways(stage)
-        await both_ways(stage, room=stage.bench.other_room)
+        await check_both_ways(harness)
+        await check_both_ways(harness, channel=harness.bench.other_channel)
 
 
-async def _half_open(stage: Stage) -> None:
-    await both_ways(stage)
-    text = stage.words("answer")
-    stage.freeze()
-    stage.break_at(text.split()[-1], Break.FROZEN)  # also if each delivery has a separate connection
-    sending = asyncio.create_task(stage.send(text))
-    await stage.outlast_silence(sending)
-    if (outcome := await sending) not in NOT_LOST:
-        raise Broken(f"nobody could know what came of it, and yet it ended as {outcome}")
-    await stage.until_ready(lost=1)
-    await both_ways(stage)
+async def _half_open_connection(harness: FaultHarness) -> None:
+    await check_both_ways(harness)
+    text = harness.unique_text("answer")
+    harness.freeze_connections()
+    harness.break_at(text.split()[-1], BreakPoint.FROZEN)  # also if each delivery has a separate connection
+    sending = asyncio.create_task(harness.deliver(text))
+    await harness.skip_time_limits(sending)
+    if (outcome := await sending) not in NOT_LOST_OUTCOMES:
+        raise ContractBroken(f"its outcome could not be known, and yet it ended as {outcome}")
+    await harness.wait_until_ready(connections_lost=1)
+    await check_both_ways(harness)
 
 
-async def _cut_sending(stage: Stage, where: Break) -> Outcome:
-    await both_ways(stage)
-    text = stage.words("answer")
-    stage.break_at(text.split()[-1], where)
-    sending = asyncio.create_task(stage.send(text))
-    if where is Break.AFTER:
-        await stage.until_stands(text)
-        stage.cut()
+async def _break_delivery(harness: FaultHarness, where: BreakPoint) -> SendOutcome:
+    await check_both_ways(harness)
+    text = harness.unique_text("answer")
+    harness.break_at(text.split()[-1], where)
+    sending = asyncio.create_task(harness.deliver(text))
+    if where is BreakPoint.AFTER:
+        await harness.wait_until_delivered(text)
+        harness.break_connections()
     outcome = await sending
-    await stage.until_ready(lost=1)
-    await both_ways(stage)
+    await harness.wait_until_ready(connections_lost=1)
+    await check_both_ways(harness)
     return outcome
 
 
-async def _cut_before(stage: Stage) -> None:
-    await _cut_sending(stage, Break.BEFORE)
+async def _break_before(harness: FaultHarness) -> None:
+    await _break_delivery(harness, BreakPoint.BEFORE)
 
 
-async def _cut_half_way(stage: Stage) -> None:
-    await _cut_sending(stage, Break.HALF_WAY)
+async def _break_half_way(harness: FaultHarness) -> None:
+    await _break_delivery(harness, BreakPoint.HALF_WAY)
 
 
-async def _cut_after(stage: Stage) -> None:
-    outcome = await _cut_sending(stage, Break.AFTER)
-    if stage.house.refusals:
-        raise Broken("it arrived, and was called refused: it would be sent twice")
-    if outcome not in NOT_LOST:
-        raise Broken(f"nobody could know what came of it, and yet it ended as {outcome}")
+async def _break_after(harness: FaultHarness) -> None:
+    outcome = await _break_delivery(harness, BreakPoint.AFTER)
+    if harness.server.refusals:
+        raise ContractBroken("it arrived, and was reported as refused: it would be sent twice")
+    if outcome not in NOT_LOST_OUTCOMES:
+        raise ContractBroken(f"its outcome could not be known, and yet it ended as {outcome}")
 
 
-async def _at_every_step(stage: Stage) -> None:
-    for befall in (stage.lose_line, stage.restart_house, stage.restart_place):
+async def _at_every_step(harness: FaultHarness) -> None:
+    for befall in (harness.break_connection, harness.restart_server, harness.restart_platform):
         await befall()
-        await stage.say()
-        if not stage.bench.keeps:
-            await stage.until_all_heard()
+        await harness.send_inbound()
+        if not harness.bench.keeps_messages:
+            await harness.wait_until_all_received()
         await befall()
-        await stage.until_all_heard()
-        await stage.send_amid(befall)
-        await both_ways(stage)
+        await harness.wait_until_all_received()
+        await harness.deliver_during(befall)
+        await check_both_ways(harness)
 
 
 # --- platform ---
 
 
-async def _restarts(stage: Stage) -> None:
-    await both_ways(stage)
-    sending = asyncio.create_task(stage.send())
-    await stage.bench.restart()
-    if (outcome := await sending) not in NOT_LOST:
-        raise Broken(f"what was sent as the place went down ended as {outcome}")
-    await stage.until_ready(lost=1)
-    await both_ways(stage)
+async def _platform_restarts(harness: FaultHarness) -> None:
+    await check_both_ways(harness)
+    sending = asyncio.create_task(harness.deliver())
+    await harness.bench.restart()
+    if (outcome := await sending) not in NOT_LOST_OUTCOMES:
+        raise ContractBroken(f"a message sent while the platform went down ended as {outcome}")
+    await harness.wait_until_ready(connections_lost=1)
+    await check_both_ways(harness)
 
 
-async def _refuses(stage: Stage) -> None:
-    await stage.bench.begin(Trouble.REFUSES)
-    outcome = await stage.send()
-    await stage.bench.end(Trouble.REFUSES)
+async def _platform_refuses(harness: FaultHarness) -> None:
+    await harness.bench.start_fault(PeerFault.REFUSES)
+    outcome = await harness.deliver()
+    await harness.bench.stop_fault(PeerFault.REFUSES)
     # If the platform's temporary error leaves open whether it accepted the part, the result is
     # unknown. If it certainly did not, the delivery is repeated.
-    if outcome is not Outcome.DELIVERED and (stage.house.refusals or outcome is not Outcome.UNKNOWN):
-        raise Broken(f"it was refused for the moment, and ended as {outcome}")
-    await both_ways(stage)
+    if outcome is not SendOutcome.DELIVERED and (harness.server.refusals or outcome is not SendOutcome.UNKNOWN):
+        raise ContractBroken(f"it was refused temporarily, and ended as {outcome}")
+    await check_both_ways(harness)
 
 
-async def _throttles(stage: Stage) -> None:
-    await stage.bench.begin(Trouble.THROTTLES)
-    outcome = await stage.send()
-    await stage.bench.end(Trouble.THROTTLES)
-    if not any(each.retry_after_s for each in stage.house.refusals):
-        raise Broken("the place asked for patience, and the house was not told for how long")
-    if outcome is not Outcome.DELIVERED:
-        raise Broken(f"it was to wait, and ended as {outcome}")
-    await both_ways(stage)
+async def _platform_throttles(harness: FaultHarness) -> None:
+    await harness.bench.start_fault(PeerFault.THROTTLES)
+    outcome = await harness.deliver()
+    await harness.bench.stop_fault(PeerFault.THROTTLES)
+    if not any(each.retry_after_s for each in harness.server.refusals):
+        raise ContractBroken("the platform throttled the connector, and the server was not told for how long")
+    if outcome is not SendOutcome.DELIVERED:
+        raise ContractBroken(f"it had to wait, and ended as {outcome}")
+    await check_both_ways(harness)
 
 
-async def _forbids(stage: Stage) -> None:
-    await stage.bench.begin(Trouble.FORBIDS)
-    outcome = await stage.send()
-    await stage.bench.end(Trouble.FORBIDS)
-    if outcome is not Outcome.REFUSED:
-        raise Broken(f"it was refused for good, and ended as {outcome}")
-    await both_ways(stage)
+async def _channel_gone(harness: FaultHarness) -> None:
+    await harness.bench.start_fault(PeerFault.FORBIDS)
+    outcome = await harness.deliver()
+    await harness.bench.stop_fault(PeerFault.FORBIDS)
+    if outcome is not SendOutcome.REFUSED:
+        raise ContractBroken(f"it was refused permanently, and ended as {outcome}")
+    await check_both_ways(harness)
 
 
-async def _revoked(stage: Stage) -> None:
-    await both_ways(stage)
-    await stage.bench.begin(Trouble.REVOKED)
-    stage.cut()
-    await stage.until_true(
-        lambda: bool(stage.house.needed_owner), "nobody told the owner that the place knows us no more"
+async def _credential_revoked(harness: FaultHarness) -> None:
+    await check_both_ways(harness)
+    await harness.bench.start_fault(PeerFault.REVOKED)
+    harness.break_connections()
+    await harness.wait_until_true(
+        lambda: bool(harness.server.owner_alerts),
+        "the owner was not told that the platform no longer accepts the credential",
     )
-    if not stage.house.needed_owner[0].sentence:
-        raise Broken("the owner was told nothing")
-    await stage.bench.end(Trouble.REVOKED)
-    await stage.until_ready(lost=1)
-    await both_ways(stage)
+    if not harness.server.owner_alerts[0].sentence:
+        raise ContractBroken("the owner got no notification")
+    await harness.bench.stop_fault(PeerFault.REVOKED)
+    await harness.wait_until_ready(connections_lost=1)
+    await check_both_ways(harness)
 
 
-async def _repeats(stage: Stage) -> None:
-    await stage.bench.begin(Trouble.REPEATS)
+async def _messages_repeated(harness: FaultHarness) -> None:
+    await harness.bench.start_fault(PeerFault.REPEATS)
     for _ in range(ROUNDS):
-        await stage.say()
-    await stage.until_all_heard()
-    await stage.bench.end(Trouble.REPEATS)
-    await both_ways(stage)
+        await harness.send_inbound()
+    await harness.wait_until_all_received()
+    await harness.bench.stop_fault(PeerFault.REPEATS)
+    await check_both_ways(harness)
 
 
-async def _shuffles(stage: Stage) -> None:
-    stage.order_told = False
-    await stage.bench.begin(Trouble.SHUFFLES)
+async def _messages_reordered(harness: FaultHarness) -> None:
+    harness.is_ordered = False
+    await harness.bench.start_fault(PeerFault.SHUFFLES)
     for _ in range(ROUNDS):
-        await stage.say()
-    await stage.until_all_heard()
-    await stage.bench.end(Trouble.SHUFFLES)
-    await both_ways(stage)
+        await harness.send_inbound()
+    await harness.wait_until_all_received()
+    await harness.bench.stop_fault(PeerFault.SHUFFLES)
+    await check_both_ways(harness)
 
 
-CASES: dict[str, Case] = {
+CASES: dict[str, FaultCase] = {
     case.name: case
     for case in (
-        Case("calm", "nothing happens", _calm),
-        Case("busy", "much is said and sent at once, in two rooms", _busy),
-        Case("store-fails", "the house cannot store what it is handed, a few times", _store_fails),
-        Case("store-fails-late", "the house stored it, and could not say so", _store_fails_late),
-        Case("crash-before-commit", "the house dies with something in its hands", _crash_before_commit),
-        Case("crash-after-commit", "the house dies before it can confirm what it stored", _crash_after_commit),
-        Case("opened-anew", "the connector is closed and made again, as for new settings", _opened_anew),
-        Case("line-cut", "the line breaks, again and again", _line_cut),
-        Case("said-while-away", "something is said while there is no line", _said_while_away),
-        Case("no-line", "something is to be sent while there is no line", _no_line),
-        Case("slow-line", "everything comes in small pieces", _slow_line),
-        Case("half-open", "the line stands, and nothing passes any more", _half_open),
-        Case("cut-before", "the line breaks before what is sent arrives", _cut_before),
-        Case("cut-half-way", "the line breaks in the middle of the words", _cut_half_way),
-        Case("cut-after", "what is sent arrives, and the line breaks before we hear so", _cut_after),
-        Case(
-            "at-every-step", "line, house and place go down: at rest, while one says or sends something", _at_every_step
+        FaultCase("calm", "no fault", _no_fault),
+        FaultCase("busy", "many messages in both directions at once, in two channels", _busy),
+        FaultCase("store-fails", "the server fails to store inbound messages a few times", _store_fails),
+        FaultCase("store-fails-late", "the server stores a message, and fails to confirm it", _store_fails_late),
+        FaultCase(
+            "crash-before-commit", "the server is killed with a message that is not stored", _crash_before_commit
         ),
-        Case("place-restarts", "the place is closed and opened again", _restarts),
-        Case("place-refuses", "the place has a bad moment (5xx)", _refuses),
-        Case("throttled", "the place asks for patience (429)", _throttles),
-        Case("room-gone", "the place will not have it, for good (4xx)", _forbids),
-        Case("revoked", "the place knows our key no more (401)", _revoked),
-        Case("told-twice", "the place tells us everything twice", _repeats),
-        Case("told-out-of-order", "the place tells us the later before the earlier", _shuffles),
-        Case("killed-sending", "kill -9 after the place took it, before we hear so", kill_cases.sending),
-        Case("killed-before-commit", "kill -9 with something in our hands", kill_cases.before_commit),
-        Case("killed-after-commit", "kill -9 before what is stored is confirmed", kill_cases.after_commit),
+        FaultCase(
+            "crash-after-commit", "the server is killed before it confirms a stored message", _crash_after_commit
+        ),
+        FaultCase("opened-anew", "the connector is closed and created again, as for new settings", _restart_connector),
+        FaultCase("line-cut", "the connection breaks, repeatedly", _connection_broken),
+        FaultCase(
+            "said-while-away", "a message arrives at the platform while there is no connection", _message_while_offline
+        ),
+        FaultCase("no-line", "a message is to be sent while there is no connection", _no_connection),
+        FaultCase("slow-line", "all data arrives in small pieces", _slow_connection),
+        FaultCase("half-open", "the connection stays open, and no data arrives", _half_open_connection),
+        FaultCase("cut-before", "the connection breaks before a sent message arrives", _break_before),
+        FaultCase("cut-half-way", "the connection breaks in the middle of a sent message", _break_half_way),
+        FaultCase(
+            "cut-after", "a sent message arrives, and the connection breaks before it is confirmed", _break_after
+        ),
+        FaultCase(
+            "at-every-step",
+            "connection, server and platform go down: when idle, while receiving, and while sending",
+            _at_every_step,
+        ),
+        FaultCase("place-restarts", "the platform restarts", _platform_restarts),
+        FaultCase("place-refuses", "the platform fails temporarily (5xx)", _platform_refuses),
+        FaultCase("throttled", "the platform throttles (429)", _platform_throttles),
+        FaultCase("room-gone", "the platform refuses a message permanently (4xx)", _channel_gone),
+        FaultCase("revoked", "the platform no longer accepts the credential (401)", _credential_revoked),
+        FaultCase("told-twice", "the platform delivers every message twice", _messages_repeated),
+        FaultCase("told-out-of-order", "the platform delivers messages out of order", _messages_reordered),
+        FaultCase(
+            "killed-sending",
+            "kill -9 after the platform accepted a message, before it is confirmed",
+            kill_cases.kill_while_sending,
+        ),
+        FaultCase("killed-before-commit", "kill -9 with a message that is not stored", kill_cases.kill_before_commit),
+        FaultCase("killed-after-commit", "kill -9 before a stored message is confirmed", kill_cases.kill_after_commit),
     )
 }

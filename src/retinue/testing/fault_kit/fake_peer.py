@@ -5,91 +5,91 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from retinue.connectors.base import Accept, Connector, Delivery, Parcel, Surroundings
-from retinue.testing.fake_connector import QuietConnector
-from retinue.testing.fault_kit.kit_server import HastyClock
-from retinue.testing.fault_kit.peer import At, PlainBench, Trouble
+from retinue.connectors.base import Accept, Connector, ConnectorContext, Delivery, DeliveryPart
+from retinue.testing.fake_connector import FakeConnector
+from retinue.testing.fault_kit.kit_server import FastClock
+from retinue.testing.fault_kit.peer import BasePeer, HostPort, PeerFault
 
-_NO_LINE = "it stands in the memory of the house itself, so there is no line that could break"
-_NO_PROCESS = "it stands in the memory of the house itself, and would be killed with it; the crash tours do that"
+_NO_CONNECTION = "it is in the memory of the server, so there is no connection that could break"
+_NO_PROCESS = "it is in the memory of the server, and would be killed with it; the crash tests cover that"
 RETRY_AFTER_S = 3.0
 
 
-class _Line:
+class _FakePeerConnector:
     """The connector of one server. The platform survives it."""
 
-    def __init__(self, place: QuietConnector, instance: str) -> None:
-        self.instance = instance
-        self._place = place
+    def __init__(self, platform: FakeConnector, name: str) -> None:
+        self.name = name
+        self._platform = platform
 
     @property
     def repeats_safely(self) -> bool:
-        return self._place.repeats_safely
+        return self._platform.repeats_safely
 
     async def listen(self, accept: Accept) -> None:
-        await self._place.listen(accept)
+        await self._platform.listen(accept)
 
-    async def deliver(self, parcel: Parcel) -> Delivery:
-        return await self._place.deliver(parcel)
+    async def deliver(self, part: DeliveryPart) -> Delivery:
+        return await self._platform.deliver(part)
 
 
-class QuietBench(PlainBench):
+class FakePeer(BasePeer):
     """A platform in memory that accepts a repeated part once."""
 
-    kind = "quiet"
-    made_by = "quiet"
-    room = "42"
-    other_room = "43"
+    platform = "quiet"
+    factory = "quiet"
+    channel = "42"
+    other_channel = "43"
     repeats_safely = True
-    exempt: Mapping[str, str] = {
-        **dict.fromkeys(("line-cut", "said-while-away", "no-line", "slow-line", "half-open"), _NO_LINE),
-        **dict.fromkeys(("cut-half-way", "cut-before", "cut-after", "place-restarts", "at-every-step"), _NO_LINE),
+    exemptions: Mapping[str, str] = {
+        **dict.fromkeys(("line-cut", "said-while-away", "no-line", "slow-line", "half-open"), _NO_CONNECTION),
+        **dict.fromkeys(("cut-half-way", "cut-before", "cut-after", "place-restarts", "at-every-step"), _NO_CONNECTION),
         **dict.fromkeys(("killed-sending", "killed-before-commit", "killed-after-commit"), _NO_PROCESS),
-        "revoked": "it asks nobody for a key, so none can be taken away",
-        "told-out-of-order": "what is said waits in one queue, which has no other order",
+        "revoked": "it needs no credential, so none can be revoked",
+        "told-out-of-order": "inbound messages wait in one queue, which has no other order",
     }
 
     def __init__(self) -> None:
-        self.place = QuietConnector(HastyClock(), repeats_safely=self.repeats_safely)
-        self._twice = False
+        self.fake_platform = FakeConnector(FastClock(), repeats_safely=self.repeats_safely)
+        self._sends_twice = False
 
-    async def open(self, folder: Path) -> Mapping[str, At]:
+    async def start(self, folder: Path) -> Mapping[str, HostPort]:
         return {}
 
-    async def close(self) -> None: ...
+    async def stop(self) -> None: ...
 
     async def restart(self) -> None: ...
 
-    def connector(self, surroundings: Surroundings, at: Mapping[str, At]) -> Connector:
-        return _Line(self.place, surroundings.instance)
+    def create_connector(self, context: ConnectorContext, addresses: Mapping[str, HostPort]) -> Connector:
+        return _FakePeerConnector(self.fake_platform, context.name)
 
-    async def say(self, room: str, text: str) -> None:
-        said = self.place.mention(text, room=room)
-        if self._twice:
-            self.place.mention(text, room=room, message_id=said.incoming.message_id)
+    async def send_as_person(self, channel: str, text: str) -> None:
+        said = self.fake_platform.offer_text(text, channel=channel)
+        if self._sends_twice:
+            self.fake_platform.offer_text(text, channel=channel, message_id=said.message.message_id)
 
-    async def standing(self, room: str) -> list[str]:
-        return self.place.texts(room)
+    async def list_texts(self, channel: str) -> list[str]:
+        return self.fake_platform.list_texts(channel)
 
-    async def begin(self, trouble: Trouble) -> None:
-        match trouble:
-            case Trouble.REFUSES:
-                self.place.will_fail()
-            case Trouble.FORBIDS:
-                self.place.will_fail(permanent=True)
-            case Trouble.THROTTLES:
-                self.place.will_throttle(RETRY_AFTER_S)
-            case Trouble.REPEATS:
-                self._twice = True
+    async def start_fault(self, fault: PeerFault) -> None:
+        match fault:
+            case PeerFault.REFUSES:
+                self.fake_platform.will_fail()
+            case PeerFault.FORBIDS:
+                self.fake_platform.will_fail(permanent=True)
+            case PeerFault.THROTTLES:
+                self.fake_platform.will_throttle(RETRY_AFTER_S)
+            case PeerFault.REPEATS:
+                self._sends_twice = True
             case _:
-                await super().begin(trouble)
+                await super().start_fault(fault)
 
-    async def end(self, trouble: Trouble) -> None:
-        self._twice = False
+    async def stop_fault(self, fault: PeerFault) -> None:
+        self._sends_twice = False
 
 
-class ForgetfulBench(QuietBench):
+class NonDedupingFakePeer(FakePeer):
     """A platform that does not recognize repeated parts."""
 
-    made_by = "quiet-forgetful"
+    factory = "quiet-forgetful"
     repeats_safely = False

@@ -11,35 +11,35 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from retinue.app.clock_and_ids import new_chance
-from retinue.connectors.base import Connector, Incoming, Surroundings
-from retinue.testing.fault_kit.breaking_proxy import Break, Proxy
-from retinue.testing.fault_kit.kit_server import FileShelf, HastyClock, House, Outcome, parcel_to
-from retinue.testing.fault_kit.peer import At, Bench
+from retinue.app.clock_and_ids import new_random
+from retinue.connectors.base import Connector, ConnectorContext, InboundMessage
+from retinue.testing.fault_kit.breaking_proxy import BreakingProxy, BreakPoint
+from retinue.testing.fault_kit.kit_server import FastClock, FileConnectorState, KitServer, SendOutcome, build_part
+from retinue.testing.fault_kit.peer import HostPort, Peer
 from retinue.testing.loop_time import skip_loop_time
-from retinue.testing.waiting import POLL_S, WAIT_LIMIT_S, wait_until
+from retinue.testing.wait_conditions import POLL_S, WAIT_LIMIT_S, wait_until
 
-INSTANCE = "kit"
-SHELF = "shelf.json"
+CONNECTOR_NAME = "kit"
+STATE_FILE = "shelf.json"
 SKIP_S = 61.0  # longer than a peer lets its connector wait for an answer
 SILENCE_S_MAX = 24 * 3600.0
 
 
-class Broken(AssertionError):
+class ContractBroken(AssertionError):
     """The connector broke its contract. The text says how."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class KitDelivery:
     """One delivery and its outcome."""
 
-    room: str
+    channel: str
     text: str
-    outcome: Outcome
+    outcome: SendOutcome
 
 
 @dataclass(slots=True, eq=False)
-class Life:
+class KitServerLife:
     """The server from its start until it is stopped, killed or dies."""
 
     connector: Connector
@@ -47,273 +47,282 @@ class Life:
 
 
 @dataclass(slots=True, eq=False)
-class Stage:
+class FaultHarness:
     """Everything a case uses: the peer, the proxies, the server, and the log of what was sent."""
 
-    bench: Bench
+    bench: Peer
     folder: Path
-    lines: dict[str, Proxy]
-    house: House = field(default_factory=House)
-    said: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    sent: list[Sent] = field(default_factory=list[Sent])
-    order_told: bool = True  # whether the platform delivers messages in the order in which they were sent
-    life: Life | None = None
-    _words: int = 0
-    _numbers: int = 0
+    proxies: dict[str, BreakingProxy]
+    server: KitServer = field(default_factory=KitServer)
+    inbound: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    deliveries: list[KitDelivery] = field(default_factory=list[KitDelivery])
+    is_ordered: bool = True  # whether the platform delivers messages in the order in which they were sent
+    life: KitServerLife | None = None
+    _text_count: int = 0
+    _number: int = 0
 
     # --- server ---
 
     @property
     def connector(self) -> Connector:
-        assert self.life is not None, "the house is closed"
+        assert self.life is not None, "the server is stopped"
         return self.life.connector
 
     @property
-    def at(self) -> dict[str, At]:
-        return {name: proxy.at for name, proxy in self.lines.items()}
+    def addresses(self) -> dict[str, HostPort]:
+        return {name: proxy.address for name, proxy in self.proxies.items()}
 
-    async def open_house(self) -> None:
-        surroundings = replace(surroundings_in(self.folder, self.bench), stands=self.house.stands)
-        connector = self.bench.connector(surroundings, self.at)
-        self.life = Life(connector, asyncio.create_task(self.house.keep_listening(connector)))
-        await self.until_ready()
+    async def start_server(self) -> None:
+        surroundings = replace(build_context(self.folder, self.bench), on_connected=self.server.record_connected)
+        connector = self.bench.create_connector(surroundings, self.addresses)
+        self.life = KitServerLife(connector, asyncio.create_task(self.server.listen_forever(connector)))
+        await self.wait_until_ready()
 
-    async def until_ready(self, *, lost: int = 0) -> None:
+    async def wait_until_ready(self, *, connections_lost: int = 0) -> None:
         """Wait until a message sent now will be received.
 
         If the platform keeps no messages, first wait until so many connections were lost: a message
         on a lost connection is gone.
         """
-        if not self.bench.keeps:
-            await self.until_true(lambda: self.house.lines_lost >= lost, "the connector did not notice the broken line")
+        if not self.bench.keeps_messages:
+            await self.wait_until_true(
+                lambda: self.server.connections_lost >= connections_lost,
+                "the connector did not notice the broken connection",
+            )
         connector = self.life.connector if self.life is not None else None
-        await self.until(lambda: self.bench.ready(connector), "the connector did not come in")
+        await self.wait_for(lambda: self.bench.wait_until_ready(connector), "the connector did not connect")
 
-    async def close_house(self) -> None:
+    async def stop_server(self) -> None:
         """Stop the server regularly, as for new settings."""
         assert self.life is not None
         self.life.listening.cancel()
         done, _ = await asyncio.wait([self.life.listening], timeout=WAIT_LIMIT_S)
         if not done:
-            raise Broken("listening did not end when it was cancelled")
+            raise ContractBroken("listening did not end when it was cancelled")
         self.life = None
 
-    async def lose_line(self) -> None:
+    async def break_connection(self) -> None:
         """Break the connections, and wait until the connector is ready again."""
-        before = self.house.lines_lost
-        self.cut()
-        await self.until_ready(lost=before + 1)
+        before = self.server.connections_lost
+        self.break_connections()
+        await self.wait_until_ready(connections_lost=before + 1)
 
-    async def restart_house(self) -> None:
-        await self.crash_house()
-        await self.open_house()
+    async def restart_server(self) -> None:
+        await self.crash_server()
+        await self.start_server()
 
-    async def restart_place(self) -> None:
-        before = self.house.lines_lost
+    async def restart_platform(self) -> None:
+        before = self.server.connections_lost
         await self.bench.restart()
-        await self.until_ready(lost=before + 1)
+        await self.wait_until_ready(connections_lost=before + 1)
 
-    async def crash_house(self) -> None:
+    async def crash_server(self) -> None:
         """Stop the server abruptly: the platform gets no regular end of the connection."""
-        self.cut()
-        await self.close_house()
-        self.house.died.clear()
+        self.break_connections()
+        await self.stop_server()
+        self.server.killed.clear()
 
     # --- network ---
 
-    def cut(self) -> None:
-        for proxy in self.lines.values():
-            proxy.cut()
+    def break_connections(self) -> None:
+        for proxy in self.proxies.values():
+            proxy.break_connections()
 
-    def freeze(self) -> None:
-        for proxy in self.lines.values():
-            proxy.freeze()
+    def freeze_connections(self) -> None:
+        for proxy in self.proxies.values():
+            proxy.freeze_connections()
 
-    async def outlast_silence(self, sending: asyncio.Task[Outcome]) -> None:
+    async def skip_time_limits(self, sending: asyncio.Task[SendOutcome]) -> None:
         """Let the connector's time limits pass while a connection is frozen.
 
         Returns once the delivery has ended and no frozen connection is left.
         """
         skipped_s = 0.0
-        while (frozen := any(proxy.is_frozen for proxy in self.lines.values())) or not sending.done():
+        while (frozen := any(proxy.is_frozen for proxy in self.proxies.values())) or not sending.done():
             if skipped_s > SILENCE_S_MAX:
-                raise Broken("the connector keeps a line on which nothing passes any more")
+                raise ContractBroken("the connector keeps a connection on which no data arrives")
             if frozen:
                 skip_loop_time(SKIP_S)
                 skipped_s += SKIP_S
             await asyncio.sleep(POLL_S)  # sleep: the connector reacts meanwhile; see the loop's condition
 
-    def drip(self) -> None:
-        for proxy in self.lines.values():
-            proxy.drip()
+    def slow_down(self) -> None:
+        for proxy in self.proxies.values():
+            proxy.slow_down()
 
-    def refuse(self) -> None:
-        for proxy in self.lines.values():
-            proxy.refuse()
-            proxy.cut()
+    def refuse_connections(self) -> None:
+        for proxy in self.proxies.values():
+            proxy.refuse_connections()
+            proxy.break_connections()
 
-    async def admit(self) -> None:
-        for proxy in self.lines.values():
+    async def accept_connections(self) -> None:
+        for proxy in self.proxies.values():
             await proxy.open()
 
-    def break_at(self, words: str, where: Break) -> None:
-        for proxy in self.lines.values():
-            proxy.break_at(words, where)
+    def break_at(self, text: str, where: BreakPoint) -> None:
+        for proxy in self.proxies.values():
+            proxy.break_at(text, where)
 
     # --- messages and deliveries ---
 
-    def words(self, what: str) -> str:
+    def unique_text(self, prefix: str) -> str:
         """Returns a unique text, so that it can be found again, also in a connection's bytes."""
-        self._words += 1
-        return f"{what} kit{self._words:03d}mark"
+        self._text_count += 1
+        return f"{prefix} kit{self._text_count:03d}mark"
 
-    async def say(self, *, room: str | None = None, text: str | None = None) -> str:
-        where, words = room or self.bench.room, text or self.words("question")
-        if not self.bench.hears:
+    async def send_inbound(self, *, channel: str | None = None, text: str | None = None) -> str:
+        where, words = channel or self.bench.channel, text or self.unique_text("question")
+        if not self.bench.has_inbound:
             return words
-        self.said.append((where, words))
-        await self.bench.say(where, words)
+        self.inbound.append((where, words))
+        await self.bench.send_as_person(where, words)
         return words
 
-    async def send_amid(self, befall: Callable[[], Awaitable[None]]) -> None:
+    async def deliver_during(self, cause_fault: Callable[[], Awaitable[None]]) -> None:
         """Deliver a part while a fault happens.
 
         If the server died during it, the result is unknown. The next server repeats the delivery
         only if that is safe.
         """
-        room, text, dying = self.bench.room, self.words("answer"), self.life
-        parcel = parcel_to(INSTANCE, room, text, number=self.number())
-        sending = asyncio.create_task(self.house.send(self.connector, parcel))
+        room, text, dying = self.bench.channel, self.unique_text("answer"), self.life
+        parcel = build_part(CONNECTOR_NAME, room, text, number=self.next_number())
+        sending = asyncio.create_task(self.server.send(self.connector, parcel))
         await asyncio.sleep(0)  # let the delivery start
-        await befall()
+        await cause_fault()
         if self.life is dying:
             outcome = await sending
         else:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
             again = self.connector.repeats_safely
-            outcome = await self.house.send(self.connector, parcel) if again else Outcome.UNKNOWN
-        self.sent.append(Sent(room, text, outcome))
+            outcome = await self.server.send(self.connector, parcel) if again else SendOutcome.UNKNOWN
+        self.deliveries.append(KitDelivery(room, text, outcome))
 
-    async def send(self, text: str | None = None, *, room: str | None = None) -> Outcome:
-        where, words = room or self.bench.room, text or self.words("answer")
-        outcome = await self.house.send(self.connector, parcel_to(INSTANCE, where, words, number=self.number()))
-        self.sent.append(Sent(where, words, outcome))
+    async def deliver(self, text: str | None = None, *, channel: str | None = None) -> SendOutcome:
+        where, words = channel or self.bench.channel, text or self.unique_text("answer")
+        outcome = await self.server.send(
+            self.connector, build_part(CONNECTOR_NAME, where, words, number=self.next_number())
+        )
+        self.deliveries.append(KitDelivery(where, words, outcome))
         return outcome
 
-    def number(self) -> int:
-        self._numbers += 1
-        return self._numbers
+    def next_number(self) -> int:
+        self._number += 1
+        return self._number
 
-    async def until(self, done: Callable[[], Awaitable[object]], otherwise: str) -> None:
+    async def wait_for(self, done: Callable[[], Awaitable[object]], failure: str) -> None:
         """Wait for something that ends by itself. Raises `ContractBroken` after the time limit."""
         try:
             async with asyncio.timeout(WAIT_LIMIT_S):
                 await done()
         except (TimeoutError, AssertionError):
-            raise Broken(otherwise) from None
+            raise ContractBroken(failure) from None
 
-    async def until_true(self, holds: Callable[[], bool | Awaitable[bool]], otherwise: str) -> None:
-        await self.until(lambda: wait_until(holds, otherwise), otherwise)
+    async def wait_until_true(self, holds: Callable[[], bool | Awaitable[bool]], failure: str) -> None:
+        await self.wait_for(lambda: wait_until(holds, failure), failure)
 
-    async def until_stands(self, text: str, *, room: str | None = None) -> None:
+    async def wait_until_delivered(self, text: str, *, channel: str | None = None) -> None:
         async def stands() -> bool:
-            return text in await self.bench.standing(room or self.bench.room)
+            return text in await self.bench.list_texts(channel or self.bench.channel)
 
-        await self.until_true(stands, f"what was sent did not arrive: {text}")
+        await self.wait_until_true(stands, f"a sent message did not arrive: {text}")
 
-    async def until_all_heard(self) -> None:
-        wanted = {text for _, text in self.said}
-        await self.until_true(
-            lambda: wanted <= {each.text for each in self.house.committed},
-            f"lost: {sorted(wanted - {each.text for each in self.house.committed})}",
+    async def wait_until_all_received(self) -> None:
+        wanted = {text for _, text in self.inbound}
+        await self.wait_until_true(
+            lambda: wanted <= {each.text for each in self.server.committed},
+            f"lost: {sorted(wanted - {each.text for each in self.server.committed})}",
         )
 
     # --- final checks ---
 
-    async def answer_for_it(self) -> None:
+    async def check_contract(self) -> None:
         """Check both directions: nothing lost, nothing doubled, in order, and in the right channel."""
-        await self._lost_and_found()
-        rooms = (self.bench.room, self.bench.other_room)
-        standing = {room: await self.bench.standing(room) for room in rooms}
+        await self._check_all_received()
+        rooms = (self.bench.channel, self.bench.other_channel)
+        standing = {room: await self.bench.list_texts(room) for room in rooms}
         for room in rooms:
-            self._in_its_room(room, standing[room])
+            self._check_channel(room, standing[room])
         for room in rooms:
-            self._heard_in(room)
-            self._stands_in(room, standing[room])
+            self._check_inbound(room)
+            self._check_deliveries(room, standing[room])
 
-    async def _lost_and_found(self) -> None:
+    async def _check_all_received(self) -> None:
         try:
-            await self.until_all_heard()
-        except Broken:
-            heard = {each.text for each in self.house.committed}
-            raise Broken(f"lost on the way in: {[text for _, text in self.said if text not in heard]}") from None
+            await self.wait_until_all_received()
+        except ContractBroken:
+            heard = {each.text for each in self.server.committed}
+            raise ContractBroken(
+                f"inbound messages lost: {[text for _, text in self.inbound if text not in heard]}"
+            ) from None
 
-    def _in_its_room(self, room: str, standing: list[str]) -> None:
-        said = {text for where, text in self.said if where == room}
-        if strange := [each.text for each in self.house.committed if each.room == room and each.text not in said]:
-            raise Broken(f"heard in {room}, and not said there: {strange}")
-        sent = {each.text for each in self.sent if each.room == room}
-        if strange := [text for text in standing if text not in sent]:
-            raise Broken(f"stands in {room}, and was not sent there: {strange}")
+    def _check_channel(self, channel: str, texts: list[str]) -> None:
+        said = {text for where, text in self.inbound if where == channel}
+        if strange := [each.text for each in self.server.committed if each.room == channel and each.text not in said]:
+            raise ContractBroken(f"received in {channel}, and never written there: {strange}")
+        sent = {each.text for each in self.deliveries if each.channel == channel}
+        if strange := [text for text in texts if text not in sent]:
+            raise ContractBroken(f"delivered to {channel}, and never sent there: {strange}")
 
-    def _heard_in(self, room: str) -> None:
-        said = [text for where, text in self.said if where == room]
-        heard = [each for each in self.house.committed if each.room == room]
+    def _check_inbound(self, channel: str) -> None:
+        said = [text for where, text in self.inbound if where == channel]
+        heard = [each for each in self.server.committed if each.room == channel]
         if doubled := [text for text, times in Counter(each.text for each in heard).items() if times > 1]:
-            raise Broken(f"taken in twice: {doubled}")
-        if self.order_told and [each.text for each in heard] != said:
-            raise Broken(f"heard in another order than said in {room}: {[each.text for each in heard]}")
-        if nameless := [each.text for each in heard if _is_nameless(each)]:
-            raise Broken(f"without a name of its own, or of its speaker: {nameless}")
+            raise ContractBroken(f"received twice: {doubled}")
+        if self.is_ordered and [each.text for each in heard] != said:
+            raise ContractBroken(
+                f"received in another order than written in {channel}: {[each.text for each in heard]}"
+            )
+        if nameless := [each.text for each in heard if _has_no_id(each)]:
+            raise ContractBroken(f"without a message id or a sender id: {nameless}")
 
-    def _stands_in(self, room: str, standing: list[str]) -> None:
-        sent = [each for each in self.sent if each.room == room]
+    def _check_deliveries(self, channel: str, texts: list[str]) -> None:
+        sent = [each for each in self.deliveries if each.channel == channel]
         ours = {each.text for each in sent}
         for each in sent:
-            self._counted(each, standing.count(each.text))
-        kept = [text for text in standing if text in ours]
+            self._check_delivery(each, texts.count(each.text))
+        kept = [text for text in texts if text in ours]
         if kept != [each.text for each in sent if each.text in kept]:
-            raise Broken(f"stands in another order than sent in {room}: {kept}")
+            raise ContractBroken(f"delivered in another order than sent in {channel}: {kept}")
 
-    def _counted(self, sent: Sent, times: int) -> None:
-        if times > 1:
-            raise Broken(f"doubled: {sent.text} stands there {times} times")
-        if sent.outcome is Outcome.DELIVERED and not times:
-            raise Broken(f"said to be delivered, and not there: {sent.text}")
-        if sent.outcome is Outcome.REFUSED and times:
-            raise Broken(f"said to be refused, and there: {sent.text}")
-        if sent.outcome is Outcome.GAVE_UP:
-            raise Broken(f"it came to no end: {sent.text}")
-
-
-def _is_nameless(incoming: Incoming) -> bool:
-    return not incoming.message_id or not incoming.room
+    def _check_delivery(self, sent: KitDelivery, count: int) -> None:
+        if count > 1:
+            raise ContractBroken(f"duplicate: {sent.text} was delivered {count} times")
+        if sent.outcome is SendOutcome.DELIVERED and not count:
+            raise ContractBroken(f"reported as delivered, and missing: {sent.text}")
+        if sent.outcome is SendOutcome.REFUSED and count:
+            raise ContractBroken(f"reported as refused, and delivered: {sent.text}")
+        if sent.outcome is SendOutcome.GAVE_UP:
+            raise ContractBroken(f"it has no outcome: {sent.text}")
 
 
-def surroundings_in(folder: Path, bench: Bench) -> Surroundings:
+def _has_no_id(message: InboundMessage) -> bool:
+    return not message.message_id or not message.room
+
+
+def build_context(folder: Path, peer: Peer) -> ConnectorContext:
     def secret(key: str) -> str:
-        return bench.secrets[key]
+        return peer.secrets[key]
 
-    return Surroundings(
-        instance=INSTANCE,
-        clock=HastyClock(),
-        chance=new_chance(),
-        shelf=FileShelf(folder / SHELF),
-        path_of=lambda attachment: folder / attachment.hash,
-        secret=secret,
+    return ConnectorContext(
+        name=CONNECTOR_NAME,
+        clock=FastClock(),
+        random=new_random(),
+        state=FileConnectorState(folder / STATE_FILE),
+        get_attachment_path=lambda attachment: folder / attachment.hash,
+        read_secret=secret,
     )
 
 
 @asynccontextmanager
-async def staged(bench: Bench, folder: Path) -> AsyncGenerator[Stage]:
+async def open_harness(peer: Peer, folder: Path) -> AsyncGenerator[FaultHarness]:
     """Start the peer, the proxies and the server, and stop them at the end of the block."""
-    lines = {name: Proxy(far) for name, far in (await bench.open(folder)).items()}
-    stage = Stage(bench, folder, lines)
+    lines = {name: BreakingProxy(far) for name, far in (await peer.start(folder)).items()}
+    stage = FaultHarness(peer, folder, lines)
     try:
         for proxy in lines.values():
             await proxy.open()
-        await stage.open_house()
+        await stage.start_server()
         yield stage
     finally:
         if stage.life is not None:
@@ -321,4 +330,4 @@ async def staged(bench: Bench, folder: Path) -> AsyncGenerator[Stage]:
             await asyncio.gather(stage.life.listening, return_exceptions=True)
         for proxy in lines.values():
             await proxy.close()
-        await bench.close()
+        await peer.stop()

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from retinue.connectors.base import Connector, Surroundings
-from retinue.connectors.irc import KIND
+from retinue.connectors.base import Connector, ConnectorContext
+from retinue.connectors.irc import PLATFORM
 from retinue.connectors.irc.connector import IrcConnector
 from retinue.connectors.irc.settings import IrcSettings
-from retinue.testing.fault_kit.peer import At, PlainBench, Trouble
+from retinue.testing.fault_kit.peer import BasePeer, HostPort, PeerFault
 from retinue.testing.free_ports import HOST, free_port
-from retinue.testing.waiting import WAIT_LIMIT_S, wait_until
+from retinue.testing.wait_conditions import WAIT_LIMIT_S, wait_until
 
 NICK = "house"
 PERSON = "maria"
@@ -62,7 +62,7 @@ class NgircdMissing(RuntimeError):
 
 
 @dataclass(slots=True, eq=False)
-class Ngircd:
+class NgircdServer:
     """One ngIRCd process in its own folder, on its own port."""
 
     folder: Path
@@ -83,7 +83,7 @@ class Ngircd:
         self._process = await asyncio.create_subprocess_exec(
             program, "-n", "-f", str(settings), stdin=nowhere, stdout=nowhere, stderr=nowhere
         )
-        await wait_until(lambda: _answers(self.port), "ngircd answers")
+        await wait_until(lambda: _accepts_connections(self.port), "ngircd answers")
 
     def _tls(self) -> str:
         if self.certificate is None:
@@ -104,7 +104,7 @@ class Ngircd:
             self._process = None
 
 
-async def _answers(port: int) -> bool:
+async def _accepts_connections(port: int) -> bool:
     try:
         _, writer = await asyncio.open_connection(HOST, port)
     except OSError:
@@ -114,30 +114,30 @@ async def _answers(port: int) -> bool:
 
 
 @dataclass(slots=True, eq=False)
-class Person:
+class IrcPerson:
     """A person with an IRC client. It shares no code with the connector, so that they cannot share a bug."""
 
     port: int
     nick: str = PERSON
     password: str = ""
-    read: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])  # who, where, what
+    received: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])  # who, where, what
     lines: list[str] = field(default_factory=list[str])
     names: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
     _writer: asyncio.StreamWriter | None = None
     _reading: asyncio.Task[None] | None = None
     _pings: int = 0
 
-    async def come(self, *rooms: str) -> None:
+    async def connect(self, *channels: str) -> None:
         reader, self._writer = await asyncio.open_connection(HOST, self.port)
         self._reading = asyncio.create_task(self._read(reader))
-        self.type(*([f"PASS :{self.password}"] if self.password else []))
-        self.type(f"NICK {self.nick}", f"USER {self.nick} 0 * :{self.nick}")
-        await self.until(lambda: any(" 376 " in line or " 422 " in line for line in self.lines))
-        for room in rooms:
-            self.type(f"JOIN {room}")
-        await self.settle()
+        self.send_lines(*([f"PASS :{self.password}"] if self.password else []))
+        self.send_lines(f"NICK {self.nick}", f"USER {self.nick} 0 * :{self.nick}")
+        await self.wait_for(lambda: any(" 376 " in line or " 422 " in line for line in self.lines))
+        for room in channels:
+            self.send_lines(f"JOIN {room}")
+        await self.wait_until_read()
 
-    async def go(self) -> None:
+    async def disconnect(self) -> None:
         """Close the connection, after reading what the server still sends."""
         if self._writer is not None and self._writer.can_write_eof():
             self._writer.write_eof()
@@ -147,175 +147,179 @@ class Person:
         if self._writer is not None:
             self._writer.close()
 
-    def type(self, *lines: str) -> None:
+    def send_lines(self, *lines: str) -> None:
         assert self._writer is not None
         self._writer.write("".join(f"{line}\r\n" for line in lines).encode())
 
-    async def say(self, room: str, text: str) -> None:
-        self.type(f"PRIVMSG {room} :{text}")
-        await self.settle()
+    async def say(self, channel: str, text: str) -> None:
+        self.send_lines(f"PRIVMSG {channel} :{text}")
+        await self.wait_until_read()
 
-    async def settle(self) -> None:
+    async def wait_until_read(self) -> None:
         """Wait until the server has read everything that was sent."""
         self._pings += 1
         token = f"{self.nick}{self._pings}"
-        self.type(f"PING :{token}")
-        await self.until(lambda: any(" PONG " in line and line.endswith(f":{token}") for line in self.lines[-50:]))
+        self.send_lines(f"PING :{token}")
+        await self.wait_for(lambda: any(" PONG " in line and line.endswith(f":{token}") for line in self.lines[-50:]))
 
-    async def present(self, room: str) -> set[str]:
+    async def list_names(self, channel: str) -> set[str]:
         """Returns who is in a channel now, according to the server."""
-        self.names[room] = set()
-        self.type(f"NAMES {room}")
-        await self.settle()
-        return self.names[room]
+        self.names[channel] = set()
+        self.send_lines(f"NAMES {channel}")
+        await self.wait_until_read()
+        return self.names[channel]
 
-    async def until(self, holds: Callable[[], bool]) -> None:
-        await wait_until(holds, "the server has said it", poll_s=0.001, describe=lambda: self.lines[-50:])
+    async def wait_for(self, holds: Callable[[], bool]) -> None:
+        await wait_until(holds, "the server has sent it", poll_s=0.001, describe=lambda: self.lines[-50:])
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        while raw := await _next(reader):
+        while raw := await _read_line(reader):
             line = raw.decode().rstrip("\r\n")
             self.lines.append(line)
             head, _, last = line.removeprefix(":").partition(" :")
             words = head.split()
             match words:
                 case ["PING"]:
-                    self.type(f"PONG :{last}")
+                    self.send_lines(f"PONG :{last}")
                 case [source, "PRIVMSG" | "NOTICE", room]:
-                    self.read.append((source, room, last))
+                    self.received.append((source, room, last))
                 case [_, "353", _, _, room]:
                     self.names.setdefault(room, set()).update(name.lstrip("@+") for name in last.split())
                 case _:
                     pass
 
 
-async def _next(reader: asyncio.StreamReader) -> bytes:
+async def _read_line(reader: asyncio.StreamReader) -> bytes:
     try:
         return await reader.readline()
     except OSError:
         return b""
 
 
-class IrcBench(PlainBench):
+class IrcPeer(BasePeer):
     """IRC over ngIRCd."""
 
-    kind = KIND.name
-    made_by = "irc"
-    room = "#kitchen"
-    other_room = "#garden"
-    keeps = False
+    platform = PLATFORM.name
+    factory = "irc"
+    channel = "#kitchen"
+    other_channel = "#garden"
+    keeps_messages = False
     secrets: Mapping[str, str] = {"password": PASSWORD}
-    exempt: Mapping[str, str] = {
+    exemptions: Mapping[str, str] = {
         **dict.fromkeys(
             ("said-while-away", "crash-before-commit", "killed-before-commit"),
-            "an IRC server hands each line out once, and keeps nothing for those who are away",
+            "an IRC server sends each line once, and stores nothing for absent users",
         ),
-        "place-refuses": "an IRC server takes a line or refuses it for good; it knows no bad moment but a closed line",
-        "throttled": "ngIRCd reads more slowly, or closes the line; servers that ask for patience are tested apart",
-        "told-twice": "an IRC server never repeats a line, and a line that was sent has no way to arrive twice",
-        "told-out-of-order": "all lines come over one connection, whose bytes are in order",
+        "place-refuses": (
+            "an IRC server accepts a line or refuses it permanently; its only temporary failure is a closed connection"
+        ),
+        "throttled": "ngIRCd reads more slowly, or closes the connection; servers that throttle are tested separately",
+        "told-twice": "an IRC server never repeats a line, and a sent line cannot arrive twice",
+        "told-out-of-order": "all lines arrive over one connection, whose bytes are in order",
     }
 
     def __init__(self) -> None:
-        self._server: Ngircd | None = None
-        self._person: Person | None = None
-        self._before: dict[str, list[str]] = {}
+        self._server: NgircdServer | None = None
+        self._person: IrcPerson | None = None
+        self._texts_before_restart: dict[str, list[str]] = {}
 
     @property
-    def server(self) -> Ngircd:
-        assert self._server is not None, "the place is not open"
+    def server(self) -> NgircdServer:
+        assert self._server is not None, "the platform is not running"
         return self._server
 
     @property
-    def person(self) -> Person:
-        assert self._person is not None, "the place is not open"
+    def person(self) -> IrcPerson:
+        assert self._person is not None, "the platform is not running"
         return self._person
 
-    async def open(self, folder: Path) -> Mapping[str, At]:
-        self._server = Ngircd(folder, password=PASSWORD)
+    async def start(self, folder: Path) -> Mapping[str, HostPort]:
+        self._server = NgircdServer(folder, password=PASSWORD)
         await self._server.open()
-        await self._come()
+        await self._connect_person()
         return {"irc": (HOST, self._server.port)}
 
-    async def _come(self) -> None:
-        self._person = Person(self.server.port, password=self.server.password)
-        await self._person.come(self.room, self.other_room)
+    async def _connect_person(self) -> None:
+        self._person = IrcPerson(self.server.port, password=self.server.password)
+        await self._person.connect(self.channel, self.other_channel)
 
-    async def close(self) -> None:
+    async def stop(self) -> None:
         if self._server is not None:
             await self._server.close()
         if self._person is not None:
-            await self._person.go()
+            await self._person.disconnect()
 
     async def restart(self) -> None:
         await self.server.close()
-        await self.person.go()
-        for room in (self.room, self.other_room):
-            self._before[room] = self._stood(room)  # texts that were read stay read when the server forgets them
+        await self.person.disconnect()
+        for room in (self.channel, self.other_channel):
+            self._texts_before_restart[room] = self._list_texts(
+                room
+            )  # texts that were read stay read when the server forgets them
         self._person = None
         await self.server.open()
-        await self._come()
+        await self._connect_person()
 
-    def connector(self, surroundings: Surroundings, at: Mapping[str, At]) -> Connector:
-        host, port = at["irc"]
+    def create_connector(self, context: ConnectorContext, addresses: Mapping[str, HostPort]) -> Connector:
+        host, port = addresses["irc"]
         settings = IrcSettings(
             host=host,
             port=port,
             tls=False,
             nick=NICK,
-            rooms=(self.room, self.other_room),
+            rooms=(self.channel, self.other_channel),
             password_env="PASSWORD",
             silence_s=1200.0,
             answer_s=60.0,
             flood_lines=1000,
         )
-        return KIND.make(settings, surroundings)
+        return PLATFORM.make_connector(settings, context)
 
-    async def ready(self, connector: Connector | None) -> None:
-        rooms = {self.room, self.other_room}
+    async def wait_until_ready(self, connector: Connector | None) -> None:
+        rooms = {self.channel, self.other_channel}
         if isinstance(connector, IrcConnector):
-            await wait_until(lambda: rooms <= connector.inside, "the connector is in its rooms")
+            await wait_until(lambda: rooms <= connector.joined_channels, "the connector has joined its channels")
         else:
-            await wait_until(self._somebody_came, "the connector of another process is in its rooms")
+            await wait_until(self._is_nick_present, "the connector of another process has joined its channels")
 
-    async def _somebody_came(self) -> bool:
-        present = [await self.person.present(room) for room in (self.room, self.other_room)]
+    async def _is_nick_present(self) -> bool:
+        present = [await self.person.list_names(room) for room in (self.channel, self.other_channel)]
         return all(NICK in names for names in present)
 
-    async def say(self, room: str, text: str) -> None:
-        await self.person.say(room, text)
+    async def send_as_person(self, channel: str, text: str) -> None:
+        await self.person.say(channel, text)
 
-    async def standing(self, room: str) -> list[str]:
+    async def list_texts(self, channel: str) -> list[str]:
         if self._person is not None:
-            await self._person.settle()
-        return self._stood(room)
+            await self._person.wait_until_read()
+        return self._list_texts(channel)
 
-    def _stood(self, room: str) -> list[str]:
-        now = [text for _, where, text in self._person.read if where == room] if self._person else []
-        return [*self._before.get(room, []), *now]
+    def _list_texts(self, channel: str) -> list[str]:
+        now = [text for _, where, text in self._person.received if where == channel] if self._person else []
+        return [*self._texts_before_restart.get(channel, []), *now]
 
-    async def begin(self, trouble: Trouble) -> None:
-        match trouble:
-            case Trouble.FORBIDS:
-                await self._mode("+m")  # only users with voice may speak
-            case Trouble.REVOKED:
-                await self._new_password(OTHER_PASSWORD)
+    async def start_fault(self, fault: PeerFault) -> None:
+        match fault:
+            case PeerFault.FORBIDS:
+                await self._set_mode("+m")  # only users with voice may speak
+            case PeerFault.REVOKED:
+                await self._change_password(OTHER_PASSWORD)
             case _:
-                await super().begin(trouble)
+                await super().start_fault(fault)
 
-    async def end(self, trouble: Trouble) -> None:
-        match trouble:
-            case Trouble.FORBIDS:
-                await self._mode("-m")
-            case Trouble.REVOKED:
-                await self._new_password(PASSWORD)
+    async def stop_fault(self, fault: PeerFault) -> None:
+        match fault:
+            case PeerFault.FORBIDS:
+                await self._set_mode("-m")
+            case PeerFault.REVOKED:
+                await self._change_password(PASSWORD)
             case _:
                 pass
 
-    async def _mode(self, mode: str) -> None:
-        self.person.type(f"MODE {self.room} {mode}")
-        await self.person.settle()
+    async def _set_mode(self, mode: str) -> None:
+        self.person.send_lines(f"MODE {self.channel} {mode}")
+        await self.person.wait_until_read()
 
-    async def _new_password(self, password: str) -> None:
+    async def _change_password(self, password: str) -> None:
         self.server.password = password
         await self.restart()

@@ -7,69 +7,69 @@ import json
 import sys
 from pathlib import Path
 
-from retinue.connectors.base import Incoming
-from retinue.testing.fault_kit.breaking_proxy import Break
-from retinue.testing.fault_kit.harness import INSTANCE, Sent, Stage
-from retinue.testing.fault_kit.kit_server import Mishap, Outcome, parcel_to
+from retinue.connectors.base import InboundMessage
+from retinue.testing.fault_kit.breaking_proxy import BreakPoint
+from retinue.testing.fault_kit.harness import CONNECTOR_NAME, FaultHarness, KitDelivery
+from retinue.testing.fault_kit.kit_server import IntakeFault, SendOutcome, build_part
 
-JOURNAL = "journal.jsonl"
-REACHED = "reached"
+JOURNAL_FILE = "journal.jsonl"
+REACHED_FILE = "reached"
 
 
-async def sending(stage: Stage) -> None:
+async def kill_while_sending(harness: FaultHarness) -> None:
     """Kill the server after the platform accepted a part: it may be sent again only if that is safe."""
-    await stage.close_house()
-    text, number = stage.words("answer"), stage.number()
-    stage.break_at(text.split()[-1], Break.AFTER)
-    room = stage.bench.room
-    doomed = await _process(stage, "send", room, text, str(number))
+    await harness.stop_server()
+    text, number = harness.unique_text("answer"), harness.next_number()
+    harness.break_at(text.split()[-1], BreakPoint.AFTER)
+    room = harness.bench.channel
+    doomed = await _start_process(harness, "send", room, text, str(number))
     try:
-        await stage.until_stands(text)
+        await harness.wait_until_delivered(text)
     finally:
         await _kill(doomed)
-    await stage.open_house()
-    outcome = Outcome.UNKNOWN
-    if stage.connector.repeats_safely:
-        outcome = await stage.house.send(stage.connector, parcel_to(INSTANCE, room, text, number=number))
-    stage.sent.append(Sent(room, text, outcome))
-    await stage.send()
+    await harness.start_server()
+    outcome = SendOutcome.UNKNOWN
+    if harness.connector.repeats_safely:
+        outcome = await harness.server.send(harness.connector, build_part(CONNECTOR_NAME, room, text, number=number))
+    harness.deliveries.append(KitDelivery(room, text, outcome))
+    await harness.deliver()
 
 
-async def before_commit(stage: Stage) -> None:
-    await _listening(stage, Mishap.DIES_BEFORE)
+async def kill_before_commit(harness: FaultHarness) -> None:
+    await _kill_while_listening(harness, IntakeFault.DIES_BEFORE)
 
 
-async def after_commit(stage: Stage) -> None:
-    await _listening(stage, Mishap.DIES_AFTER)
+async def kill_after_commit(harness: FaultHarness) -> None:
+    await _kill_while_listening(harness, IntakeFault.DIES_AFTER)
 
 
-async def _listening(stage: Stage, mishap: Mishap) -> None:
-    await stage.close_house()
-    doomed = await _process(stage, "listen", mishap)
+async def _kill_while_listening(harness: FaultHarness, fault: IntakeFault) -> None:
+    await harness.stop_server()
+    doomed = await _start_process(harness, "listen", fault)
     try:
-        await stage.until_ready()
-        await stage.say()
-        reached = stage.folder / REACHED
-        await stage.until_true(reached.exists, "the process was not handed what was said")
+        await harness.wait_until_ready()
+        await harness.send_inbound()
+        reached = harness.folder / REACHED_FILE
+        await harness.wait_until_true(reached.exists, "the process did not receive the inbound message")
     finally:
         await _kill(doomed)
-    for incoming in committed_in(stage.folder):
-        stage.house.commit(incoming)
-    await stage.open_house()
-    await stage.until_all_heard()
-    await stage.say()
+    for incoming in read_committed(harness.folder):
+        harness.server.commit(incoming)
+    await harness.start_server()
+    await harness.wait_until_all_received()
+    await harness.send_inbound()
 
 
-def committed_in(folder: Path) -> list[Incoming]:
+def read_committed(folder: Path) -> list[InboundMessage]:
     """Returns the messages that a process committed before it was killed."""
-    journal = folder / JOURNAL
+    journal = folder / JOURNAL_FILE
     lines = journal.read_text().splitlines() if journal.exists() else []
-    return [Incoming(**json.loads(line)) for line in lines]
+    return [InboundMessage(**json.loads(line)) for line in lines]
 
 
-async def _process(stage: Stage, *task: str) -> asyncio.subprocess.Process:
+async def _start_process(harness: FaultHarness, *task: str) -> asyncio.subprocess.Process:
     module = "retinue.testing.fault_kit.kill_target"
-    words = (stage.bench.made_by, str(stage.folder), json.dumps(stage.at), *task)
+    words = (harness.bench.factory, str(harness.folder), json.dumps(harness.addresses), *task)
     return await asyncio.create_subprocess_exec(sys.executable, "-m", module, *words)
 
 

@@ -8,51 +8,51 @@ import os
 import sys
 from pathlib import Path
 
-from retinue.connectors.base import Connector, Incoming
+from retinue.connectors.base import Connector, InboundMessage
 from retinue.domain.envelope import Receipt
-from retinue.testing.fault_kit.harness import INSTANCE, surroundings_in
-from retinue.testing.fault_kit.kill_cases import JOURNAL, REACHED
-from retinue.testing.fault_kit.kit_server import House, Mishap, parcel_to
-from retinue.testing.fault_kit.peer_registry import made
+from retinue.testing.fault_kit.harness import CONNECTOR_NAME, build_context
+from retinue.testing.fault_kit.kill_cases import JOURNAL_FILE, REACHED_FILE
+from retinue.testing.fault_kit.kit_server import IntakeFault, KitServer, build_part
+from retinue.testing.fault_kit.peer_registry import create_peer
 
-LONG_S = 300.0  # by then, the process that was to kill this one is gone itself
+LIFETIME_S_MAX = 300.0  # by then, the process that was to kill this one is gone itself
 
 
-class FileHouse(House):
+class FileKitServer(KitServer):
     """A server whose commits are on disk, as those of the real one."""
 
     folder: Path
-    mishap: Mishap
+    intake_fault: IntakeFault
 
-    async def accept(self, incoming: Incoming) -> Receipt | None:
-        if self.mishap is Mishap.DIES_AFTER:
-            kept = {"room": incoming.room, "message_id": incoming.message_id, "text": incoming.text}
-            with (self.folder / JOURNAL).open("a") as journal:
-                journal.write(json.dumps({**kept, "revision": incoming.revision}) + "\n")
+    async def accept(self, message: InboundMessage) -> Receipt | None:
+        if self.intake_fault is IntakeFault.DIES_AFTER:
+            kept = {"room": message.room, "message_id": message.message_id, "text": message.text}
+            with (self.folder / JOURNAL_FILE).open("a") as journal:
+                journal.write(json.dumps({**kept, "revision": message.revision}) + "\n")
                 journal.flush()
                 os.fsync(journal.fileno())
-        (self.folder / REACHED).touch()
-        await asyncio.sleep(LONG_S)  # sleep: until it is killed
-        raise AssertionError("nobody killed us")
+        (self.folder / REACHED_FILE).touch()
+        await asyncio.sleep(LIFETIME_S_MAX)  # sleep: until it is killed
+        raise AssertionError("the process was not killed")
 
 
-async def main(made_by: str, folder: Path, at: str, task: str, *rest: str) -> None:
-    bench = made(made_by)
-    reach = {name: (str(host), int(port)) for name, (host, port) in json.loads(at).items()}
-    connector = bench.connector(surroundings_in(folder, bench), reach)
-    house = FileHouse()
+async def main(factory: str, folder: Path, addresses: str, task: str, *rest: str) -> None:
+    bench = create_peer(factory)
+    reach = {name: (str(host), int(port)) for name, (host, port) in json.loads(addresses).items()}
+    connector = bench.create_connector(build_context(folder, bench), reach)
+    house = FileKitServer()
     house.folder = folder
-    house.mishap = Mishap(rest[0]) if task == "listen" else Mishap.FAILS_BEFORE
-    async with asyncio.timeout(LONG_S):
+    house.intake_fault = IntakeFault(rest[0]) if task == "listen" else IntakeFault.FAILS_BEFORE
+    async with asyncio.timeout(LIFETIME_S_MAX):
         if task == "listen":
-            await house.keep_listening(connector)
+            await house.listen_forever(connector)
         else:
             await _send(house, connector, *rest)
 
 
-async def _send(house: House, connector: Connector, room: str, text: str, number: str) -> None:
-    listening = asyncio.create_task(house.keep_listening(connector))
-    await house.send(connector, parcel_to(INSTANCE, room, text, number=int(number)))
+async def _send(server: KitServer, connector: Connector, channel: str, text: str, number: str) -> None:
+    listening = asyncio.create_task(server.listen_forever(connector))
+    await server.send(connector, build_part(CONNECTOR_NAME, channel, text, number=int(number)))
     await listening
 
 

@@ -15,33 +15,33 @@ from pathlib import Path
 from typing import cast
 
 from retinue.app.clock_and_ids import RealClock
-from retinue.connectors.base import Connector, DeliveryFailed, Incoming, LineLost, Parcel
+from retinue.connectors.base import ConnectionLost, Connector, DeliveryFailed, DeliveryPart, InboundMessage
 from retinue.domain import address
-from retinue.domain.envelope import NO_CONTEXT, Envelope, Kind, Receipt, Status
-from retinue.domain.errors import StoreError
+from retinue.domain.envelope import NO_CONTEXT, Envelope, EnvelopeKind, EnvelopeStatus, Receipt
 from retinue.domain.ids import EnvelopeId
 from retinue.domain.trust import Trust
+from retinue.store.core.errors import StoreDiskFull
 from retinue.testing.fake_clock import START
 
-HASTE = 20.0
+SPEEDUP = 20.0
 """How many times shorter a connector's pauses are here."""
 
-PAUSE_S = 0.02  # before a broken connection or a refused delivery is tried again
+RETRY_PAUSE_S = 0.02  # before a broken connection or a refused delivery is tried again
 DELIVER_S_MAX = 120.0
 TRIES_MAX = 5000  # including pauses, longer than any platform takes to come back
 
 
-class HastyClock(RealClock):
+class FastClock(RealClock):
     """A clock whose sleeps are shortened, so that a connector retries sooner.
 
     Time limits keep their length, so that a busy machine does not reach them.
     """
 
     async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds / HASTE)  # sleep: the pause that a connector asked for
+        await asyncio.sleep(seconds / SPEEDUP)  # sleep: the pause that a connector asked for
 
 
-class FileShelf:
+class FileConnectorState:
     """A connector's stored state in a JSON file, which survives its process."""
 
     def __init__(self, path: Path) -> None:
@@ -59,7 +59,7 @@ class FileShelf:
         return cast("dict[str, str]", json.loads(self._path.read_text())) if self._path.exists() else {}
 
 
-class Mishap(StrEnum):
+class IntakeFault(StrEnum):
     """A fault of the server while it accepts a message."""
 
     FAILS_BEFORE = "fails-before"  # it could not store the message, and says so
@@ -68,7 +68,7 @@ class Mishap(StrEnum):
     DIES_AFTER = "dies-after"
 
 
-class Outcome(StrEnum):
+class SendOutcome(StrEnum):
     """The end of a delivery, as the server knows it."""
 
     DELIVERED = "delivered"
@@ -77,66 +77,66 @@ class Outcome(StrEnum):
     GAVE_UP = "gave-up"
 
 
-Key = tuple[str, str, str]
+MessageKey = tuple[str, str, str]
 
 
 @dataclass(slots=True, eq=False)
-class House:
+class KitServer:
     """The server of the fault kit. `committed` survives each of its restarts."""
 
-    committed: list[Incoming] = field(default_factory=list[Incoming])
-    mishaps: deque[Mishap] = field(default_factory=deque[Mishap])
+    committed: list[InboundMessage] = field(default_factory=list[InboundMessage])
+    intake_faults: deque[IntakeFault] = field(default_factory=deque[IntakeFault])
     refusals: list[DeliveryFailed] = field(default_factory=list[DeliveryFailed])
-    died: asyncio.Event = field(default_factory=asyncio.Event)
-    lines_lost: int = 0
-    lines_stood: int = 0  # how often a connector reported a connection
-    needed_owner: list[LineLost] = field(default_factory=list[LineLost])
-    _keys: set[Key] = field(default_factory=set[Key])
+    killed: asyncio.Event = field(default_factory=asyncio.Event)
+    connections_lost: int = 0
+    connections_made: int = 0  # how often a connector reported a connection
+    owner_alerts: list[ConnectionLost] = field(default_factory=list[ConnectionLost])
+    _keys: set[MessageKey] = field(default_factory=set[MessageKey])
 
-    def stands(self) -> None:
-        self.lines_stood += 1
+    def record_connected(self) -> None:
+        self.connections_made += 1
 
-    async def accept(self, incoming: Incoming) -> Receipt | None:
-        mishap = self.mishaps.popleft() if self.mishaps else None
-        if mishap is Mishap.FAILS_BEFORE:
-            raise StoreError("the disk is full", code="store.disk-full")
-        if mishap is Mishap.DIES_BEFORE:
-            await self._die()
-        receipt = self.commit(incoming)
-        if mishap is Mishap.FAILS_AFTER:
-            raise StoreError("the store answers no more", code="store.disk-full")
-        if mishap is Mishap.DIES_AFTER:
-            await self._die()
+    async def accept(self, message: InboundMessage) -> Receipt | None:
+        mishap = self.intake_faults.popleft() if self.intake_faults else None
+        if mishap is IntakeFault.FAILS_BEFORE:
+            raise StoreDiskFull(because="the test simulates it before the commit")
+        if mishap is IntakeFault.DIES_BEFORE:
+            await self._simulate_kill()
+        receipt = self.commit(message)
+        if mishap is IntakeFault.FAILS_AFTER:
+            raise StoreDiskFull(because="the test simulates it after the commit")
+        if mishap is IntakeFault.DIES_AFTER:
+            await self._simulate_kill()
         return receipt
 
-    def commit(self, incoming: Incoming) -> Receipt:
+    def commit(self, message: InboundMessage) -> Receipt:
         """Store a message as the real intake does: same channel, message id and revision is a duplicate."""
-        key = (incoming.room, incoming.message_id, incoming.revision)
+        key = (message.room, message.message_id, message.revision)
         duplicate = key in self._keys
         if not duplicate:
             self._keys.add(key)
-            self.committed.append(incoming)
+            self.committed.append(message)
         number = len(self.committed)
-        return Receipt(envelope=EnvelopeId(f"{number:032x}"), session=None, news_seq=number, duplicate=duplicate)
+        return Receipt(envelope=EnvelopeId(f"{number:032x}"), session=None, event_seq=number, duplicate=duplicate)
 
-    async def _die(self) -> None:
-        self.died.set()
+    async def _simulate_kill(self) -> None:
+        self.killed.set()
         await asyncio.Event().wait()  # never returns; the kit ends the process around it
 
-    async def keep_listening(self, connector: Connector) -> None:
+    async def listen_forever(self, connector: Connector) -> None:
         """Call `listen` again whenever the connection breaks, as the real server does."""
         while True:
             try:
                 await connector.listen(self.accept)
-            except LineLost as lost:
+            except ConnectionLost as lost:
                 if lost.needs_owner:
-                    self.needed_owner.append(lost)
+                    self.owner_alerts.append(lost)
             except Exception:  # noqa: BLE001 - whatever comes out of a connector is a broken line
                 pass
-            self.lines_lost += 1
-            await asyncio.sleep(PAUSE_S)  # sleep: before the server listens again
+            self.connections_lost += 1
+            await asyncio.sleep(RETRY_PAUSE_S)  # sleep: before the server listens again
 
-    async def send(self, connector: Connector, parcel: Parcel) -> Outcome:
+    async def send(self, connector: Connector, part: DeliveryPart) -> SendOutcome:
         """Deliver a part by the rules of the outbox.
 
         A refused part is tried again. A part with an unknown result is repeated only if that is
@@ -145,42 +145,42 @@ class House:
         for _ in range(TRIES_MAX):
             try:
                 async with asyncio.timeout(DELIVER_S_MAX):
-                    delivery = await connector.deliver(parcel)
+                    delivery = await connector.deliver(part)
             except DeliveryFailed as failed:
                 self.refusals.append(failed)
                 if failed.permanent:
-                    return Outcome.REFUSED
+                    return SendOutcome.REFUSED
             except Exception:  # noqa: BLE001 - whatever comes out of a connector here means: nobody knows
                 if not connector.repeats_safely:
-                    return Outcome.UNKNOWN
+                    return SendOutcome.UNKNOWN
             else:
                 assert delivery.receipt, "a delivery without a receipt proves nothing"
-                return Outcome.DELIVERED
-            await asyncio.sleep(PAUSE_S)  # sleep: the outbox pauses before it tries again
-        return Outcome.GAVE_UP
+                return SendOutcome.DELIVERED
+            await asyncio.sleep(RETRY_PAUSE_S)  # sleep: the outbox pauses before it tries again
+        return SendOutcome.GAVE_UP
 
 
-def parcel_to(instance: str, room: str, text: str, *, number: int) -> Parcel:
+def build_part(connector: str, channel: str, text: str, *, number: int) -> DeliveryPart:
     """Returns a delivery part for a channel, whose ids follow from `number`."""
     envelope = Envelope(
         seq=number,
         id=EnvelopeId(f"{number:032x}"),
-        sender=address.agent("ada", "0" * 32),
-        recipient=address.parse(f"channel:{instance}:{room}"),
+        sender=address.agent_address("ada", "0" * 32),
+        recipient=address.parse_address(f"channel:{connector}:{channel}"),
         session=None,
-        kind=Kind.ANSWER,
+        kind=EnvelopeKind.ANSWER,
         text=text,
         attachments=(),
         context=NO_CONTEXT,
         reply_to=None,
         trust=Trust.AGENT,
         source="fault-kit",
-        key=str(number),
+        idempotency_key=str(number),
         silent=False,
         deliver_at=None,
         expires_at=None,
         due_at=START,
-        status=Status.CLAIMED,
+        status=EnvelopeStatus.CLAIMED,
         attempts=1,
         accepted_at=START,
         claimed_at=START,
@@ -189,4 +189,4 @@ def parcel_to(instance: str, room: str, text: str, *, number: int) -> Parcel:
         steered_into=None,
         retry_of=None,
     )
-    return Parcel(envelope=envelope, text=text)
+    return DeliveryPart(envelope=envelope, text=text)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from retinue.testing.fault_kit.cases import CASES, Case
-from retinue.testing.fault_kit.harness import Broken, staged
-from retinue.testing.fault_kit.peer import Bench
+from retinue.testing.fault_kit.cases import CASES, FaultCase
+from retinue.testing.fault_kit.harness import ContractBroken, open_harness
+from retinue.testing.fault_kit.peer import Peer
 
 REASON_LENGTH_MIN = 20  # characters: "n/a" is not a reason
 
 
-class Mark(StrEnum):
+class CellResult(StrEnum):
     """The result of one case."""
 
     HOLDS = "holds"
@@ -23,46 +23,48 @@ class Mark(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class MatrixCell:
     """The result of one case for one peer, with the reason of an exemption or a failure."""
 
     bench: str
     case: str
-    mark: Mark
+    mark: CellResult
     note: str = ""
 
 
-def wrong_exemptions(bench: Bench) -> list[str]:
+def find_invalid_exemptions(peer: Peer) -> list[str]:
     """Returns exemptions that name no case or give no reason."""
-    unknown = [f"there is no case {name!r}" for name in bench.exempt if name not in CASES]
-    poor = [f"{name} is exempt without a reason" for name, why in bench.exempt.items() if len(why) < REASON_LENGTH_MIN]
+    unknown = [f"no case named {name!r}" for name in peer.exemptions if name not in CASES]
+    poor = [
+        f"{name} is exempt without a reason" for name, why in peer.exemptions.items() if len(why) < REASON_LENGTH_MIN
+    ]
     return [*unknown, *poor]
 
 
-async def hold(bench: Bench, case: Case, folder: Path) -> None:
+async def check_case(peer: Peer, case: FaultCase, folder: Path) -> None:
     """Run one case for a peer. Raises `ContractBroken` if the connector breaks its contract."""
-    async with staged(bench, folder) as stage:
-        await case.play(stage)
-        await stage.answer_for_it()
+    async with open_harness(peer, folder) as stage:
+        await case.run(stage)
+        await stage.check_contract()
 
 
-async def cell(name: str, bench: Bench, case: Case, folder: Path) -> Cell:
-    if case.name in bench.exempt:
-        return Cell(name, case.name, Mark.EXEMPT, bench.exempt[case.name])
+async def run_cell(name: str, peer: Peer, case: FaultCase, folder: Path) -> MatrixCell:
+    if case.name in peer.exemptions:
+        return MatrixCell(name, case.name, CellResult.EXEMPT, peer.exemptions[case.name])
     try:
-        await hold(bench, case, folder)
-    except Broken as broken:
-        return Cell(name, case.name, Mark.BROKEN, str(broken))
-    return Cell(name, case.name, Mark.HOLDS)
+        await check_case(peer, case, folder)
+    except ContractBroken as broken:
+        return MatrixCell(name, case.name, CellResult.BROKEN, str(broken))
+    return MatrixCell(name, case.name, CellResult.HOLDS)
 
 
-def table(cells: Iterable[Cell]) -> list[str]:
+def format_matrix(cells: Iterable[MatrixCell]) -> list[str]:
     """Returns a table with connectors as columns and cases as rows, then the exemptions and failures."""
     known = list(cells)
     names = list(dict.fromkeys(each.bench for each in known))
     marks = {(each.bench, each.case): each.mark for each in known}
     first = max(len(name) for name in CASES) + 2
-    widths = [max(len(name), len(Mark.BROKEN)) + 2 for name in names]
+    widths = [max(len(name), len(CellResult.BROKEN)) + 2 for name in names]
     lines = [" " * first + "".join(name.ljust(width) for name, width in zip(names, widths, strict=True))]
     for case in CASES:
         row = (marks.get((name, case), "-").ljust(width) for name, width in zip(names, widths, strict=True))
@@ -70,9 +72,9 @@ def table(cells: Iterable[Cell]) -> list[str]:
     return [*lines, *_notes(known)]
 
 
-def _notes(cells: list[Cell]) -> Iterator[str]:
+def _notes(cells: list[MatrixCell]) -> Iterator[str]:
     """Yield each note once, with all its cells."""
-    about: dict[tuple[Mark, str], dict[str, list[str]]] = {}
+    about: dict[tuple[CellResult, str], dict[str, list[str]]] = {}
     for each in cells:
         if each.note:
             about.setdefault((each.mark, each.note), {}).setdefault(each.bench, []).append(each.case)

@@ -7,13 +7,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from retinue.connectors.base import Connector, Surroundings
+from retinue.connectors.base import Connector, ConnectorContext
 
-At = tuple[str, int]
+HostPort = tuple[str, int]
 """A host and a port on this machine."""
 
 
-class Trouble(StrEnum):
+class PeerFault(StrEnum):
     """A fault of the platform. It begins with `Peer.start_fault` and ends with `Peer.stop_fault`."""
 
     REFUSES = "refuses"  # fails the next delivery with a temporary error: a 5xx
@@ -24,7 +24,7 @@ class Trouble(StrEnum):
     SHUFFLES = "shuffles"  # sends a later inbound message before an earlier one
 
 
-class Bench(Protocol):
+class Peer(Protocol):
     """One platform with its connector, under the control of a test.
 
     The kit creates a new peer for every case, with a temporary folder. Derive from `BasePeer` and
@@ -32,12 +32,12 @@ class Bench(Protocol):
     """
 
     @property
-    def kind(self) -> str:
+    def platform(self) -> str:
         """The name of the platform, as its connector registers it."""
         ...
 
     @property
-    def made_by(self) -> str:
+    def factory(self) -> str:
         """`MODULE:NAME` of a callable without arguments that creates this peer, or a name of the registry.
 
         A process that is to be killed creates its own peer with it.
@@ -45,13 +45,13 @@ class Bench(Protocol):
         ...
 
     @property
-    def room(self) -> str: ...
+    def channel(self) -> str: ...
 
     @property
-    def other_room(self) -> str: ...
+    def other_channel(self) -> str: ...
 
     @property
-    def exempt(self) -> Mapping[str, str]:
+    def exemptions(self) -> Mapping[str, str]:
         """Cases that do not apply to this platform, by name, with the reason: a sentence, printed in the matrix."""
         ...
 
@@ -60,7 +60,7 @@ class Bench(Protocol):
         """The values that the connector reads as secrets, by setting."""
         ...
 
-    async def open(self, folder: Path) -> Mapping[str, At]:
+    async def start(self, folder: Path) -> Mapping[str, HostPort]:
         """Start the platform, and return where it listens: a name and an address per connection.
 
         The kit puts a proxy in front of each. Return an empty mapping if there is no network
@@ -68,13 +68,13 @@ class Bench(Protocol):
         """
         ...
 
-    async def close(self) -> None: ...
+    async def stop(self) -> None: ...
 
     async def restart(self) -> None:
         """Stop the platform and start it again, at the same address and with its stored data."""
         ...
 
-    def connector(self, surroundings: Surroundings, at: Mapping[str, At]) -> Connector:
+    def create_connector(self, context: ConnectorContext, addresses: Mapping[str, HostPort]) -> Connector:
         """Create a connector that reaches the platform at these addresses.
 
         In a process that is to be killed, this is called without `start`.
@@ -82,16 +82,16 @@ class Bench(Protocol):
         ...
 
     @property
-    def hears(self) -> bool:
+    def has_inbound(self) -> bool:
         """Whether this connector receives messages. If not, cases test only deliveries."""
         ...
 
     @property
-    def keeps(self) -> bool:
+    def keeps_messages(self) -> bool:
         """Whether the platform keeps messages for a connector that is offline."""
         ...
 
-    async def ready(self, connector: Connector | None) -> None:
+    async def wait_until_ready(self, connector: Connector | None) -> None:
         """Return once a message sent now would reach this connector.
 
         With None, the connector is in another process. Return at once if the platform keeps
@@ -99,33 +99,33 @@ class Bench(Protocol):
         """
         ...
 
-    async def say(self, room: str, text: str) -> None:
+    async def send_as_person(self, channel: str, text: str) -> None:
         """Send a message as a person, not through the kit's proxy. Return once the platform has it."""
         ...
 
-    async def standing(self, room: str) -> list[str]:
+    async def list_texts(self, channel: str) -> list[str]:
         """Returns the texts of the connector that a person sees in a channel, oldest first."""
         ...
 
-    async def begin(self, trouble: Trouble) -> None: ...
+    async def start_fault(self, fault: PeerFault) -> None: ...
 
-    async def end(self, trouble: Trouble) -> None: ...
+    async def stop_fault(self, fault: PeerFault) -> None: ...
 
 
-class PlainBench:
+class BasePeer:
     """The defaults of most peers: write `class MyPeer(BasePeer)` and add the rest."""
 
     secrets: Mapping[str, str] = {}
-    exempt: Mapping[str, str] = {}
+    exemptions: Mapping[str, str] = {}
 
-    hears = True
-    keeps = True
+    has_inbound = True
+    keeps_messages = True
 
-    async def ready(self, connector: Connector | None) -> None:
+    async def wait_until_ready(self, connector: Connector | None) -> None:
         """Return at once: the platform keeps messages."""
 
-    async def begin(self, trouble: Trouble) -> None:
-        raise NotImplementedError(f"this bench cannot play {trouble}: say so in `exempt`, or teach it")
+    async def start_fault(self, fault: PeerFault) -> None:
+        raise NotImplementedError(f"this peer cannot simulate {fault}: list it in `exempt`, or implement it")
 
-    async def end(self, trouble: Trouble) -> None:
+    async def stop_fault(self, fault: PeerFault) -> None:
         """Do nothing, which is right for faults that end by themselves."""

@@ -6,26 +6,26 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import cast
 
-from retinue.testing.fault_kit.peer import Bench
+from retinue.testing.fault_kit.peer import Peer
 
-BENCHES: dict[str, str] = {
-    "quiet": "retinue.testing.fault_kit.fake_peer:QuietBench",
-    "quiet-forgetful": "retinue.testing.fault_kit.fake_peer:ForgetfulBench",
-    "irc": "retinue.testing.fault_kit.irc_peer:IrcBench",
-    "email": "retinue.testing.fault_kit.email_peer:MailBench",
-    "telegram": "retinue.testing.fault_kit.telegram_peer:TelegramBench",
-    "webhook": "retinue.testing.fault_kit.webhook_peer:WebhookBench",
+PEERS: dict[str, str] = {
+    "quiet": "retinue.testing.fault_kit.fake_peer:FakePeer",
+    "quiet-forgetful": "retinue.testing.fault_kit.fake_peer:NonDedupingFakePeer",
+    "irc": "retinue.testing.fault_kit.irc_peer:IrcPeer",
+    "email": "retinue.testing.fault_kit.email_peer:EmailPeer",
+    "telegram": "retinue.testing.fault_kit.telegram_peer:TelegramPeer",
+    "webhook": "retinue.testing.fault_kit.webhook_peer:WebhookPeer",
 }
 
 
-def made(named: str) -> Bench:
+def create_peer(peer_name: str) -> Peer:
     """Create a new peer, by its name here or by `MODULE:NAME`."""
-    module, _, name = BENCHES.get(named, named).partition(":")
-    make = cast("Callable[[], Bench]", getattr(import_module(module), name))
+    module, _, name = PEERS.get(peer_name, peer_name).partition(":")
+    make = cast("Callable[[], Peer]", getattr(import_module(module), name))
     return make()
 
 
-def without_a_bench(kinds: Iterable[str]) -> list[str]:
+def find_platforms_without_peer(platforms: Iterable[str]) -> list[str]:
     """Returns those of these platforms that have no peer."""
-    benched = {made(name).kind for name in BENCHES}
-    return [kind for kind in kinds if kind not in benched]
+    benched = {create_peer(name).platform for name in PEERS}
+    return [kind for kind in platforms if kind not in benched]

@@ -12,24 +12,24 @@ import msgspec
 import pytest
 
 if TYPE_CHECKING:
-    from retinue.testing.fault_kit.matrix import Cell
+    from retinue.testing.fault_kit.matrix import MatrixCell
 
-CELLS = "fault kit"
+CELLS_PROPERTY = "fault kit"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(_Matrix(), "retinue-fault-kit")
+    config.pluginmanager.register(_MatrixReport(), "retinue-fault-kit")
 
 
 @pytest.fixture
-def fault_matrix(request: pytest.FixtureRequest) -> Iterator[list[Cell]]:
+def fault_matrix(request: pytest.FixtureRequest) -> Iterator[list[MatrixCell]]:
     """A list to which a test appends its cells."""
-    cells: list[Cell] = []
+    cells: list[MatrixCell] = []
     yield cells
-    request.node.user_properties.append((CELLS, msgspec.json.encode(cells).decode()))
+    request.node.user_properties.append((CELLS_PROPERTY, msgspec.json.encode(cells).decode()))
 
 
-class _Matrix:
+class _MatrixReport:
     """Collects the cells of all tests of a session."""
 
     def __init__(self) -> None:
@@ -37,14 +37,14 @@ class _Matrix:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "teardown":
-            self._found += [str(value) for name, value in report.user_properties if name == CELLS]
+            self._found += [str(value) for name, value in report.user_properties if name == CELLS_PROPERTY]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if not self._found:
             return
         # imported late, so that other tests need not wait for it
-        from retinue.testing.fault_kit.matrix import Cell, table
+        from retinue.testing.fault_kit.matrix import MatrixCell, format_matrix
 
-        cells = [cell for found in self._found for cell in msgspec.json.decode(found, type=list[Cell])]
+        cells = [cell for found in self._found for cell in msgspec.json.decode(found, type=list[MatrixCell])]
         terminalreporter.section("fault kit")
-        terminalreporter.write("\n".join([*table(cells), ""]))
+        terminalreporter.write("\n".join([*format_matrix(cells), ""]))

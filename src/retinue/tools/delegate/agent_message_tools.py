@@ -12,121 +12,124 @@ from typing import Annotated
 import msgspec
 from msgspec import Struct, field
 
-from retinue.domain.agent_message import PassOn, Word
+from retinue.domain.agent_message import AgentMessage, DeliverAgentMessage
 from retinue.domain.errors import RetinueError
-from retinue.domain.ids import short
-from retinue.domain.tool import Effect, ToolSpec
-from retinue.tools.base import Output, Scene, as_tool_failed, schema_of
+from retinue.domain.ids import short_id
+from retinue.domain.tool import ToolEffect, ToolSpec
+from retinue.tools.base import ToolContext, ToolOutput, as_tool_failed, schema_of
 
 
-class SendArguments(msgspec.Struct, forbid_unknown_fields=True):
-    text: Annotated[str, msgspec.Meta(min_length=1, description="What to say, with all they need to know")]
+class SendAgentMessageArguments(msgspec.Struct, forbid_unknown_fields=True):
+    text: Annotated[str, msgspec.Meta(min_length=1, description="The message, with everything the agent needs to know")]
     agentId: Annotated[
         str,
         msgspec.Meta(
-            description="An agent as agents_list names it, or a session by its id. Left out: whoever sent you out, "
-            "and else the last conversation of the person you work for"
+            description="Agent, as returned by agents_list, or the id of a session. Default: the session that started "
+            "you, otherwise the last conversation of the person you work for"
         ),
     ] = ""
-    strategy: Annotated[str, msgspec.Meta(description="Instead of agentId: most-recent-foreground, or heartbeat")] = ""
-    silent: Annotated[bool, msgspec.Meta(description="Noted there for the next turn, and nothing is started")] = False
+    strategy: Annotated[
+        str, msgspec.Meta(description="Use instead of agentId: most-recent-foreground or heartbeat")
+    ] = ""
+    silent: Annotated[
+        bool, msgspec.Meta(description="Whether to store it for the next turn there, without starting a run")
+    ] = False
 
 
-class SendAgentMessage(Struct, frozen=True):
+class SendAgentMessageTool(Struct, frozen=True):
     """Sends an agent message. Its id derives from the call, so a call repeated after a crash sends
     one.
     """
 
-    pass_on: PassOn
-    confined: Callable[[Scene], bool]
-    arguments: type[msgspec.Struct] = SendArguments
+    send_message: DeliverAgentMessage
+    is_confined: Callable[[ToolContext], bool]
+    arguments: type[msgspec.Struct] = SendAgentMessageArguments
     spec: ToolSpec = field(
         default_factory=lambda: ToolSpec(
             name="send_agent_message",
             description=(
-                "Tell another agent something, or report on what you were sent out for, without waiting. They read it "
-                "as a system message with you as its origin. What they make of it is for whoever they talk to: no "
-                "answer comes back to you."
+                "Send a message to another agent, or report to the agent that started you, without waiting. The agent "
+                "reads it as a system message from you. You get no answer; to get one, use agents_message."
             ),
-            parameters=schema_of(SendArguments),
-            effects=frozenset({Effect.SPENDS}),
+            parameters=schema_of(SendAgentMessageArguments),
+            effects=frozenset({ToolEffect.SPENDS}),
             capabilities=frozenset({"agents.write"}),
-            repeatable=True,
+            is_repeatable=True,
         )
     )
 
-    async def perform(self, arguments: SendArguments, scene: Scene) -> Output:
-        word = Word(
-            run=scene.run,
-            call=scene.call,
+    async def perform(self, arguments: SendAgentMessageArguments, context: ToolContext) -> ToolOutput:
+        message = AgentMessage(
+            run=context.run,
+            call=context.call,
             text=arguments.text,
-            trust=scene.trust,
-            to=arguments.agentId.strip(),
+            trust=context.trust,
+            recipient=arguments.agentId.strip(),
             strategy=arguments.strategy.strip(),
             silent=arguments.silent,
-            confined=self.confined(scene),
+            own_sessions_only=self.is_confined(context),
         )
         try:
-            heard = await self.pass_on(word)
+            sent = await self.send_message(message)
         except RetinueError as error:
             raise as_tool_failed(error) from error
-        where = f"agent:{heard.agent}/{short(heard.session)}"
-        if heard.refused:
-            return Output(text=f"Not taken by {where}: {heard.refused}.", failed=True)
-        said = "Noted for" if arguments.silent else "Told"
-        return Output(text=f"{said} {where} (envelope {short(heard.envelope)}).")
+        where = f"agent:{sent.agent}/{short_id(sent.session)}"
+        if sent.refused_because:
+            return ToolOutput(text=f"Not delivered to {where}: {sent.refused_because}.", failed=True)
+        done = "Stored for" if arguments.silent else "Sent to"
+        return ToolOutput(text=f"{done} {where} (envelope {short_id(sent.envelope)}).")
 
 
-class SwitchArguments(msgspec.Struct, forbid_unknown_fields=True):
+class AgentsSwitchArguments(msgspec.Struct, forbid_unknown_fields=True):
     agentId: Annotated[
-        str, msgspec.Meta(min_length=1, description="Whom they want to go on with; `back` for where they came from")
+        str, msgspec.Meta(min_length=1, description="Agent to switch to; `back` returns to the previous one")
     ]
     message: Annotated[
         str,
         msgspec.Meta(
             min_length=1,
-            description="What they want to discuss there; going back, a summary of what was decided here",
+            description="What the person wants to discuss there; with `back`, a summary of what was decided here",
         ),
     ]
 
 
-class AgentsSwitch(Struct, frozen=True):
+class AgentsSwitchTool(Struct, frozen=True):
     """Moves the person to another session. The message there is sent in the agent's name, not the
     person's.
     """
 
-    pass_on: PassOn
-    arguments: type[msgspec.Struct] = SwitchArguments
+    send_message: DeliverAgentMessage
+    arguments: type[msgspec.Struct] = AgentsSwitchArguments
     spec: ToolSpec = field(
         default_factory=lambda: ToolSpec(
             name="agents_switch",
             description=(
-                "Take the person you talk to to another agent, who goes on from your message, or back to the one they "
-                "came from. Only when they ask for it: to have something done for them, use agents_message."
+                "Move the person you talk to to another agent, who continues from your message, or back to the "
+                "previous one. Use it only if the person asks for it; to delegate work, use agents_message."
             ),
-            parameters=schema_of(SwitchArguments),
-            effects=frozenset({Effect.SPENDS}),
+            parameters=schema_of(AgentsSwitchArguments),
+            effects=frozenset({ToolEffect.SPENDS}),
             capabilities=frozenset({"agents.write"}),
-            repeatable=True,
+            is_repeatable=True,
         )
     )
 
-    async def perform(self, arguments: SwitchArguments, scene: Scene) -> Output:
-        word = Word(
-            run=scene.run,
-            call=scene.call,
+    async def perform(self, arguments: AgentsSwitchArguments, context: ToolContext) -> ToolOutput:
+        message = AgentMessage(
+            run=context.run,
+            call=context.call,
             text=arguments.message,
-            trust=scene.trust,
-            to=arguments.agentId.strip(),
-            switches=True,
+            trust=context.trust,
+            recipient=arguments.agentId.strip(),
+            is_switch=True,
         )
         try:
-            heard = await self.pass_on(word)
+            sent = await self.send_message(message)
         except RetinueError as error:
             raise as_tool_failed(error) from error
-        where = f"agent:{heard.agent}/{short(heard.session)}"
-        if heard.refused:
-            return Output(text=f"Not taken by {where}: {heard.refused}.", failed=True)
-        return Output(
-            text=f"They go on with {heard.agent} in {where}, who has your message. Nothing more is to be said here."
+        where = f"agent:{sent.agent}/{short_id(sent.session)}"
+        if sent.refused_because:
+            return ToolOutput(text=f"Not delivered to {where}: {sent.refused_because}.", failed=True)
+        return ToolOutput(
+            text=f"The person now talks to {sent.agent} in {where}, who has your message. End your turn now."
         )

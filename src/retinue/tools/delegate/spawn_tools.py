@@ -11,50 +11,61 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Struct, field
 
-from retinue.config.agent_defaults import Defaults
+from retinue.config.agent_defaults import AgentDefaults
 from retinue.domain.agent import Agent
-from retinue.domain.delegation import Cleanup, DelegationKind, label_of
-from retinue.domain.delegation_request import Handed, Handing, HandOver
-from retinue.domain.errors import Invalid, RetinueError
+from retinue.domain.delegation import DelegationKind, SubagentCleanup, make_label
+from retinue.domain.delegation_request import DelegateWork, DelegationRequest, DelegationStatus
+from retinue.domain.errors import RetinueError
 from retinue.domain.run import RunRequest
-from retinue.domain.session import Mind
+from retinue.domain.session import SessionOptions
+from retinue.domain.shared_errors import DelegationRefused
 from retinue.domain.slash_command import EFFORT_WORDS
-from retinue.domain.tool import Effect, ToolSpec
+from retinue.domain.tool import ToolEffect, ToolSpec
 from retinue.domain.trust import Trust
-from retinue.models.model_selection import Catalog
+from retinue.models.model_selection import ModelSelector
 from retinue.store.agents import agents
 from retinue.store.core.connection import Store
-from retinue.tools.base import Output, Scene, schema_of
+from retinue.tools.base import ToolContext, ToolOutput, schema_of
+from retinue.tools.delegate.errors import ThinkingLevelUnknown
 
 RUN_TIMEOUT_S_MAX = 86_400.0
-FORBIDDEN = "delegation.refused"
-_LATER = "It works on its own now. What it finds, or that it could not, will come as a message: do not wait or poll."
-_TASK = "What to do, with all that it needs to know. Say when it is to report to you, if it is to before its end."
+_STARTED_TEXT = "It works in the background. You will get its result or its failure as a message: do not wait or poll."
+_TASK_DESCRIPTION = (
+    "The task, with everything that the subagent needs to know, and when it should report to you before it is done."
+)
 
 _encode = msgspec.json.Encoder().encode
 
 
-class SpawnArguments(msgspec.Struct, forbid_unknown_fields=True):
-    task: Annotated[str, msgspec.Meta(min_length=1, description=_TASK)]
-    label: Annotated[str, msgspec.Meta(description="A short name for it")] = ""
-    agentId: Annotated[str, msgspec.Meta(description="Which agent is sent; yourself if left out")] = ""
-    model: Annotated[str, msgspec.Meta(description="Which model it thinks with")] = ""
-    thinking: Annotated[str, msgspec.Meta(description="How hard that is to think, such as low or high")] = ""
+class SessionsSpawnArguments(msgspec.Struct, forbid_unknown_fields=True):
+    task: Annotated[str, msgspec.Meta(min_length=1, description=_TASK_DESCRIPTION)]
+    label: Annotated[str, msgspec.Meta(description="Short name of the subagent")] = ""
+    agentId: Annotated[str, msgspec.Meta(description="Agent to run as the subagent. Default: you")] = ""
+    model: Annotated[str, msgspec.Meta(description="Model to use. Default: as configured")] = ""
+    thinking: Annotated[
+        str, msgspec.Meta(description="Thinking level, such as low or high. Default: as configured")
+    ] = ""
     runTimeoutSeconds: Annotated[
-        float, msgspec.Meta(ge=0, le=RUN_TIMEOUT_S_MAX, description="After so many seconds it is ended; 0 is as usual")
+        float,
+        msgspec.Meta(
+            ge=0, le=RUN_TIMEOUT_S_MAX, description="Time in seconds after which it is ended; 0 is the default limit"
+        ),
     ] = 0
-    timeoutSeconds: Annotated[float, msgspec.Meta(ge=0, le=RUN_TIMEOUT_S_MAX, description="The same")] = 0
+    timeoutSeconds: Annotated[
+        float, msgspec.Meta(ge=0, le=RUN_TIMEOUT_S_MAX, description="The same as runTimeoutSeconds")
+    ] = 0
     cleanup: Annotated[
-        Cleanup, msgspec.Meta(description="Keep its session for a while, or delete it once you have its result")
-    ] = Cleanup.KEEP
+        SubagentCleanup,
+        msgspec.Meta(description="keep: keep its session for a while. delete: delete it after you have its result"),
+    ] = SubagentCleanup.KEEP
 
 
-class BackgroundArguments(msgspec.Struct, forbid_unknown_fields=True):
-    prompt: Annotated[str, msgspec.Meta(min_length=1, description=_TASK)]
-    name: Annotated[str, msgspec.Meta(description="A short name for it")] = ""
+class StartBackgroundAgentArguments(msgspec.Struct, forbid_unknown_fields=True):
+    prompt: Annotated[str, msgspec.Meta(min_length=1, description=_TASK_DESCRIPTION)]
+    name: Annotated[str, msgspec.Meta(description="Short name of the subagent")] = ""
 
 
-class _Wish(Struct, frozen=True, kw_only=True):
+class _SpawnRequest(Struct, frozen=True, kw_only=True):
     """The parameters of a new subagent, independent of the tool that was called."""
 
     task: str
@@ -62,178 +73,182 @@ class _Wish(Struct, frozen=True, kw_only=True):
     target: str = ""
     model: str = ""
     thinking: str = ""
-    seconds: float = 0
-    cleanup: Cleanup = Cleanup.KEEP
+    timeout_s: float = 0
+    cleanup: SubagentCleanup = SubagentCleanup.KEEP
 
 
-class Sending(Struct, frozen=True):
+class SubagentSpawner(Struct, frozen=True):
     """Starts subagents for both tools. `catalog` lists the models; `defaults` has the settings for
     subagents.
     """
 
-    hand_over: HandOver
+    delegate: DelegateWork
     store: Store
-    catalog: Callable[[], Catalog]
-    defaults: Callable[[], Defaults]
+    catalog: Callable[[], ModelSelector]
+    defaults: Callable[[], AgentDefaults]
 
-    async def send(self, wish: _Wish, scene: Scene) -> tuple[Handed, dict[str, Any]]:
+    async def spawn(
+        self, spawn_request: _SpawnRequest, context: ToolContext
+    ) -> tuple[DelegationStatus, dict[str, Any]]:
         """Start a subagent, once per call. Also returns the notes about its model for the result."""
-        target = wish.target.removeprefix("agent:")
-        request, said = await self._request(wish, scene, target)
-        handing = Handing(
+        target = spawn_request.target.removeprefix("agent:")
+        request, notes = await self._build_run_request(spawn_request, context, target)
+        delegation_request = DelegationRequest(
             kind=DelegationKind.SPAWN,
-            run=scene.run,
-            call=scene.call,
+            run=context.run,
+            call=context.call,
             target=target,
-            text=wish.task,
-            trust=scene.trust,
-            label=label_of(wish.label, wish.task),
-            cleanup=wish.cleanup,
+            text=spawn_request.task,
+            trust=context.trust,
+            label=make_label(spawn_request.label, spawn_request.task),
+            cleanup=spawn_request.cleanup,
             request=request,
         )
-        return await self.hand_over(handing), said
+        return await self.delegate(delegation_request), notes
 
-    async def _request(self, wish: _Wish, scene: Scene, target: str) -> tuple[RunRequest, dict[str, Any]]:
+    async def _build_run_request(
+        self, spawn_request: _SpawnRequest, context: ToolContext, target: str
+    ) -> tuple[RunRequest, dict[str, Any]]:
         """Return the run parameters: from the call, else from the agent's subagent settings, else
         the defaults.
         """
-        terms = self.defaults().subagents_of(scene.agent)
-        said: dict[str, Any] = {}
-        model, warning = self._model(wish.model or terms.model)
-        if wish.model:
-            said["modelApplied"] = model is not None
+        defaults = self.defaults().subagents_of(context.agent)
+        notes: dict[str, Any] = {}
+        model, warning = self._resolve_model(spawn_request.model or defaults.model)
+        if spawn_request.model:
+            notes["modelApplied"] = model is not None
         if warning:
-            said["warning"] = warning
-        effort = terms.effort
-        if wish.thinking:
-            found = await self.store.read(lambda conn: agents.find(conn, target)) if target else scene.agent
-            effort = self._effort(wish.thinking, found, model)
-        seconds = wish.seconds or terms.run_seconds_max
-        return RunRequest(model=model, effort=effort, seconds_max=seconds), said
+            notes["warning"] = warning
+        effort = defaults.effort
+        if spawn_request.thinking:
+            found = await self.store.read(lambda conn: agents.find(conn, target)) if target else context.agent
+            effort = self._resolve_effort(spawn_request.thinking, found, model)
+        seconds = spawn_request.timeout_s or defaults.run_seconds_max
+        return RunRequest(model=model, effort=effort, seconds_max=seconds), notes
 
-    def _model(self, text: str) -> tuple[str | None, str]:
+    def _resolve_model(self, text: str) -> tuple[str | None, str]:
         """Resolve a model name. An unavailable model is a warning: the subagent then uses its own
         model.
         """
         if not text:
             return None, ""
         try:
-            chosen = self.catalog().choose(text).ref
+            chosen = self.catalog().parse_selection(text).ref
         except RetinueError as error:
-            return None, f"{error.sentence}; it thinks with its own model instead"
+            return None, f"{error.sentence}; it uses its own model instead"
         return (str(chosen) if chosen is not None else None), ""
 
-    def _effort(self, word: str, target: Agent | None, model: str | None) -> str:
-        effort = EFFORT_WORDS.get(word.strip().casefold())
+    def _resolve_effort(self, text: str, target: Agent | None, model: str | None) -> str:
+        effort = EFFORT_WORDS.get(text.strip().casefold())
         if effort is None:
-            raise Invalid(
-                f"there is no thinking level '{word[:20]}'",
-                because=f"it is one of: {', '.join(dict.fromkeys(EFFORT_WORDS))}",
-                try_this="leave it out",
-                code="effort.unknown",
-            )
+            raise ThinkingLevelUnknown(text, levels=dict.fromkeys(EFFORT_WORDS))
         if target is not None:
             catalog = self.catalog()
-            catalog.check_effort(catalog.chain(agent=target, mind=Mind(), override=model)[0], effort)
+            catalog.check_effort(
+                catalog.build_chain(agent=target, session_options=SessionOptions(), override=model)[0], effort
+            )
         return effort
 
 
-def _refused(error: RetinueError) -> Output:
-    status = "forbidden" if error.code == FORBIDDEN else "error"
+def _build_error_output(error: RetinueError) -> ToolOutput:
+    status = "forbidden" if error.code == DelegationRefused.code else "error"
     body = {"status": status, "error": error.sentence, "because": error.because, "try": error.try_this}
-    return Output(text=_encode(body).decode(), trust=Trust.PRIVATE, failed=True)
+    return ToolOutput(text=_encode(body).decode(), trust=Trust.PRIVATE, failed=True)
 
 
-def _not_taken(handed: Handed) -> Output | None:
+def _build_rejection(status: DelegationStatus) -> ToolOutput | None:
     """Return the error output of a delegation that was refused at once, or None."""
-    if handed.delegation.state.open or handed.answer is None:
+    if status.delegation.state.is_open or status.answer is None:
         return None
-    body = {"status": "error", "error": handed.delegation.because}
-    return Output(text=_encode(body).decode(), trust=Trust.PRIVATE, failed=True)
+    body = {"status": "error", "error": status.delegation.because}
+    return ToolOutput(text=_encode(body).decode(), trust=Trust.PRIVATE, failed=True)
 
 
-class SessionsSpawn(Struct, frozen=True):
+class SessionsSpawnTool(Struct, frozen=True):
     """Starts a subagent with a label, model, timeout and cleanup rule."""
 
-    sending: Sending
-    arguments: type[msgspec.Struct] = SpawnArguments
+    spawner: SubagentSpawner
+    arguments: type[msgspec.Struct] = SessionsSpawnArguments
     spec: ToolSpec = field(
         default_factory=lambda: ToolSpec(
             name="sessions_spawn",
             description=(
-                "Send out a subagent to do work of yours in the background. It has your rights, knows nothing of this "
-                "conversation, and reports to you. Returns at once; its result comes as a message."
+                "Start a subagent that works in the background. It has your permissions and does not know this "
+                "conversation. Returns at once; you get its result as a message. For an answer in this turn, use "
+                "agents_message."
             ),
-            parameters=schema_of(SpawnArguments),
-            effects=frozenset({Effect.SPENDS}),
+            parameters=schema_of(SessionsSpawnArguments),
+            effects=frozenset({ToolEffect.SPENDS}),
             capabilities=frozenset({"agents.write"}),
-            repeatable=True,
+            is_repeatable=True,
         )
     )
 
-    async def perform(self, arguments: SpawnArguments, scene: Scene) -> Output:
-        wish = _Wish(
+    async def perform(self, arguments: SessionsSpawnArguments, context: ToolContext) -> ToolOutput:
+        request = _SpawnRequest(
             task=arguments.task,
             label=arguments.label,
             target=arguments.agentId,
             model=arguments.model,
             thinking=arguments.thinking,
-            seconds=arguments.runTimeoutSeconds or arguments.timeoutSeconds,
+            timeout_s=arguments.runTimeoutSeconds or arguments.timeoutSeconds,
             cleanup=arguments.cleanup,
         )
         try:
-            handed, said = await self.sending.send(wish, scene)
+            status, notes = await self.spawner.spawn(request, context)
         except RetinueError as error:
-            return _refused(error)
-        if (failed := _not_taken(handed)) is not None:
+            return _build_error_output(error)
+        if (failed := _build_rejection(status)) is not None:
             return failed
-        made = handed.delegation
+        made = status.delegation
         body = {
             "status": "accepted",
-            "childSessionKey": made.child_key,
-            "sessionId": made.to,
-            "runId": made.run_id,
+            "childSessionKey": made.worker_session_key,
+            "sessionId": made.target_session,
+            "runId": made.worker_run_id,
             "label": made.label,
-            **said,
-            "message": _LATER,
+            **notes,
+            "message": _STARTED_TEXT,
         }
-        return Output(text=_encode(body).decode(), trust=Trust.PRIVATE)
+        return ToolOutput(text=_encode(body).decode(), trust=Trust.PRIVATE)
 
 
-class StartBackgroundAgent(Struct, frozen=True):
+class StartBackgroundAgentTool(Struct, frozen=True):
     """Starts a subagent with a prompt and a name only."""
 
-    sending: Sending
-    arguments: type[msgspec.Struct] = BackgroundArguments
+    spawner: SubagentSpawner
+    arguments: type[msgspec.Struct] = StartBackgroundAgentArguments
     spec: ToolSpec = field(
         default_factory=lambda: ToolSpec(
             name="start_background_agent",
             description=(
-                "Start a subagent of yours that works in the background. It has your rights, knows nothing of this "
-                "conversation, and reports to you. Returns its id at once; each call starts a new one."
+                "Start a subagent that works in the background. It has your permissions and does not know this "
+                "conversation. Returns its id at once; you get its result as a message. Each call starts a new one."
             ),
-            parameters=schema_of(BackgroundArguments),
-            effects=frozenset({Effect.SPENDS}),
+            parameters=schema_of(StartBackgroundAgentArguments),
+            effects=frozenset({ToolEffect.SPENDS}),
             capabilities=frozenset({"agents.write"}),
-            repeatable=True,
+            is_repeatable=True,
         )
     )
 
-    async def perform(self, arguments: BackgroundArguments, scene: Scene) -> Output:
+    async def perform(self, arguments: StartBackgroundAgentArguments, context: ToolContext) -> ToolOutput:
         try:
-            handed, said = await self.sending.send(_Wish(task=arguments.prompt, label=arguments.name), scene)
+            status, notes = await self.spawner.spawn(
+                _SpawnRequest(task=arguments.prompt, label=arguments.name), context
+            )
         except RetinueError as error:
-            return _refused(error)
-        if (failed := _not_taken(handed)) is not None:
+            return _build_error_output(error)
+        if (failed := _build_rejection(status)) is not None:
             return failed
-        made = handed.delegation
+        made = status.delegation
         body = {
             "status": "started",
-            "agentId": made.to,
+            "agentId": made.target_session,
             "name": made.label,
-            "sessionKey": made.child_key,
-            "runId": made.run_id,
-            **said,
-            "message": _LATER,
+            "sessionKey": made.worker_session_key,
+            "runId": made.worker_run_id,
+            **notes,
+            "message": _STARTED_TEXT,
         }
-        return Output(text=_encode(body).decode(), trust=Trust.PRIVATE)
+        return ToolOutput(text=_encode(body).decode(), trust=Trust.PRIVATE)

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 from retinue.tools.base import Tool
-from retinue.tools.files.edit_tool import Edit
-from retinue.tools.files.file_access import Ground
-from retinue.tools.files.find_tool import Find
-from retinue.tools.files.list_tool import Ls
-from retinue.tools.files.paths import as_granted
-from retinue.tools.files.read_tool import Read, read_confined
-from retinue.tools.files.write_tool import Write
+from retinue.tools.files.edit_tool import EditTool
+from retinue.tools.files.file_access import FileServices
+from retinue.tools.files.find_tool import FindTool
+from retinue.tools.files.list_tool import ListTool
+from retinue.tools.files.paths import resolve_permission
+from retinue.tools.files.read_tool import ReadTool, read_file_inside
+from retinue.tools.files.write_tool import WriteTool
 
-__all__ = ["Edit", "Find", "Ground", "Ls", "Read", "Write", "as_granted", "file_tools", "read_confined"]
+__all__ = [
+    "EditTool",
+    "FileServices",
+    "FindTool",
+    "ListTool",
+    "ReadTool",
+    "WriteTool",
+    "build_file_tools",
+    "read_file_inside",
+    "resolve_permission",
+]
 
 
-def file_tools(ground: Ground) -> tuple[Tool, ...]:
-    return (Read(ground), Write(ground), Edit(ground), Ls(ground), Find(ground))
+def build_file_tools(file_services: FileServices) -> tuple[Tool, ...]:
+    return (
+        ReadTool(file_services),
+        WriteTool(file_services),
+        EditTool(file_services),
+        ListTool(file_services),
+        FindTool(file_services),
+    )

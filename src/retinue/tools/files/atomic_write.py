@@ -9,37 +9,43 @@ from contextlib import contextmanager, suppress
 
 from msgspec import Struct
 
-from retinue.domain.permission import within
+from retinue.domain.permission import is_within
 from retinue.store.agents.file_trust import ctime_ms
-from retinue.tools.base import ToolFailed
-from retinue.tools.files.paths import Place, enter_or_make, entered, explain, open_plain, seen
+from retinue.tools.files.errors import FileChanged
+from retinue.tools.files.paths import (
+    ResolvedPath,
+    convert_os_error,
+    enter_folder,
+    enter_or_create_folder,
+    open_regular_file,
+)
 
 TEMP_PREFIX = ".retinue-"
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_CHANGE = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_EXISTING_FLAGS = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NEW_MODE = 0o666  # reduced by the umask
-_MODE_KEPT = 0o777
-_numbers = itertools.count()
+_KEPT_MODE_BITS = 0o777
+_temp_numbers = itertools.count()
 
 
-class Placed(Struct, frozen=True):
+class WrittenFile(Struct, frozen=True):
     """The result of a write."""
 
     ctime_ms: int
     is_new: bool
 
 
-def missing_folders(place: Place) -> list[str]:
+def missing_folders(place: ResolvedPath) -> list[str]:
     """Return the parent folders that do not exist yet and that `write_atomically` would create."""
     missing: list[str] = []
     folder = os.path.dirname(place.real)
-    while within(folder, place.root) and not os.path.lexists(folder):
+    while is_within(folder, place.root) and not os.path.lexists(folder):
         missing.append(folder)
         folder = os.path.dirname(folder)
     return missing[::-1]
 
 
-def put(place: Place, data: bytes, *, text: str, was: os.stat_result | None = None) -> Placed:
+def write_atomically(place: ResolvedPath, data: bytes, *, text: str, was: os.stat_result | None = None) -> WrittenFile:
     """Create or replace a file, with its missing parent folders. Readers see the old or the new
     file.
 
@@ -48,36 +54,36 @@ def put(place: Place, data: bytes, *, text: str, was: os.stat_result | None = No
     """
     folder, name = os.path.split(place.real)
     try:
-        with _made(folder, place, text=text) as parent:
-            old = _status(name, parent)
+        with _enter_or_create(folder, place, text=text) as parent:
+            old = _stat_or_none(name, parent)
             if old is not None:
                 # Renaming over a file needs no write permission on it. We require that permission.
-                os.close(open_plain(name, parent, text=text, flags=_CHANGE))
-            with _temp(parent, mode=_NEW_MODE if old is None else 0o600) as (temp, writing):
+                os.close(open_regular_file(name, parent, text=text, flags=_EXISTING_FLAGS))
+            with _create_temp_file(parent, mode=_NEW_MODE if old is None else 0o600) as (temp, writing):
                 if old is not None:
                     _keep_owner_and_mode(writing, old)
                 _write_all(writing, data)
                 os.fsync(writing)
                 if was is not None:
-                    _need_unchanged(was, _status(name, parent), text)
+                    _require_unchanged(was, _stat_or_none(name, parent), text)
                 os.rename(temp, name, src_dir_fd=parent, dst_dir_fd=parent)
                 placed = os.fstat(writing)
-            _sync(parent)
-        return Placed(ctime_ms(placed), old is None)
+            _fsync_folder(parent)
+        return WrittenFile(ctime_ms(placed), old is None)
     except OSError as error:
-        raise explain(text, error) from error
+        raise convert_os_error(text, error) from error
 
 
 @contextmanager
-def _made(folder: str, place: Place, *, text: str) -> Generator[int]:
+def _enter_or_create(folder: str, place: ResolvedPath, *, text: str) -> Generator[int]:
     """Open a folder by walking from the root, and create missing folders inside the writable root."""
-    kept = folder if not within(folder, place.root) else os.path.dirname(place.root)
-    with entered(kept, text=text) as top:
+    kept = folder if not is_within(folder, place.root) else os.path.dirname(place.root)
+    with enter_folder(kept, text=text) as top:
         opened = os.dup(top)
     try:
         for part in folder[len(kept) :].split("/"):
             if part:
-                deeper = enter_or_make(part, opened)
+                deeper = enter_or_create_folder(part, opened)
                 os.close(opened)
                 opened = deeper
         yield opened
@@ -86,12 +92,12 @@ def _made(folder: str, place: Place, *, text: str) -> Generator[int]:
 
 
 @contextmanager
-def _temp(folder: int, *, mode: int) -> Generator[tuple[str, int]]:
+def _create_temp_file(folder: int, *, mode: int) -> Generator[tuple[str, int]]:
     """Create a file in the folder and delete it afterwards, unless it was renamed."""
     while True:
-        name = f"{TEMP_PREFIX}{os.getpid()}-{next(_numbers)}"
+        name = f"{TEMP_PREFIX}{os.getpid()}-{next(_temp_numbers)}"
         try:
-            writing = os.open(name, _NEW, mode, dir_fd=folder)
+            writing = os.open(name, _CREATE_FLAGS, mode, dir_fd=folder)
             break
         except FileExistsError:  # left by a crashed process with the same pid
             continue
@@ -103,7 +109,7 @@ def _temp(folder: int, *, mode: int) -> Generator[tuple[str, int]]:
         os.close(writing)
 
 
-def _status(name: str, folder: int) -> os.stat_result | None:
+def _stat_or_none(name: str, folder: int) -> os.stat_result | None:
     try:
         return os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -114,7 +120,7 @@ def _keep_owner_and_mode(writing: int, old: os.stat_result) -> None:
     if (old.st_uid, old.st_gid) != (os.geteuid(), os.getegid()):
         with suppress(PermissionError):
             os.fchown(writing, old.st_uid, old.st_gid)
-    os.fchmod(writing, old.st_mode & _MODE_KEPT)
+    os.fchmod(writing, old.st_mode & _KEPT_MODE_BITS)
 
 
 def _write_all(writing: int, data: bytes) -> None:
@@ -123,17 +129,12 @@ def _write_all(writing: int, data: bytes) -> None:
         left = left[os.write(writing, left) :]
 
 
-def _need_unchanged(was: os.stat_result, now: os.stat_result | None, text: str) -> None:
+def _require_unchanged(was: os.stat_result, now: os.stat_result | None, text: str) -> None:
     if now is None or (now.st_dev, now.st_ino, now.st_ctime_ns) != (was.st_dev, was.st_ino, was.st_ctime_ns):
-        raise ToolFailed(
-            f"'{seen(text)}' has changed meanwhile",
-            because="somebody else has written it since it was read; nothing was changed",
-            try_this="read it again",
-            code="file.changed",
-        )
+        raise FileChanged(text)
 
 
-def _sync(folder: int) -> None:
+def _fsync_folder(folder: int) -> None:
     """Call fsync on the folder, so that the new name survives a power failure."""
     with suppress(OSError):  # some file systems do not support it, and the file is written
         readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)

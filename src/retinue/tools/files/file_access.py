@@ -10,23 +10,23 @@ from functools import partial
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
-from retinue.domain.permission import Withheld
+from retinue.domain.permission import ProtectedPaths
 from retinue.domain.ports import Clock
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.store.agents import file_trust
 from retinue.store.core.connection import Store
-from retinue.store.envelopes.attachment_files import Files
-from retinue.tools.base import Scene
-from retinue.tools.files.file_snapshot import Looked
+from retinue.store.envelopes.attachment_files import AttachmentFiles
+from retinue.tools.base import ToolContext
+from retinue.tools.files.file_snapshot import FileSnapshot
 
 T = TypeVar("T")
 
-HASHED_AT_ONCE_BYTES = 64 * 1024  # faster than starting a thread
+HASH_INLINE_BYTES_MAX = 64 * 1024  # faster than starting a thread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ground:
+class FileServices:
     """Shared by all file tools of a server.
 
     The lock per file ensures that no other tool call comes between a write and its trust label.
@@ -34,42 +34,46 @@ class Ground:
 
     store: Store
     clock: Clock
-    files: Files
-    withheld: Withheld
-    mask: Callable[[str], str] = str  # redacts secrets in partial output
+    files: AttachmentFiles
+    withheld: ProtectedPaths
+    redact: Callable[[str], str] = str  # redacts secrets in partial output
     _locks: WeakValueDictionary[str, asyncio.Lock] = field(
         default_factory=WeakValueDictionary[str, asyncio.Lock], repr=False
     )
 
     @asynccontextmanager
-    async def alone_with(self, real: str) -> AsyncGenerator[None]:
+    async def lock_file(self, real: str) -> AsyncGenerator[None]:
         lock = self._locks.setdefault(real, asyncio.Lock())
         async with lock:
             yield
 
-    async def trust_of(self, real: str, looked: Looked) -> Trust:
+    async def trust_of(self, real: str, snapshot: FileSnapshot) -> Trust:
         hash_ = (
-            looked.hash if len(looked.data) <= HASHED_AT_ONCE_BYTES else await asyncio.to_thread(lambda: looked.hash)
+            snapshot.hash
+            if len(snapshot.data) <= HASH_INLINE_BYTES_MAX
+            else await asyncio.to_thread(lambda: snapshot.hash)
         )
-        return await self.store.read(partial(file_trust.label, path=real, ctime_ms=looked.ctime_ms, content=hash_))
+        return await self.store.read(
+            partial(file_trust.get_trust, path=real, ctime_ms=snapshot.ctime_ms, content=hash_)
+        )
 
-    async def below(self, folder: str) -> file_trust.Labels:
-        return await self.store.scan(partial(file_trust.below, folder=folder))
+    async def labels_below(self, folder: str) -> file_trust.FileLabels:
+        return await self.store.scan(partial(file_trust.get_directory_labels, folder=folder))
 
-    async def mark_untrusted(self, paths: Sequence[str], scene: Scene) -> None:
+    async def mark_untrusted(self, paths: Sequence[str], context: ToolContext) -> None:
         at_ms = to_ms(self.clock.now())
         await self.store.write(
-            partial(file_trust.mark_untrusted, paths=paths, at_ms=at_ms, run=scene.run), point="label"
+            partial(file_trust.mark_untrusted, paths=paths, at_ms=at_ms, run=context.run), point="label"
         )
 
-    async def mark_clean(self, real: str, scene: Scene, *, ctime_ms: int) -> None:
+    async def mark_clean(self, real: str, context: ToolContext, *, ctime_ms: int) -> None:
         """Remove an untrusted label. Costs one read, and a commit only if a label exists."""
         if await self.store.read(partial(file_trust.is_needed, path=real)):
-            body = partial(file_trust.mark_clean, path=real, ctime_ms=ctime_ms, run=scene.run)
+            body = partial(file_trust.mark_clean, path=real, ctime_ms=ctime_ms, run=context.run)
             await self.store.write(body, point="label")
 
 
-async def done_in_thread(call: Callable[[], T]) -> T:
+async def finish_in_thread(call: Callable[[], T]) -> T:
     """Run a call in a thread, and wait for its end even if cancelled.
 
     Otherwise the thread could change the file after another caller has locked it.

@@ -14,10 +14,10 @@ from retinue.tools.base import schema_of
 PATH_ALIASES = ("file_path", "file", "filename")
 TEXT_BYTES_MAX = 8 * 1024 * 1024  # of a text written or edited in one call
 
-Path = Annotated[
+PathArgument = Annotated[
     str,
     msgspec.Meta(
-        description="Path in your workspace, such as notes/today.md; absolute paths and ~/ (your home) work too"
+        description="Path in your workspace, such as notes/today.md; also absolute, or ~/ for your agent directory"
     ),
 ]
 Alias = str | None
@@ -26,7 +26,7 @@ Alias = str | None
 class PathArguments(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Arguments with a `path`, which may be given under any of its aliases."""
 
-    path: Path = ""
+    path: PathArgument = ""
     file_path: Alias = None
     file: Alias = None
     filename: Alias = None
@@ -34,7 +34,7 @@ class PathArguments(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     def __post_init__(self) -> None:
         given = {value for value in (self.path or None, self.file_path, self.file, self.filename) if value is not None}
         if len(given) > 1:
-            raise ValueError("`path` is given twice, and not the same")
+            raise ValueError("`path` is given twice, with different values")
         self.path = given.pop() if given else self.default_path()
         self.file_path = self.file = self.filename = None
 
@@ -42,7 +42,7 @@ class PathArguments(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         raise ValueError("`path` is missing")
 
 
-def shown_schema(arguments: type[msgspec.Struct], *, required: tuple[str, ...] = ("path",)) -> dict[str, Any]:
+def build_shown_schema(arguments: type[msgspec.Struct], *, required: tuple[str, ...] = ("path",)) -> dict[str, Any]:
     """Return the schema shown to a model: one name for each argument, without aliases."""
     schema = schema_of(arguments)
     properties = {name: value for name, value in schema["properties"].items() if name not in PATH_ALIASES}

@@ -8,11 +8,11 @@ import os
 from msgspec import Struct
 
 from retinue.store.agents.file_trust import ctime_ms
-from retinue.tools.base import ToolFailed
-from retinue.tools.files.paths import opened, seen
+from retinue.tools.files.errors import FileTooLarge, PathNotFound
+from retinue.tools.files.paths import open_file
 
 
-class Looked(Struct, frozen=True):
+class FileSnapshot(Struct, frozen=True):
     """One read of a file.
 
     `status` was taken after `data`. If the file changes in between, its trust follows the later
@@ -32,25 +32,18 @@ class Looked(Struct, frozen=True):
         return hashlib.sha256(self.data).hexdigest() if self.data else ""
 
 
-def look(real: str, *, text: str, bytes_max: int) -> Looked:
+def read_snapshot(real: str, *, text: str, bytes_max: int) -> FileSnapshot:
     """Read the whole file at a resolved path."""
-    with opened(real, text=text) as file:
+    with open_file(real, text=text) as file:
         data = file.read(bytes_max + 1)
         status = os.fstat(file.fileno())
     if len(data) > bytes_max:
-        raise ToolFailed(
-            f"'{seen(text)}' is too large",
-            because=f"it has {status.st_size} bytes, and at most {bytes_max} are read",
-            try_this="use find with `text`, or a command that cuts out what you need",
-            code="file.too-large",
-        )
-    return Looked(data, status)
+        raise FileTooLarge(text, size_bytes=status.st_size, bytes_max=bytes_max)
+    return FileSnapshot(data, status)
 
 
-def look_if_there(real: str, *, text: str, bytes_max: int) -> Looked | None:
+def read_snapshot_if_exists(real: str, *, text: str, bytes_max: int) -> FileSnapshot | None:
     try:
-        return look(real, text=text, bytes_max=bytes_max)
-    except ToolFailed as failure:
-        if failure.code == "path.not-found":
-            return None
-        raise
+        return read_snapshot(real, text=text, bytes_max=bytes_max)
+    except PathNotFound:
+        return None

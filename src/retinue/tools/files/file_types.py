@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-LOOKED_AT_BYTES = 8 * 1024
+SNIFFED_BYTES = 8 * 1024
 
-_BEGINNINGS = (
+_SIGNATURES = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
     (b"\xff\xd8\xff", "image/jpeg"),
     (b"GIF87a", "image/gif"),
@@ -18,11 +18,11 @@ _BEGINNINGS = (
 _UNKNOWN = "application/octet-stream"
 
 
-def binary_type(data: bytes) -> str | None:
+def detect_binary_type(data: bytes) -> str | None:
     """Return the media type of binary data, or None for text."""
-    for beginning, media_type in _BEGINNINGS:
+    for beginning, media_type in _SIGNATURES:
         if data.startswith(beginning):
             return media_type
     if data[:4] == b"RIFF":
         return {b"WEBP": "image/webp", b"WAVE": "audio/wav"}.get(data[8:12], _UNKNOWN)
-    return _UNKNOWN if b"\x00" in data[:LOOKED_AT_BYTES] else None
+    return _UNKNOWN if b"\x00" in data[:SNIFFED_BYTES] else None

@@ -16,19 +16,28 @@ from typing import Annotated
 import msgspec
 from msgspec import Struct, field
 
-from retinue.domain.permission import Access, Permission, is_seen
-from retinue.domain.tool import Effect, ToolSpec
-from retinue.domain.trust import least
+from retinue.domain.permission import Permission, PermissionKind, is_fully_visible
+from retinue.domain.tool import ToolEffect, ToolSpec
+from retinue.domain.trust import least_trust
 from retinue.store.agents import file_trust
-from retinue.tools.base import Output, Scene, ToolFailed
+from retinue.tools.base import ToolContext, ToolFailed, ToolOutput
 from retinue.tools.files import globs
-from retinue.tools.files.file_access import Ground
-from retinue.tools.files.file_arguments import PathArguments, shown_schema
-from retinue.tools.files.file_types import binary_type
-from retinue.tools.files.paths import Place, lacking, listed, locate, open_folder, open_plain, reach_of, seen
+from retinue.tools.files.errors import FindTextInvalid, format_path
+from retinue.tools.files.file_access import FileServices
+from retinue.tools.files.file_arguments import PathArguments, build_shown_schema
+from retinue.tools.files.file_types import detect_binary_type
+from retinue.tools.files.paths import (
+    ResolvedPath,
+    find_reachable_paths,
+    locate,
+    missing_permissions,
+    open_folder,
+    open_folder_for_listing,
+    open_regular_file,
+)
 
-FOUND_MAX = 200
-FIND_S_MAX = 10.0
+RESULTS_MAX = 200
+FIND_TIMEOUT_S = 10.0
 FIND_DEPTH_MAX = 32  # folder levels below the start
 FIND_ENTRIES_MAX = 100_000
 FIND_FILE_BYTES_MAX = 4 * 1024 * 1024  # searched in one file
@@ -42,20 +51,24 @@ class FindArguments(PathArguments, forbid_unknown_fields=True, kw_only=True):
 
     glob: Annotated[
         str,
-        msgspec.Meta(description="Which files: *.md is for names at any depth, docs/**/*.md for paths below `path`"),
+        msgspec.Meta(description="Glob: *.md matches names at any depth, docs/**/*.md matches paths below `path`"),
     ] = "*"
     text: Annotated[
-        str, msgspec.Meta(description="Only files with this text in them, as it stands (no pattern); shows the lines")
+        str, msgspec.Meta(description="Return only lines that contain this literal text (not a pattern)")
     ] = ""
-    ignore_case: Annotated[bool, msgspec.Meta(description="Take a and A for the same in `text`")] = False
-    hidden: Annotated[bool, msgspec.Meta(description="Also look at names that begin with a dot")] = False
-    limit: Annotated[int, msgspec.Meta(ge=1, description=f"How many results, at most {FOUND_MAX}")] = FOUND_MAX
+    ignore_case: Annotated[
+        bool, msgspec.Meta(description="Whether upper and lower case match each other in `text`")
+    ] = False
+    hidden: Annotated[bool, msgspec.Meta(description="Whether to include names that begin with a dot")] = False
+    limit: Annotated[int, msgspec.Meta(ge=1, description=f"Maximum number of results, up to {RESULTS_MAX}")] = (
+        RESULTS_MAX
+    )
 
     def default_path(self) -> str:
         return "."
 
 
-class Hit(Struct, frozen=True):
+class FileHit(Struct, frozen=True):
     """A matching file, or a matching line in it. `real` and `ctime_ms` identify the file version."""
 
     line: str
@@ -63,100 +76,107 @@ class Hit(Struct, frozen=True):
     ctime_ms: int
 
 
-class Find(Struct, frozen=True):
+class FindTool(Struct, frozen=True):
     """Searches files."""
 
-    ground: Ground
+    file_services: FileServices
     arguments: type[msgspec.Struct] = FindArguments
     spec: ToolSpec = field(
         default_factory=lambda: ToolSpec(
             name="find",
             description=(
-                "Find files below a folder by a glob, and with `text` by what is in them (PATH:LINE: the line). Links "
-                "are not followed."
+                "Find files below a folder by name, and with `text` also by content. Returns paths, or with `text` "
+                "matching lines as PATH:LINE: TEXT. Links are not followed. To list one folder, use ls."
             ),
-            parameters=shown_schema(FindArguments, required=()),
-            effects=frozenset({Effect.READS_PRIVATE}),
+            parameters=build_shown_schema(FindArguments, required=()),
+            effects=frozenset({ToolEffect.READS_PRIVATE}),
             capabilities=frozenset({"files.read"}),
-            repeatable=True,
-            looks=True,
+            is_repeatable=True,
+            is_read_only=True,
         )
     )
 
-    def needs(self, arguments: FindArguments, scene: Scene) -> Sequence[Permission]:
-        return lacking(arguments.path, scene, Access.READ, self.ground.withheld)
+    def required_permissions(self, arguments: FindArguments, context: ToolContext) -> Sequence[Permission]:
+        return missing_permissions(arguments.path, context, PermissionKind.READ, self.file_services.withheld)
 
-    async def perform(self, arguments: FindArguments, scene: Scene) -> Output:
+    async def perform(self, arguments: FindArguments, context: ToolContext) -> ToolOutput:
         if len(arguments.text) > TEXT_LENGTH_MAX or "\n" in arguments.text:
-            raise ToolFailed(
-                "this text cannot be looked for",
-                because=f"a text is within a line, and has at most {TEXT_LENGTH_MAX} characters",
-                try_this="look for a part of it",
-                code="find.text",
-            )
+            raise FindTextInvalid(chars_max=TEXT_LENGTH_MAX)
         glob = globs.parse(arguments.glob)
-        place = await asyncio.to_thread(locate, arguments.path, scene, Access.READ, self.ground.withheld)
-        known = await self.ground.below(place.real)
-        search = Search(arguments, glob, place, scene, self.ground)
+        place = await asyncio.to_thread(
+            locate, arguments.path, context, PermissionKind.READ, self.file_services.withheld
+        )
+        known = await self.file_services.labels_below(place.real)
+        search = FileSearch(arguments, glob, place, context, self.file_services)
         hits, notice = await asyncio.to_thread(search.run)
-        since = await self.ground.below(place.real)
-        trust = least(each.trust(hit.real, ctime_ms=hit.ctime_ms) for hit in hits for each in (known, since))
+        since = await self.file_services.labels_below(place.real)
+        trust = least_trust(each.get_trust(hit.real, ctime_ms=hit.ctime_ms) for hit in hits for each in (known, since))
         lines = [hit.line for hit in hits] or ["[nothing found]"]
-        return Output(text="\n".join([*lines, *notice]), trust=trust)
+        return ToolOutput(text="\n".join([*lines, *notice]), trust=trust)
 
 
-class Search:
+class FileSearch:
     """One search. It stops at its limits and adds a notice when it does."""
 
-    def __init__(self, arguments: FindArguments, glob: globs.Glob, place: Place, scene: Scene, ground: Ground) -> None:
+    def __init__(
+        self,
+        arguments: FindArguments,
+        glob: globs.Glob,
+        place: ResolvedPath,
+        context: ToolContext,
+        file_services: FileServices,
+    ) -> None:
         self._arguments = arguments
         self._glob = glob
         self._place = place
-        self._reach = reach_of(scene, ground.withheld)
+        self._reachable = find_reachable_paths(context, file_services.withheld)
         self._text = arguments.text.lower() if arguments.ignore_case else arguments.text
         self._entries = 0
         self._bytes = 0
         self._notices: dict[str, None] = {}
-        self._until_s = 0.0
+        self._deadline_s = 0.0
 
-    def run(self) -> tuple[list[Hit], list[str]]:
-        self._until_s = time.monotonic() + FIND_S_MAX
-        limit = min(self._arguments.limit, FOUND_MAX)
-        hits: list[Hit] = []
-        with listed(self._place.real, text=self._arguments.path) as top, closing(self._below(top, "", 0)) as found:
+    def run(self) -> tuple[list[FileHit], list[str]]:
+        self._deadline_s = time.monotonic() + FIND_TIMEOUT_S
+        limit = min(self._arguments.limit, RESULTS_MAX)
+        hits: list[FileHit] = []
+        with (
+            open_folder_for_listing(self._place.real, text=self._arguments.path) as top,
+            closing(self._search_folder(top, "", 0)) as found,
+        ):
             for hit in found:
                 if len(hits) == limit:
-                    self._notices[f"there is more: only the first {limit} are shown"] = None
+                    self._notices[f"there are more results: only the first {limit} are shown"] = None
                     break
                 hits.append(hit)
         return hits, [f"[{notice}]" for notice in self._notices]
 
-    def _below(self, folder: int, path: str, depth: int) -> Generator[Hit]:
+    def _search_folder(self, folder: int, path: str, depth: int) -> Generator[FileHit]:
         try:
             with os.scandir(folder) as found:
-                names = sorted(name for entry in found if self._is_looked_at(name := entry.name))
+                names = sorted(name for entry in found if self._is_included(name := entry.name))
         except OSError:
             self._notices["some folders could not be read"] = None
             return
         for name in names:
-            if self._is_over():
+            if self._is_limit_reached():
                 return
             below = f"{path}/{name}" if path else name
             real = os.path.join(self._place.real, below)
-            if self._reach.why_withheld(real):
+            if self._reachable.why_withheld(real):
                 continue
             try:
                 status = os.stat(name, dir_fd=folder, follow_symlinks=False)
             except OSError:
                 continue
-            if self._glob.fits(below):
-                yield from self._hits(folder, name, below, real, status)
+            if self._glob.matches(below):
+                yield from self._match_entry(folder, name, below, real, status)
             if stat.S_ISDIR(status.st_mode):
-                yield from self._deeper(folder, name, below, depth)
+                yield from self._search_subfolder(folder, name, below, depth)
 
-    def _deeper(self, folder: int, name: str, below: str, depth: int) -> Generator[Hit]:
+    def _search_subfolder(self, folder: int, name: str, below: str, depth: int) -> Generator[FileHit]:
         if depth == FIND_DEPTH_MAX:
-            self._notices[f"not all: folders more than {FIND_DEPTH_MAX} deep were left out"] = None
+            self._notices[f"incomplete: folders more than {FIND_DEPTH_MAX} levels deep were skipped"] = None
             return
         try:
             opened = open_folder(name, folder)
@@ -164,39 +184,41 @@ class Search:
             self._notices["some folders could not be read"] = None
             return
         try:
-            yield from self._below(opened, below, depth + 1)
+            yield from self._search_folder(opened, below, depth + 1)
         finally:
             os.close(opened)
 
-    def _hits(self, folder: int, name: str, below: str, real: str, status: os.stat_result) -> Generator[Hit]:
-        shown = below if is_seen(below) else seen(below)
+    def _match_entry(self, folder: int, name: str, below: str, real: str, status: os.stat_result) -> Generator[FileHit]:
+        shown = below if is_fully_visible(below) else format_path(below)
         if not self._text:
             mark = "/" if stat.S_ISDIR(status.st_mode) else ""
-            yield Hit(shown + mark, real, file_trust.ctime_ms(status))
+            yield FileHit(shown + mark, real, file_trust.ctime_ms(status))
             return
         if not stat.S_ISREG(status.st_mode):
             return
         try:
-            data, changed = self._read(folder, name)
+            data, changed = self._read_file(folder, name)
         except (OSError, ToolFailed):
             self._notices["some files could not be read"] = None
             return
-        if binary_type(data) is not None:
+        if detect_binary_type(data) is not None:
             return
         for number, line in enumerate(data.decode(errors="replace").split("\n"), 1):
             if self._text in (line.lower() if self._arguments.ignore_case else line):
-                yield Hit(f"{shown}:{number}: {self._around(line)}", real, max(changed, file_trust.ctime_ms(status)))
+                yield FileHit(
+                    f"{shown}:{number}: {self._excerpt(line)}", real, max(changed, file_trust.ctime_ms(status))
+                )
 
-    def _read(self, folder: int, name: str) -> tuple[bytes, int]:
-        with os.fdopen(open_plain(name, folder, text=name), "rb") as file:
+    def _read_file(self, folder: int, name: str) -> tuple[bytes, int]:
+        with os.fdopen(open_regular_file(name, folder, text=name), "rb") as file:
             data = file.read(FIND_FILE_BYTES_MAX + 1)
             status = os.fstat(file.fileno())
         self._bytes += len(data)
         if len(data) > FIND_FILE_BYTES_MAX:
-            self._notices[f"of large files only the first {FIND_FILE_BYTES_MAX} bytes were looked through"] = None
+            self._notices[f"only the first {FIND_FILE_BYTES_MAX:,} bytes of large files were searched"] = None
         return data[:FIND_FILE_BYTES_MAX], file_trust.ctime_ms(status)
 
-    def _around(self, line: str) -> str:
+    def _excerpt(self, line: str) -> str:
         """Return the line, or the part of a long line around the match."""
         line = line.strip()
         if len(line) <= LINE_CHARS_SHOWN_MAX:
@@ -205,17 +227,21 @@ class Search:
         start = max(at - LINE_CHARS_SHOWN_MAX // 2, 0)
         return f"...{line[start : start + LINE_CHARS_SHOWN_MAX]}..."
 
-    def _is_looked_at(self, name: str) -> bool:
+    def _is_included(self, name: str) -> bool:
         self._entries += 1
         return self._entries <= FIND_ENTRIES_MAX and (self._arguments.hidden or not name.startswith("."))
 
-    def _is_over(self) -> bool:
-        if time.monotonic() > self._until_s:
-            self._notices[f"not all: the search was ended after {FIND_S_MAX:g} s; begin deeper"] = None
+    def _is_limit_reached(self) -> bool:
+        if time.monotonic() > self._deadline_s:
+            self._notices[f"incomplete: stopped after {FIND_TIMEOUT_S:g} s; search in a subfolder"] = None
         elif self._entries > FIND_ENTRIES_MAX:
-            self._notices[f"not all: only the first {FIND_ENTRIES_MAX} names were looked at; begin deeper"] = None
+            self._notices[
+                f"incomplete: only the first {FIND_ENTRIES_MAX:,} names were searched; search in a subfolder"
+            ] = None
         elif self._bytes > FIND_BYTES_MAX:
-            self._notices[f"not all: only the first {FIND_BYTES_MAX} bytes were looked through; begin deeper"] = None
+            self._notices[
+                f"incomplete: only the first {FIND_BYTES_MAX:,} bytes were searched; search in a subfolder"
+            ] = None
         else:
             return False
         return True

@@ -8,34 +8,34 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from retinue.tools.base import ToolFailed
+from retinue.tools.files.errors import GlobInvalid
 
 GLOB_LENGTH_MAX = 512
 
-_ANY = "**"
+_DOUBLE_STAR = "**"
 
 
-class One(Struct, frozen=True):
+class CharacterSet(Struct, frozen=True):
     """The set of characters that one position of a glob matches."""
 
     ranges: tuple[tuple[str, str], ...] = ()
     negated: bool = False
 
-    def fits(self, char: str) -> bool:
+    def matches(self, char: str) -> bool:
         return any(first <= char <= last for first, last in self.ranges) is not self.negated
 
 
-_ANYTHING = One(negated=True)
+_ANY_CHARACTER = CharacterSet(negated=True)
 _STAR = None
-Name = tuple[One | None, ...]  # None is `*`
+NamePattern = tuple[CharacterSet | None, ...]  # None is `*`
 
 
 class Glob(Struct, frozen=True):
     """A parsed glob."""
 
-    parts: tuple[Name | str, ...]  # a str is `**`
+    parts: tuple[NamePattern | str, ...]  # a str is `**`
 
-    def fits(self, path: str) -> bool:
+    def matches(self, path: str) -> bool:
         """Return whether the glob matches a path relative to the start of the search."""
         names = path.split("/")
         reached = {0}  # possible numbers of parts consumed so far
@@ -44,7 +44,7 @@ class Glob(Struct, frozen=True):
             reached = {
                 at if isinstance(part := self.parts[at], str) else at + 1
                 for at in reached
-                if at < len(self.parts) and (isinstance(part := self.parts[at], str) or name_fits(part, name))
+                if at < len(self.parts) and (isinstance(part := self.parts[at], str) or matches_name(part, name))
             }
         return len(self.parts) in self._closure(reached)
 
@@ -58,16 +58,16 @@ class Glob(Struct, frozen=True):
         return found
 
 
-def name_fits(glob: Name, name: str) -> bool:
+def matches_name(glob: NamePattern, name: str) -> bool:
     """Match one name, backtracking only to the last `*`."""
     at = star = -1
     at, here, back = 0, 0, 0
     while here < len(name):
-        part = glob[at] if at < len(glob) else One()
+        part = glob[at] if at < len(glob) else CharacterSet()
         if at < len(glob) and part is _STAR:
             star, back = at, here
             at += 1
-        elif part is not None and part.fits(name[here]):
+        elif part is not None and part.matches(name[here]):
             at, here = at + 1, here + 1
         elif star >= 0:
             back += 1
@@ -79,21 +79,16 @@ def name_fits(glob: Name, name: str) -> bool:
 
 def parse(text: str) -> Glob:
     if not text or len(text) > GLOB_LENGTH_MAX:
-        raise ToolFailed(
-            f"'{text[:100]}' is not a glob",
-            because=f"a glob has 1 to {GLOB_LENGTH_MAX} characters",
-            try_this="for example *.md or docs/**/*.md",
-            code="glob.invalid",
-        )
+        raise GlobInvalid(text, chars_max=GLOB_LENGTH_MAX)
     written = text.removeprefix("./").strip("/")
     parts = [part for part in written.split("/") if part not in ("", ".")] or ["*"]
     if len(parts) == 1 and "/" not in text:
-        parts = [_ANY, *parts]
-    return Glob(tuple(_ANY if part == _ANY else _name(part) for part in parts))
+        parts = [_DOUBLE_STAR, *parts]
+    return Glob(tuple(_DOUBLE_STAR if part == _DOUBLE_STAR else _parse_name(part) for part in parts))
 
 
-def _name(text: str) -> Name:
-    found: list[One | None] = []
+def _parse_name(text: str) -> NamePattern:
+    found: list[CharacterSet | None] = []
     at = 0
     while at < len(text):
         char = text[at]
@@ -101,17 +96,17 @@ def _name(text: str) -> Name:
             if not found or found[-1] is not _STAR:
                 found.append(_STAR)
         elif char == "?":
-            found.append(_ANYTHING)
+            found.append(_ANY_CHARACTER)
         elif char == "[" and (end := text.find("]", at + 2)) > 0:
-            found.append(_set(text[at + 1 : end]))
+            found.append(_parse_character_set(text[at + 1 : end]))
             at = end
         else:
-            found.append(One(((char, char),)))
+            found.append(CharacterSet(((char, char),)))
         at += 1
     return tuple(found)
 
 
-def _set(text: str) -> One:
+def _parse_character_set(text: str) -> CharacterSet:
     negated = text[0] in "!^"
     chars = text[1:] if negated and len(text) > 1 else text
     ranges: list[tuple[str, str]] = []
@@ -123,4 +118,4 @@ def _set(text: str) -> One:
         else:
             ranges.append((chars[at], chars[at]))
             at += 1
-    return One(tuple(ranges), negated and len(text) > 1)
+    return CharacterSet(tuple(ranges), negated and len(text) > 1)

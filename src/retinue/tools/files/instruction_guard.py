@@ -13,83 +13,79 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
-from retinue.domain.instruction_mode import FOLDERS_AT_HOME, instruction_paths
-from retinue.domain.permission import STAFF_FOLDER, Access, Withheld, within
-from retinue.tools.base import Scene, ToolFailed
-from retinue.tools.files.paths import Place, locate, seen
+from retinue.domain.instruction_mode import INSTRUCTION_FOLDERS, instruction_paths
+from retinue.domain.permission import CREATED_AGENTS_FOLDER, PermissionKind, ProtectedPaths, is_within
+from retinue.tools.base import ToolContext
+from retinue.tools.files.errors import InstructionsOwnerOnly, format_path
+from retinue.tools.files.paths import ResolvedPath, locate
 
 CONTEXT_FILES_GUARDED_MAX = 1_000
 WORKSPACES_GUARDED_MAX = 100
 
 
-def locate_to_write(text: str, scene: Scene, withheld: Withheld) -> Place:
+def locate_to_write(text: str, context: ToolContext, withheld: ProtectedPaths) -> ResolvedPath:
     """Like `locate`, but refuse instructions and memory to runs that work for anyone but the owner.
 
     Reads the disk, so call it in a thread.
     """
-    place = locate(text, scene, Access.WRITE, withheld)
-    if scene.others:
-        _check(place, scene, text)
+    place = locate(text, context, PermissionKind.WRITE, withheld)
+    if context.non_owner_requesters:
+        _check_not_instructions(place, context, text)
     return place
 
 
-def _check(place: Place, scene: Scene, text: str) -> None:
-    workspace = Path(os.path.realpath(scene.rights.workspace))
-    named = within(place.real, str(workspace)) and any(
-        PurePosixPath(os.path.relpath(place.real, workspace)).match(pattern) for pattern in scene.agent.context_files
+def _check_not_instructions(place: ResolvedPath, context: ToolContext, text: str) -> None:
+    workspace = Path(os.path.realpath(context.rights.workspace))
+    named = is_within(place.real, str(workspace)) and any(
+        PurePosixPath(os.path.relpath(place.real, workspace)).match(pattern) for pattern in context.agent.context_files
     )
-    told_from = list(_told_from(scene))
-    if (lent := _lent_workspace(place.real, Path(os.path.realpath(scene.home)))) is not None:
-        told_from += instruction_paths(home=lent, workspace=lent)
-    if named or any(within(place.real, str(each)) for each in told_from):
-        raise instructions_refused(f"'{seen(text)}' cannot be written", scene)
+    guarded = list(_iterate_instruction_paths(context))
+    if (nested := _find_nested_workspace(place.real, Path(os.path.realpath(context.agent_directory)))) is not None:
+        guarded += instruction_paths(agent_directory=nested, workspace=nested)
+    if named or any(is_within(place.real, str(each)) for each in guarded):
+        raise build_instructions_error(f"write '{format_path(text)}'", context)
 
 
-def instructions_refused(sentence: str, scene: Scene) -> ToolFailed:
-    return ToolFailed(
-        f"{sentence} on behalf of {scene.others[0].address}",
-        because="instructions and memory are shared by everyone who talks to this agent, so only runs for the owner "
-        "may change them",
-        try_this="write another file, or ask the owner to make this change",
-        code="file.instructions-owner-only",
-    )
+def build_instructions_error(action: str, context: ToolContext) -> InstructionsOwnerOnly:
+    """Return the error for an action, such as "write 'SOUL.md'", that only runs for the owner may perform."""
+    return InstructionsOwnerOnly(action, principal=str(context.non_owner_requesters[0].address))
 
 
-def guarded_paths(scene: Scene) -> tuple[Path, ...]:
+def list_guarded_paths(context: ToolContext) -> tuple[Path, ...]:
     """Return the paths that commands of this run may not change; empty for a run of the owner.
 
     Missing folders of the agent directory are created. A missing folder cannot be mounted
     read-only, and a command could rename another folder to that name.
     """
-    if not scene.others:
+    if not context.non_owner_requesters:
         return ()
-    home = Path(os.path.realpath(scene.home))
-    for name in FOLDERS_AT_HOME:
+    home = Path(os.path.realpath(context.agent_directory))
+    for name in INSTRUCTION_FOLDERS:
         with suppress(OSError):  # a file or link with that name was put there by the owner
             (home / name).mkdir(mode=0o700, exist_ok=True)
-    return tuple(dict.fromkeys(_told_from(scene)))
+    return tuple(dict.fromkeys(_iterate_instruction_paths(context)))
 
 
-def _told_from(scene: Scene) -> Iterator[Path]:
+def _iterate_instruction_paths(context: ToolContext) -> Iterator[Path]:
     """Yield every path that this agent reads as instructions or memory.
 
     That includes the instructions in other agents' workspaces inside its agent directory.
     """
-    home, workspace = Path(os.path.realpath(scene.home)), Path(os.path.realpath(scene.rights.workspace))
-    own = instruction_paths(home=home, workspace=workspace)
+    home, workspace = Path(os.path.realpath(context.agent_directory)), Path(os.path.realpath(context.rights.workspace))
+    own = instruction_paths(agent_directory=home, workspace=workspace)
     yield from own
     yield from (Path(os.path.realpath(each)) for each in own if each.is_symlink())  # the target of the owner's link
-    for pattern in scene.agent.context_files:
+    for pattern in context.agent.context_files:
         yield from islice(workspace.glob(pattern), CONTEXT_FILES_GUARDED_MAX)
     with suppress(OSError):
-        for each in islice((home / STAFF_FOLDER).iterdir(), WORKSPACES_GUARDED_MAX):
-            yield from instruction_paths(home=each, workspace=each)
+        for each in islice((home / CREATED_AGENTS_FOLDER).iterdir(), WORKSPACES_GUARDED_MAX):
+            yield from instruction_paths(agent_directory=each, workspace=each)
 
 
-def _lent_workspace(real: str, home: Path) -> Path | None:
+def _find_nested_workspace(real: str, home: Path) -> Path | None:
     """Return the other agent's workspace inside this agent directory that contains a path, if any.
 
     Neither has to exist yet.
     """
-    parts = Path(real).relative_to(home).parts if within(real, str(home)) else ()
-    return home.joinpath(*parts[:2]) if len(parts) > 2 and parts[0] == STAFF_FOLDER else None
+    parts = Path(real).relative_to(home).parts if is_within(real, str(home)) else ()
+    return home.joinpath(*parts[:2]) if len(parts) > 2 and parts[0] == CREATED_AGENTS_FOLDER else None

@@ -24,99 +24,109 @@ from msgspec import Struct
 
 from retinue.domain.errors import Invalid
 from retinue.domain.permission import (
-    PATH_LENGTH_MAX,
-    STAFF_FOLDER,
-    Access,
+    CREATED_AGENTS_FOLDER,
+    PERMISSION_PATH_BYTES_MAX,
     Permission,
-    Withheld,
-    absolute,
-    is_seen,
-    within,
+    PermissionKind,
+    ProtectedPaths,
+    is_fully_visible,
+    is_within,
+    parse_absolute_path,
 )
 from retinue.domain.storable_text import is_storable
-from retinue.tools.base import Scene, ToolFailed
+from retinue.tools.base import ToolContext, ToolFailed
+from retinue.tools.files.errors import (
+    PathDiskFull,
+    PathInvalid,
+    PathIsFolder,
+    PathLinksOutside,
+    PathNotFound,
+    PathNotRegularFile,
+    PathOutside,
+    PathProtected,
+    PathThroughLink,
+    PathUnusable,
+)
+from retinue.tools.files.errors import format_path as format_path  # re-exported
 
-HOME = "~/"
-PATH_SHOWN_MAX = 200  # characters
+HOME_PREFIX = "~/"
 
 # O_PATH allows walking through a folder that may be entered but not listed. Other systems lack it.
-_ENTER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_ENTER_FLAGS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_LIST_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_NONBLOCK: a FIFO must be refused, not waited for.
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
-class Place(Struct, frozen=True):
+class ResolvedPath(Struct, frozen=True):
     """A resolved path, and the resolved root folder by which the agent may access it."""
 
     real: str
     root: str
 
 
-def locate(text: str, scene: Scene, access: Access, withheld: Withheld) -> Place:
+def locate(text: str, context: ToolContext, access: PermissionKind, withheld: ProtectedPaths) -> ResolvedPath:
     """Return the resolved path if the agent may access it. Raises `ToolFailed` with the reason
     otherwise.
     """
-    found = _find(text, scene, access, withheld)
-    if isinstance(found, Place):
+    found = _resolve(text, context, access, withheld)
+    if isinstance(found, ResolvedPath):
         return found
     raise found.failure
 
 
-def lacking(text: str, scene: Scene, access: Access, withheld: Withheld) -> Sequence[Permission]:
+def missing_permissions(
+    text: str, context: ToolContext, access: PermissionKind, withheld: ProtectedPaths
+) -> Sequence[Permission]:
     """Return the permissions that would make `locate` succeed; empty if none are missing or none
     would help.
     """
     try:
-        found = _find(text, scene, access, withheld)
+        found = _resolve(text, context, access, withheld)
     except ToolFailed:
         return ()
-    return () if isinstance(found, Place) else found.needs
+    return () if isinstance(found, ResolvedPath) else found.missing_permissions
 
 
-def seen(text: str) -> str:
-    """Format a path for an error: shortened, and with invisible characters escaped."""
-    shown = text if len(text) <= PATH_SHOWN_MAX else text[:PATH_SHOWN_MAX] + "..."
-    return shown if is_seen(shown) else repr(shown)[1:-1]
-
-
-class Reach(Struct, frozen=True, kw_only=True):
+class ReachablePaths(Struct, frozen=True, kw_only=True):
     """The paths an agent may access, as they are on disk now.
 
     Each root is a pair: as named, and resolved. A granted root that is now reached through a link
     does not count; see `resolve_permission`.
     """
 
-    home: Path
+    agent_directory: Path
     workspace: Path
     readable: tuple[tuple[str, str], ...]
     writable: tuple[tuple[str, str], ...]
-    withheld: Withheld
+    withheld: ProtectedPaths
 
     def why_withheld(self, real: str) -> str:
         granted = (Path(root) for _, root in self.readable)
-        return self.withheld.because(real, home=self.home, workspace=self.workspace, granted=granted)
+        return self.withheld.denied_because(
+            real, agent_directory=self.agent_directory, workspace=self.workspace, granted=granted
+        )
 
 
-def reach_of(scene: Scene, withheld: Withheld) -> Reach:
-    rights = scene.rights
+def find_reachable_paths(context: ToolContext, withheld: ProtectedPaths) -> ReachablePaths:
+    rights = context.rights
     # Resolve each root once per call of this function.
-    resolved = {path: os.path.realpath(path) for path in {scene.home, *rights.readable}}
-    roots = {path: (_plain(path), real) for path, real in resolved.items()}
+    resolved = {path: os.path.realpath(path) for path in {context.agent_directory, *rights.readable}}
+    roots = {path: (_normalize(path), real) for path, real in resolved.items()}
     # A workspace inside another agent's workspace counts only at its own path: that agent could have made a link there.
-    own = rights.workspace if STAFF_FOLDER not in rights.workspace.parts else None
-    given = {path for path in rights.readable if path == own or path.is_relative_to(scene.home)}
+    own = rights.workspace if CREATED_AGENTS_FOLDER not in rights.workspace.parts else None
+    given = {path for path in rights.readable if path == own or path.is_relative_to(context.agent_directory)}
     changeable = [roots[path] for path in rights.writable]
 
     def counting(paths: Iterable[Path]) -> tuple[tuple[str, str], ...]:
         return tuple(
             roots[path]
             for path in paths
-            if (_still_lies(roots[path], changeable) if path in given else roots[path][0] == roots[path][1])
+            if (_is_still_inside(roots[path], changeable) if path in given else roots[path][0] == roots[path][1])
         )
 
-    return Reach(
-        home=Path(resolved[scene.home]),
+    return ReachablePaths(
+        agent_directory=Path(resolved[context.agent_directory]),
         workspace=Path(resolved[rights.workspace]),
         readable=counting(rights.readable),
         writable=counting(rights.writable),
@@ -124,75 +134,64 @@ def reach_of(scene: Scene, withheld: Withheld) -> Reach:
     )
 
 
-def as_granted(permission: Permission) -> Permission:
+def resolve_permission(permission: Permission) -> Permission:
     """Return the permission with its path resolved now.
 
     A grant for a path through a link would change with the link, so anyone able to change the link
     could widen the grant.
     """
-    if permission.access in (Access.READ, Access.WRITE):
-        return Permission(permission.access, str(absolute(os.path.realpath(permission.what))))
+    if permission.kind in (PermissionKind.READ, PermissionKind.WRITE):
+        return Permission(permission.kind, str(parse_absolute_path(os.path.realpath(permission.target))))
     return permission
 
 
-class _Refused(Struct, frozen=True):
+class _RefusedPath(Struct, frozen=True):
     failure: ToolFailed
-    needs: tuple[Permission, ...] = ()
+    missing_permissions: tuple[Permission, ...] = ()
 
 
-def _find(text: str, scene: Scene, access: Access, withheld: Withheld) -> Place | _Refused:
-    written = _written(text, scene)
+def _resolve(
+    text: str, context: ToolContext, access: PermissionKind, withheld: ProtectedPaths
+) -> ResolvedPath | _RefusedPath:
+    written = _make_absolute(text, context)
     real = os.path.realpath(written)
     if not is_storable(real):
-        return _Refused(_no_path(text, "it leads to a name that is no text"))
-    reach = reach_of(scene, withheld)
-    roots = reach.readable if access is Access.READ else reach.writable
+        return _RefusedPath(PathInvalid(text, because="it leads to a name that is not valid text"))
+    reach = find_reachable_paths(context, withheld)
+    roots = reach.readable if access is PermissionKind.READ else reach.writable
     if because := reach.why_withheld(real):
-        return _Refused(ToolFailed(f"'{seen(text)}' is withheld", because=because, code="path.withheld"))
+        return _RefusedPath(PathProtected(text, because=because))
     for _, root in roots:
-        if within(real, root):
-            return Place(real, root)
-    if real != written and any(within(written, root) for each in roots for root in each):
-        return _Refused(
-            ToolFailed(
-                f"'{seen(text)}' is a link that leads outside",
-                because="a link is followed only to where you may go anyway",
-                try_this="name the file by its own path; then somebody can be asked for it",
-                code="path.link",
-            )
-        )
+        if is_within(real, root):
+            return ResolvedPath(real, root)
+    if real != written and any(is_within(written, root) for each in roots for root in each):
+        return _RefusedPath(PathLinksOutside(text))
     try:
-        needs = (Permission(access, str(absolute(real))),)
+        needs = (Permission(access, str(parse_absolute_path(real))),)
     except Invalid:  # never ask a person about a path that cannot be shown
         needs = ()
-    return _Refused(_outside(text, access, real), needs)
+    return _RefusedPath(PathOutside(text, access=access, real=real), needs)
 
 
-def _written(text: str, scene: Scene) -> str:
+def _make_absolute(text: str, context: ToolContext) -> str:
     """Return the path as an absolute path. `..` is resolved by name, before any link."""
     because = ""
     if not text:
         because = "it is empty"
-    elif not is_seen(text):
-        because = "it has characters that cannot be seen"
-    elif len(text.encode()) > PATH_LENGTH_MAX:
-        because = f"it is longer than {PATH_LENGTH_MAX} bytes"
+    elif not is_fully_visible(text):
+        because = "it has invisible characters"
+    elif len(text.encode()) > PERMISSION_PATH_BYTES_MAX:
+        because = f"it has more than {PERMISSION_PATH_BYTES_MAX:,} bytes"
     if because:
-        raise _no_path(text, because)
-    if text == "~" or text.startswith(HOME):
-        joined = os.path.join(scene.home, text[len(HOME) :])
+        raise PathInvalid(text, because=because)
+    if text == "~" or text.startswith(HOME_PREFIX):
+        joined = os.path.join(context.agent_directory, text[len(HOME_PREFIX) :])
     else:
-        joined = os.path.join(scene.rights.workspace, text)
+        joined = os.path.join(context.rights.workspace, text)
     return "/" + os.path.normpath(joined).lstrip("/")
 
 
-def _no_path(text: str, because: str) -> ToolFailed:
-    return ToolFailed(
-        f"'{seen(text)}' is not a path", because=because, try_this="for example notes/today.md", code="path.invalid"
-    )
-
-
-def _still_lies(root: tuple[str, str], changeable: Iterable[tuple[str, str]]) -> bool:
+def _is_still_inside(root: tuple[str, str], writable: Iterable[tuple[str, str]]) -> bool:
     """Return whether a root still lies inside each writable folder that contains it.
 
     The owner may use links for the workspace and the agent's folders. A link inside a writable
@@ -200,39 +199,30 @@ def _still_lies(root: tuple[str, str], changeable: Iterable[tuple[str, str]]) ->
     """
     named, real = root
     return all(
-        within(real, folder_real)
-        for folder_named, folder_real in changeable
-        if (named != folder_named and within(named, folder_named))
-        or (named != folder_real and within(named, folder_real))
+        is_within(real, folder_real)
+        for folder_named, folder_real in writable
+        if (named != folder_named and is_within(named, folder_named))
+        or (named != folder_real and is_within(named, folder_real))
     )
 
 
-def _plain(path: Path) -> str:
+def _normalize(path: Path) -> str:
     return "/" + os.path.normpath(path).lstrip("/")
-
-
-def _outside(text: str, access: Access, real: str) -> ToolFailed:
-    return ToolFailed(
-        f"'{seen(text)}' lies outside of what you may {access}",
-        because="you have your workspace and what was granted to you",
-        try_this=f"ask for {access}:{seen(real)} with request_permission, or use a path in your workspace",
-        code="path.outside",
-    )
 
 
 # --- opening ---
 
 
 @contextmanager
-def entered(folder: str, *, text: str) -> Generator[int]:
+def enter_folder(folder: str, *, text: str) -> Generator[int]:
     """Open a resolved folder by walking from the root without following links."""
-    with _explained(text):
-        opened = os.open("/", _ENTER)
+    with _convert_os_errors(text):
+        opened = os.open("/", _ENTER_FLAGS)
     try:
         for part in folder.split("/"):
             if part:
-                with _explained(text):
-                    deeper = os.open(part, _ENTER, dir_fd=opened)
+                with _convert_os_errors(text):
+                    deeper = os.open(part, _ENTER_FLAGS, dir_fd=opened)
                 os.close(opened)
                 opened = deeper
         yield opened
@@ -241,11 +231,11 @@ def entered(folder: str, *, text: str) -> Generator[int]:
 
 
 @contextmanager
-def listed(folder: str, *, text: str) -> Generator[int]:
+def open_folder_for_listing(folder: str, *, text: str) -> Generator[int]:
     """Open a resolved folder for listing, without following links."""
-    with entered(folder, text=text) as entry:
-        with _explained(text):
-            opened = os.open(".", _LIST, dir_fd=entry)
+    with enter_folder(folder, text=text) as entry:
+        with _convert_os_errors(text):
+            opened = os.open(".", _LIST_FLAGS, dir_fd=entry)
         try:
             yield opened
         finally:
@@ -253,96 +243,74 @@ def listed(folder: str, *, text: str) -> Generator[int]:
 
 
 @contextmanager
-def opened(real: str, *, text: str) -> Generator[BinaryIO]:
+def open_file(real: str, *, text: str) -> Generator[BinaryIO]:
     """Open a regular file at a resolved path for reading."""
     folder, name = os.path.split(real)
-    with entered(folder, text=text) as parent:
-        with _explained(text):
-            file = open_plain(name or ".", parent, text=text)
+    with enter_folder(folder, text=text) as parent:
+        with _convert_os_errors(text):
+            file = open_regular_file(name or ".", parent, text=text)
         with os.fdopen(file, "rb") as reading:
             yield reading
 
 
-def open_plain(name: str, folder: int, *, text: str, flags: int = _READ) -> int:
+def open_regular_file(name: str, folder: int, *, text: str, flags: int = _READ_FLAGS) -> int:
     """Open a regular file. Its type is checked before opening, because opening a device can have
     effects.
 
     It is checked again afterwards.
     """
-    _need_plain(os.stat(name, dir_fd=folder, follow_symlinks=False), text)
+    _require_regular_file(os.stat(name, dir_fd=folder, follow_symlinks=False), text)
     file = os.open(name, flags, dir_fd=folder)
     try:
-        _need_plain(os.fstat(file), text)
+        _require_regular_file(os.fstat(file), text)
     except BaseException:
         os.close(file)
         raise
     return file
 
 
-def enter_or_make(name: str, folder: int) -> int:
+def enter_or_create_folder(name: str, folder: int) -> int:
     """Open a folder inside a folder, and create it if it is missing."""
     try:
         os.mkdir(name, dir_fd=folder)
     except FileExistsError:
         pass
-    return os.open(name, _ENTER, dir_fd=folder)
+    return os.open(name, _ENTER_FLAGS, dir_fd=folder)
 
 
 def open_folder(name: str, folder: int) -> int:
-    return os.open(name, _LIST, dir_fd=folder)
+    return os.open(name, _LIST_FLAGS, dir_fd=folder)
 
 
-def _need_plain(status: os.stat_result, text: str) -> None:
+def _require_regular_file(status: os.stat_result, text: str) -> None:
     mode = status.st_mode
     if stat.S_ISREG(mode):
         return
     if stat.S_ISLNK(mode):
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
     if stat.S_ISDIR(mode):
-        raise ToolFailed(
-            f"'{seen(text)}' is a folder", because="only files can be read", try_this="use ls", code="path.no-file"
-        )
-    raise ToolFailed(
-        f"'{seen(text)}' is not a file", because="only plain files can be read or written", code="path.no-file"
-    )
+        raise PathIsFolder(text)
+    raise PathNotRegularFile(text)
 
 
 @contextmanager
-def _explained(text: str) -> Generator[None]:
+def _convert_os_errors(text: str) -> Generator[None]:
     """Convert an `OSError` to a `ToolFailed`."""
     try:
         yield
     except OSError as error:
-        raise explain(text, error) from error
+        raise convert_os_error(text, error) from error
 
 
-def explain(text: str, error: OSError) -> ToolFailed:
-    shown = seen(text)
+def convert_os_error(text: str, error: OSError) -> ToolFailed:
     match error.errno:
         case errno.ENOENT:
-            return ToolFailed(
-                f"there is no '{shown}'",
-                because="no such file or folder",
-                try_this="use ls or find to see what is there",
-                code="path.not-found",
-            )
+            return PathNotFound(text)
         case errno.ELOOP | errno.EMLINK:
-            return ToolFailed(
-                f"'{shown}' leads through a link",
-                because="it was put there while the path was followed",
-                code="path.link",
-            )
+            return PathThroughLink(text)
         case errno.ENOTDIR:
-            return ToolFailed(
-                f"'{shown}' leads through a file", because="a part of it is not a folder", code="path.not-found"
-            )
+            return PathNotFound(text, through_file=True)
         case errno.ENOSPC | errno.EDQUOT:
-            return ToolFailed(
-                f"there is no room for '{shown}'", because="the disk is full; nothing was changed", code="path.full"
-            )
+            return PathDiskFull(text)
         case _:
-            return ToolFailed(
-                f"'{shown}' cannot be used",
-                because=os.strerror(error.errno) if error.errno else "the disk did not say why",
-                code="path.unusable",
-            )
+            return PathUnusable(text, because=os.strerror(error.errno) if error.errno else "")

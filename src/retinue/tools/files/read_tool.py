@@ -12,153 +12,150 @@ from typing import Annotated
 import msgspec
 from msgspec import Struct, field
 
-from retinue.domain.permission import Access, Permission, Withheld, is_seen, within
-from retinue.domain.tool import RESULT_CHARS_MAX, Effect, ToolSpec
+from retinue.domain.permission import Permission, PermissionKind, ProtectedPaths, is_fully_visible, is_within
+from retinue.domain.tool import RESULT_CHARS_MAX, ToolEffect, ToolSpec
 from retinue.domain.trust import Trust
-from retinue.tools.base import Output, Scene, ToolFailed
-from retinue.tools.files.file_access import Ground
-from retinue.tools.files.file_arguments import PathArguments, shown_schema
-from retinue.tools.files.file_snapshot import Looked, look
-from retinue.tools.files.file_types import binary_type
-from retinue.tools.files.paths import lacking, locate, seen
-from retinue.tools.result_truncation import RESULT, Wholes
-from retinue.tools.text_pages import Page, go_on, line_count, page
+from retinue.tools.base import ToolContext, ToolOutput
+from retinue.tools.files.errors import FileLineNotFound, FileNotShown, PathNotRelative
+from retinue.tools.files.file_access import FileServices
+from retinue.tools.files.file_arguments import PathArguments, build_shown_schema
+from retinue.tools.files.file_snapshot import FileSnapshot, read_snapshot
+from retinue.tools.files.file_types import detect_binary_type
+from retinue.tools.files.paths import locate, missing_permissions
+from retinue.tools.result_truncation import RESULT_PREFIX, FullResultStore
+from retinue.tools.text_pages import TextPage, format_next_page, line_count, slice_page
 
 READ_BYTES_MAX = 32 * 1024 * 1024  # of a file that is read
 ATTACHED_BYTES_MAX = 20 * 1024 * 1024  # of a binary file
 READ_LINES_MAX = 2_000
 READ_CHARS_MAX = RESULT_CHARS_MAX - 1_000  # leaves space for notices, so that a page is never truncated again
 
-Mask = Callable[[str], str]
+Redact = Callable[[str], str]
 
-_NO_STATE = Withheld()
+_NOTHING_WITHHELD = ProtectedPaths()
 
 
 class ReadArguments(PathArguments, forbid_unknown_fields=True, kw_only=True):
-    offset: Annotated[int, msgspec.Meta(ge=1, description="Line to begin with, from 1")] = 1
-    limit: Annotated[int, msgspec.Meta(ge=1, description=f"How many lines, at most {READ_LINES_MAX}")] = READ_LINES_MAX
+    offset: Annotated[int, msgspec.Meta(ge=1, description="First line to return, counted from 1")] = 1
+    limit: Annotated[int, msgspec.Meta(ge=1, description=f"Maximum number of lines, up to {READ_LINES_MAX}")] = (
+        READ_LINES_MAX
+    )
     column: Annotated[
-        int, msgspec.Meta(ge=1, description="Character of that line to begin with: for very long lines")
+        int, msgspec.Meta(ge=1, description="First character of that line, counted from 1; for very long lines")
     ] = 1
 
 
-class Read(Struct, frozen=True):
+class ReadTool(Struct, frozen=True):
     """Reads a file. Without `file_services` it reads text only, and its output is untrusted."""
 
-    ground: Ground | None = None
+    file_services: FileServices | None = None
     arguments: type[msgspec.Struct] = ReadArguments
     spec: ToolSpec = field(
         default_factory=lambda: ToolSpec(
             name="read",
             description=(
-                "Read a text file of your home or workspace, or of a folder you were granted; pictures and PDFs are "
-                f"shown to you if your model can see them. At most {READ_LINES_MAX} lines at a time: the end of a "
-                "longer text says how to go on. `result:ID` reads the whole of a result that was cut."
+                "Read a file in your workspace, your agent directory or a folder you were granted. Returns text by "
+                f"lines, at most {READ_LINES_MAX} per call; the end of the result tells how to read on. Pictures and "
+                "PDFs are attached, if your model can see them. The path result:ID reads a truncated result in full."
             ),
-            parameters=shown_schema(ReadArguments),
-            effects=frozenset({Effect.READS_PRIVATE}),
+            parameters=build_shown_schema(ReadArguments),
+            effects=frozenset({ToolEffect.READS_PRIVATE}),
             capabilities=frozenset({"files.read"}),
-            repeatable=True,
-            looks=True,
+            is_repeatable=True,
+            is_read_only=True,
         )
     )
 
-    def needs(self, arguments: ReadArguments, scene: Scene) -> Sequence[Permission]:
-        if arguments.path.startswith(RESULT):
+    def required_permissions(self, arguments: ReadArguments, context: ToolContext) -> Sequence[Permission]:
+        if arguments.path.startswith(RESULT_PREFIX):
             return ()
-        return lacking(arguments.path, scene, Access.READ, self._withheld)
+        return missing_permissions(arguments.path, context, PermissionKind.READ, self._withheld)
 
-    async def perform(self, arguments: ReadArguments, scene: Scene) -> Output:
-        if arguments.path.startswith(RESULT) and self.ground is not None:
-            text, result = await Wholes(self.ground.files, self.ground.store).read(arguments.path, scene.session)
-            shown = await asyncio.to_thread(_shown, text, arguments, self._mask)
-            return Output(text=shown, trust=result.trust)
-        place = await asyncio.to_thread(locate, arguments.path, scene, Access.READ, self._withheld)
-        read = partial(look, place.real, text=arguments.path, bytes_max=READ_BYTES_MAX)
-        if self.ground is None:
+    async def perform(self, arguments: ReadArguments, context: ToolContext) -> ToolOutput:
+        if arguments.path.startswith(RESULT_PREFIX) and self.file_services is not None:
+            text, result = await FullResultStore(self.file_services.files, self.file_services.store).read(
+                arguments.path, context.session
+            )
+            shown = await asyncio.to_thread(_page_text, text, arguments, self._redact)
+            return ToolOutput(text=shown, trust=result.trust)
+        place = await asyncio.to_thread(locate, arguments.path, context, PermissionKind.READ, self._withheld)
+        read = partial(read_snapshot, place.real, text=arguments.path, bytes_max=READ_BYTES_MAX)
+        if self.file_services is None:
             content = await asyncio.to_thread(read)
-            return await self._told(content, arguments, Trust.UNTRUSTED)
-        async with self.ground.alone_with(place.real):
+            return await self._build_output(content, arguments, Trust.UNTRUSTED)
+        async with self.file_services.lock_file(place.real):
             content = await asyncio.to_thread(read)
-            trust = await self.ground.trust_of(place.real, content)
-        return await self._told(content, arguments, trust)
+            trust = await self.file_services.trust_of(place.real, content)
+        return await self._build_output(content, arguments, trust)
 
     @property
-    def _withheld(self) -> Withheld:
-        return self.ground.withheld if self.ground is not None else _NO_STATE
+    def _withheld(self) -> ProtectedPaths:
+        return self.file_services.withheld if self.file_services is not None else _NOTHING_WITHHELD
 
     @property
-    def _mask(self) -> Mask:
-        return self.ground.mask if self.ground is not None else str
+    def _redact(self) -> Redact:
+        return self.file_services.redact if self.file_services is not None else str
 
-    async def _told(self, content: Looked, arguments: ReadArguments, trust: Trust) -> Output:
-        media_type = binary_type(content.data)
+    async def _build_output(self, content: FileSnapshot, arguments: ReadArguments, trust: Trust) -> ToolOutput:
+        media_type = detect_binary_type(content.data)
         if media_type is None:
-            text = await asyncio.to_thread(_text, content.data, arguments, self._mask)
-            return Output(text=text, trust=trust)
-        what = f"{media_type}, {len(content.data)} bytes"
-        if self.ground is None or len(content.data) > ATTACHED_BYTES_MAX:
-            raise ToolFailed(
-                f"'{seen(arguments.path)}' cannot be shown",
-                because=f"it is no text ({what}), and such a file is attached up to {ATTACHED_BYTES_MAX} bytes",
-                try_this="use a command that gets out of it what you need",
-                code="file.not-text",
+            text = await asyncio.to_thread(_decode_and_page, content.data, arguments, self._redact)
+            return ToolOutput(text=text, trust=trust)
+        size_bytes = len(content.data)
+        if self.file_services is None or size_bytes > ATTACHED_BYTES_MAX:
+            raise FileNotShown(
+                arguments.path, media_type=media_type, size_bytes=size_bytes, bytes_max=ATTACHED_BYTES_MAX
             )
         keep = partial(
-            self.ground.files.keep, [content.data], name=os.path.basename(arguments.path), media_type=media_type
+            self.file_services.files.store, [content.data], name=os.path.basename(arguments.path), media_type=media_type
         )
         attachment = await asyncio.to_thread(keep)
-        return Output(text=f"[attached: {attachment.name}, {what}]", trust=trust, attachments=(attachment,))
-
-
-def read_confined(home: Path, path: str) -> bytes:
-    """Read a file inside a folder, for server code that has no tool context."""
-    root = os.path.realpath(home)
-    real = os.path.realpath(os.path.join(root, path)) if is_seen(path) else root
-    if path.startswith("/") or real == root or not within(real, root):
-        raise ToolFailed(
-            f"'{seen(path)}' is not a path inside",
-            because="a path here is relative, and leads to nowhere else",
-            try_this="for example: SOUL.md",
-            code="path.outside",
+        return ToolOutput(
+            text=f"[attached: {attachment.name}, {media_type}, {size_bytes} bytes]",
+            trust=trust,
+            attachments=(attachment,),
         )
-    return look(real, text=path, bytes_max=READ_BYTES_MAX).data
 
 
-def _text(data: bytes, arguments: ReadArguments, mask: Mask) -> str:
+def read_file_inside(folder: Path, path: str) -> bytes:
+    """Read a file inside a folder, for server code that has no tool context."""
+    root = os.path.realpath(folder)
+    real = os.path.realpath(os.path.join(root, path)) if is_fully_visible(path) else root
+    if path.startswith("/") or real == root or not is_within(real, root):
+        raise PathNotRelative(path)
+    return read_snapshot(real, text=path, bytes_max=READ_BYTES_MAX).data
+
+
+def _decode_and_page(data: bytes, arguments: ReadArguments, redact: Redact) -> str:
     try:
         text = data.decode()
     except UnicodeDecodeError:
         text = data.decode(errors="replace")
-        shown = _shown(text.removeprefix(_BOM), arguments, mask)
-        return f"{shown}\n[not all of it is UTF-8: the rest is shown as \ufffd]"
-    return _shown(text.removeprefix(_BOM), arguments, mask)
+        shown = _page_text(text.removeprefix(_BOM), arguments, redact)
+        return f"{shown}\n[not valid UTF-8: invalid bytes are shown as \ufffd]"
+    return _page_text(text.removeprefix(_BOM), arguments, redact)
 
 
 _BOM = "\ufeff"
 
 
-def _shown(text: str, arguments: ReadArguments, mask: Mask) -> str:
-    found = page(
+def _page_text(text: str, arguments: ReadArguments, redact: Redact) -> str:
+    found = slice_page(
         text,
         line=arguments.offset,
         column=arguments.column,
         lines_max=min(arguments.limit, READ_LINES_MAX),
         chars_max=READ_CHARS_MAX,
-        mask=mask,
+        redact=redact,
     )
     if found is None:
-        raise ToolFailed(
-            f"there is nothing at line {arguments.offset}, column {arguments.column}",
-            because=f"the text ends with line {line_count(text)}, or that line is shorter",
-            try_this="use a smaller offset or column",
-            code="file.no-line",
-        )
-    return found.text + _notice(found, text)
+        raise FileLineNotFound(line=arguments.offset, column=arguments.column, line_count=line_count(text))
+    return found.text + _build_next_page_notice(found, text)
 
 
-def _notice(found: Page, text: str) -> str:
+def _build_next_page_notice(found: TextPage, text: str) -> str:
     if found.next_line is None:
         return ""
     gap = "" if found.text.endswith("\n") else "\n"
-    return f"{gap}[lines {found.first_line}-{found.last_line} of {line_count(text)}; go on with {go_on(found)}]"
+    shown = f"lines {found.first_line}-{found.last_line} of {line_count(text)}"
+    return f"{gap}[{shown}; read on with {format_next_page(found)}]"

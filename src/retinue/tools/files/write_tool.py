@@ -10,124 +10,121 @@ from typing import Annotated
 import msgspec
 from msgspec import Struct, field
 
-from retinue.domain.permission import Access, Permission
+from retinue.domain.permission import Permission, PermissionKind
 from retinue.domain.storable_text import is_storable
-from retinue.domain.tool import Effect, ToolSpec
+from retinue.domain.tool import ToolEffect, ToolSpec
 from retinue.domain.trust import Trust
-from retinue.tools.base import Output, Scene, ToolFailed
-from retinue.tools.files.atomic_write import missing_folders, put
-from retinue.tools.files.file_access import Ground, done_in_thread
-from retinue.tools.files.file_arguments import TEXT_BYTES_MAX, PathArguments, shown_schema
-from retinue.tools.files.file_snapshot import Looked, look_if_there
+from retinue.tools.base import ToolContext, ToolOutput
+from retinue.tools.files.atomic_write import missing_folders, write_atomically
+from retinue.tools.files.errors import TextNotWritable, WrittenFileTooLarge, format_path
+from retinue.tools.files.file_access import FileServices, finish_in_thread
+from retinue.tools.files.file_arguments import TEXT_BYTES_MAX, PathArguments, build_shown_schema
+from retinue.tools.files.file_snapshot import FileSnapshot, read_snapshot_if_exists
 from retinue.tools.files.instruction_guard import locate_to_write
-from retinue.tools.files.paths import Place, lacking, seen
+from retinue.tools.files.paths import ResolvedPath, missing_permissions
 
 
 class WriteArguments(PathArguments, forbid_unknown_fields=True, kw_only=True):
     content: Annotated[str, msgspec.Meta(description="The text to write")]
-    append: Annotated[
-        bool, msgspec.Meta(description="Add the text to the end of the file instead of replacing the file")
-    ] = False
+    append: Annotated[bool, msgspec.Meta(description="Whether to append the text instead of replacing the file")] = (
+        False
+    )
 
 
-class Write(Struct, frozen=True):
+class WriteTool(Struct, frozen=True):
     """Writes a file. Repeating a call gives the same file, so a call interrupted by a crash can run
     again.
 
     An append is skipped if the file already ends with the text.
     """
 
-    ground: Ground
+    file_services: FileServices
     arguments: type[msgspec.Struct] = WriteArguments
     spec: ToolSpec = field(
         default_factory=lambda: ToolSpec(
             name="write",
             description=(
-                "Write a text file, replacing what is there, or with `append` add to its end. Folders on the way are "
-                "made. To change a part of a file, use edit."
+                "Create or replace a text file, or append to it with `append`. Missing parent folders are created. "
+                "Returns the size in bytes. To change a part of a file, use edit."
             ),
-            parameters=shown_schema(WriteArguments, required=("path", "content")),
-            effects=frozenset({Effect.WRITES}),
+            parameters=build_shown_schema(WriteArguments, required=("path", "content")),
+            effects=frozenset({ToolEffect.WRITES}),
             capabilities=frozenset({"files.write"}),
-            repeatable=True,
+            is_repeatable=True,
         )
     )
 
-    def needs(self, arguments: WriteArguments, scene: Scene) -> Sequence[Permission]:
-        return lacking(arguments.path, scene, Access.WRITE, self.ground.withheld)
+    def required_permissions(self, arguments: WriteArguments, context: ToolContext) -> Sequence[Permission]:
+        return missing_permissions(arguments.path, context, PermissionKind.WRITE, self.file_services.withheld)
 
-    async def perform(self, arguments: WriteArguments, scene: Scene) -> Output:
-        data = encoded(arguments.content, arguments.path)
-        place = await asyncio.to_thread(locate_to_write, arguments.path, scene, self.ground.withheld)
-        async with self.ground.alone_with(place.real):
+    async def perform(self, arguments: WriteArguments, context: ToolContext) -> ToolOutput:
+        data = encode_text(arguments.content, arguments.path)
+        place = await asyncio.to_thread(locate_to_write, arguments.path, context, self.file_services.withheld)
+        async with self.file_services.lock_file(place.real):
             if arguments.append:
-                return await self._add(place, data, arguments, scene)
-            return await self._replace(place, data, arguments, scene)
+                return await self._append(place, data, arguments, context)
+            return await self._replace(place, data, arguments, context)
 
-    async def _replace(self, place: Place, data: bytes, arguments: WriteArguments, scene: Scene) -> Output:
-        await label_before(self.ground, place, scene)
-        placed = await done_in_thread(partial(put, place, data, text=arguments.path))
-        if scene.trust is not Trust.UNTRUSTED:
-            await self.ground.mark_clean(place.real, scene, ctime_ms=placed.ctime_ms)
-        done = "made" if placed.is_new else "replaced"
-        return _said(f"{done} {seen(arguments.path)}: {len(data)} bytes")
+    async def _replace(
+        self, place: ResolvedPath, data: bytes, arguments: WriteArguments, context: ToolContext
+    ) -> ToolOutput:
+        await mark_before_write(self.file_services, place, context)
+        placed = await finish_in_thread(partial(write_atomically, place, data, text=arguments.path))
+        if context.trust is not Trust.UNTRUSTED:
+            await self.file_services.mark_clean(place.real, context, ctime_ms=placed.ctime_ms)
+        done = "created" if placed.is_new else "replaced"
+        return _build_output(f"{done} {format_path(arguments.path)}: {len(data)} bytes")
 
-    async def _add(self, place: Place, data: bytes, arguments: WriteArguments, scene: Scene) -> Output:
-        old = await asyncio.to_thread(look_if_there, place.real, text=arguments.path, bytes_max=TEXT_BYTES_MAX)
+    async def _append(
+        self, place: ResolvedPath, data: bytes, arguments: WriteArguments, context: ToolContext
+    ) -> ToolOutput:
+        old = await asyncio.to_thread(
+            read_snapshot_if_exists, place.real, text=arguments.path, bytes_max=TEXT_BYTES_MAX
+        )
         if old is None:
-            return await self._replace(place, data, arguments, scene)
+            return await self._replace(place, data, arguments, context)
         if data and old.data.endswith(data):
-            return _said(f"{seen(arguments.path)} already ends with this text: nothing was added")
-        await put_changed(self.ground, place, old, old.data + data, text=arguments.path, scene=scene)
-        return _said(f"added {len(data)} bytes to {seen(arguments.path)}: {len(old.data) + len(data)} bytes")
+            return _build_output(f"{format_path(arguments.path)} already ends with this text: nothing was appended")
+        await write_changed(self.file_services, place, old, old.data + data, text=arguments.path, context=context)
+        return _build_output(
+            f"appended {len(data)} bytes to {format_path(arguments.path)}: {len(old.data) + len(data)} bytes"
+        )
 
 
-def _said(text: str) -> Output:
-    return Output(text=text, trust=Trust.PRIVATE)
+def _build_output(text: str) -> ToolOutput:
+    return ToolOutput(text=text, trust=Trust.PRIVATE)
 
 
-async def label_before(ground: Ground, place: Place, scene: Scene) -> None:
+async def mark_before_write(file_services: FileServices, place: ResolvedPath, context: ToolContext) -> None:
     """Mark the file and its new parent folders as untrusted before writing, if the context is
     untrusted.
     """
-    if scene.trust is Trust.UNTRUSTED:
+    if context.trust is Trust.UNTRUSTED:
         new = await asyncio.to_thread(missing_folders, place)
-        await ground.mark_untrusted([*new, place.real], scene)
+        await file_services.mark_untrusted([*new, place.real], context)
 
 
-async def put_changed(ground: Ground, place: Place, old: Looked, data: bytes, *, text: str, scene: Scene) -> None:
+async def write_changed(
+    file_services: FileServices, place: ResolvedPath, old: FileSnapshot, data: bytes, *, text: str, context: ToolContext
+) -> None:
     """Write a file of which a part existed before. It gets the lower trust of the old and the new
     part.
     """
     if len(data) > TEXT_BYTES_MAX:
-        raise too_large(text)
-    was = await ground.trust_of(place.real, old)
+        raise WrittenFileTooLarge(text, bytes_max=TEXT_BYTES_MAX)
+    was = await file_services.trust_of(place.real, old)
     # Also if only the old part is untrusted: content known by its hash has another hash now.
-    if Trust.UNTRUSTED in (scene.trust, was):
-        await ground.mark_untrusted([place.real], scene)
-    placed = await done_in_thread(partial(put, place, data, text=text, was=old.status))
-    if Trust.UNTRUSTED not in (scene.trust, was):
-        await ground.mark_clean(place.real, scene, ctime_ms=placed.ctime_ms)
+    if Trust.UNTRUSTED in (context.trust, was):
+        await file_services.mark_untrusted([place.real], context)
+    placed = await finish_in_thread(partial(write_atomically, place, data, text=text, was=old.status))
+    if Trust.UNTRUSTED not in (context.trust, was):
+        await file_services.mark_clean(place.real, context, ctime_ms=placed.ctime_ms)
 
 
-def encoded(text: str, path: str) -> bytes:
+def encode_text(text: str, path: str) -> bytes:
     if not is_storable(text):
-        raise ToolFailed(
-            "this text cannot be written",
-            because="it has a NUL or half of a character in it",
-            try_this="leave that out",
-            code="file.not-text",
-        )
+        raise TextNotWritable
     data = text.encode()
     if len(data) > TEXT_BYTES_MAX:
-        raise too_large(path)
+        raise WrittenFileTooLarge(path, bytes_max=TEXT_BYTES_MAX)
     return data
-
-
-def too_large(path: str) -> ToolFailed:
-    return ToolFailed(
-        f"'{seen(path)}' would be too large",
-        because=f"a text that is written has at most {TEXT_BYTES_MAX} bytes; nothing was changed",
-        try_this="write several files",
-        code="file.too-large",
-    )

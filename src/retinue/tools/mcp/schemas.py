@@ -22,7 +22,7 @@ _PROPERTY = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 _NUMBERS = ("minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems")
 _TEXTS = ("description", "format")
-_KINDS: Mapping[str, tuple[type, ...]] = {
+_PYTHON_TYPES: Mapping[str, tuple[type, ...]] = {
     "string": (str,),
     "number": (int, float),
     "integer": (int,),
@@ -35,70 +35,70 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
 Json = dict[str, Any]
 
 
-class Unfit(Exception):
+class UnsupportedSchema(Exception):
     """A schema that cannot be used. The message is the reason."""
 
 
-def flat(schema: object, *, clean: Callable[[str], str] = str) -> Json:
+def flatten_schema(schema: object, *, sanitize: Callable[[str], str] = str) -> Json:
     """Return the schema of an object without references. `sanitize` is applied to every text a
     model reads.
     """
-    root = _object(schema)
-    made = _Flattening(root, clean).schema(root, 0)
+    root = _require_object(schema)
+    made = _SchemaFlattener(root, sanitize).schema(root, 0)
     made = {key: value for key, value in made.items() if key in ("properties", "required", "additionalProperties")}
     return {"type": "object", "properties": {}, "required": [], "additionalProperties": False, **made}
 
 
-class _Flattening(Struct):
+class _SchemaFlattener(Struct):
     root: Json
-    clean: Callable[[str], str]
-    nodes: int = 0
-    following: list[str] = field(default_factory=list[str])
+    sanitize: Callable[[str], str]
+    node_count: int = 0
+    reference_stack: list[str] = field(default_factory=list[str])
 
     def schema(self, value: object, depth: int) -> Json:
-        self.nodes += 1
-        if self.nodes > NODES_MAX:
-            raise Unfit(f"its schema has more than {NODES_MAX} parts")
+        self.node_count += 1
+        if self.node_count > NODES_MAX:
+            raise UnsupportedSchema(f"its schema has more than {NODES_MAX} parts")
         if not isinstance(value, dict) or depth > DEPTH_MAX:  # `true` and `{}` both accept anything
             return {}
         given = cast(Json, value)
         if isinstance(reference := given.get("$ref"), str):
-            return self._followed(reference, given, depth)
+            return self._follow_reference(reference, given, depth)
         made: Json = {}
-        self._words(given, made)
-        self._values(given, made)
-        self._members(given, made, depth)
+        self._copy_texts(given, made)
+        self._copy_values(given, made)
+        self._copy_members(given, made, depth)
         return made
 
-    def _followed(self, reference: str, given: Json, depth: int) -> Json:
+    def _follow_reference(self, reference: str, given: Json, depth: int) -> Json:
         """Return the schema behind a reference. A circular reference accepts anything."""
-        if reference in self.following:
+        if reference in self.reference_stack:
             return {}
-        self.following.append(reference)
+        self.reference_stack.append(reference)
         try:
             beside = {key: inner for key, inner in given.items() if key in ("description", "default")}
-            return self.schema({**_object(self._found(reference)), **beside}, depth + 1)
+            return self.schema({**_require_object(self._resolve_reference(reference)), **beside}, depth + 1)
         finally:
-            self.following.pop()
+            self.reference_stack.pop()
 
-    def _found(self, reference: str) -> object:
+    def _resolve_reference(self, reference: str) -> object:
         """Resolve a reference inside the schema. Nothing is fetched."""
         found: Any = self.root
         if not reference.startswith("#"):
-            raise Unfit("its schema refers to something outside of it")
+            raise UnsupportedSchema("its schema has an external reference")
         for part in reference.removeprefix("#").split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
             if not isinstance(found, dict) or name not in found:
-                raise Unfit("its schema refers to a part that is not there")
+                raise UnsupportedSchema("its schema has a reference that does not resolve")
             found = cast("dict[str, Any]", found)[name]
         return found
 
-    def _words(self, given: Json, made: Json) -> None:
+    def _copy_texts(self, given: Json, made: Json) -> None:
         for key in _TEXTS:
             if isinstance(text := given.get(key), str):
-                made[key] = self.clean(text)[:TEXT_CHARS_MAX]
+                made[key] = self.sanitize(text)[:TEXT_CHARS_MAX]
 
-    def _values(self, given: Json, made: Json) -> None:
+    def _copy_values(self, given: Json, made: Json) -> None:
         kind = given.get("type")
         if isinstance(kind, str) and kind in _TYPES:
             made["type"] = kind
@@ -106,12 +106,12 @@ class _Flattening(Struct):
             several = cast("list[object]", kind)
             made["type"] = [each for each in several if isinstance(each, str) and each in _TYPES] or "string"
         if "const" in given:
-            made["enum"] = [self._choice(given["const"])]
+            made["enum"] = [self._check_choice(given["const"])]
         elif isinstance(values := given.get("enum"), list):
             choices = cast("list[object]", values)
             if len(choices) > VALUES_MAX:
-                raise Unfit(f"its schema has a choice of more than {VALUES_MAX}")
-            made["enum"] = [self._choice(each) for each in choices]
+                raise UnsupportedSchema(f"its schema has an enum of more than {VALUES_MAX} values")
+            made["enum"] = [self._check_choice(each) for each in choices]
         if (
             isinstance(default := given.get("default"), str | bool | int | float)
             and len(str(default)) <= TEXT_CHARS_MAX
@@ -122,22 +122,24 @@ class _Flattening(Struct):
             if isinstance(number, int | float) and not isinstance(number, bool):
                 made[key] = number
 
-    def _choice(self, value: object) -> Any:
+    def _check_choice(self, value: object) -> Any:
         """Check an enum value. It is sent unchanged, so a person must be able to see all of it."""
         if value is None or isinstance(value, bool | int | float):
             return value
         if not isinstance(value, str) or len(value) > TEXT_CHARS_MAX:
-            raise Unfit("its schema has a choice that is long, or a list, or an object")
-        if self.clean(value) != value:
-            raise Unfit("its schema has a choice with something in it that nobody would see")
+            raise UnsupportedSchema("its schema has an enum value that is too long, a list or an object")
+        if self.sanitize(value) != value:
+            raise UnsupportedSchema("its schema has an enum value with invisible characters")
         return value
 
-    def _members(self, given: Json, made: Json, depth: int) -> None:
+    def _copy_members(self, given: Json, made: Json, depth: int) -> None:
         if isinstance(properties := given.get("properties"), dict):
             members = cast(Json, properties)
             for name in members:
                 if not _PROPERTY.fullmatch(name):
-                    raise Unfit(f"it has a parameter {name[:64]!r}, which is no name that providers take")
+                    raise UnsupportedSchema(
+                        f"it has a parameter {name[:64]!r}, which is not a valid name for providers"
+                    )
             made["properties"] = {name: self.schema(inner, depth + 1) for name, inner in members.items()}
             wanted = given.get("required")
             names = cast("list[object]", wanted) if isinstance(wanted, list) else []
@@ -152,13 +154,13 @@ class _Flattening(Struct):
                 made["anyOf" if key == "oneOf" else key] = [self.schema(each, depth + 1) for each in parts]
 
 
-def _object(value: object) -> Json:
+def _require_object(value: object) -> Json:
     if not isinstance(value, dict):
-        raise Unfit("its schema is no object")
+        raise UnsupportedSchema("its schema is not an object")
     return cast(Json, value)
 
 
-def misfit(schema: Json, arguments: Mapping[str, Any]) -> str:
+def find_argument_error(schema: Json, arguments: Mapping[str, Any]) -> str:
     """Return the first obvious error in the arguments of a call, or an empty string."""
     properties = cast("dict[str, Json]", schema["properties"])
     for name in cast("list[str]", schema["required"]):
@@ -167,21 +169,21 @@ def misfit(schema: Json, arguments: Mapping[str, Any]) -> str:
     for name, value in arguments.items():
         if name not in properties:
             if schema["additionalProperties"] is False:
-                return f"there is no '{name[:64]}'; there is {', '.join(properties) or 'nothing'}"
+                return f"it has no parameter '{name[:64]}'; its parameters are: {', '.join(properties) or 'none'}"
             continue
         kind = properties[name].get("type")
-        if isinstance(kind, str) and not _is(value, kind):
-            return f"'{name}' must be {_an(kind)}"
+        if isinstance(kind, str) and not _has_type(value, kind):
+            return f"'{name}' must be {_with_article(kind)}"
     return ""
 
 
-def _is(value: object, kind: str) -> bool:
+def _has_type(value: object, kind: str) -> bool:
     if isinstance(value, bool):
         return kind == "boolean"
     if kind == "integer" and isinstance(value, float):
         return value.is_integer()
-    return isinstance(value, _KINDS[kind])
+    return isinstance(value, _PYTHON_TYPES[kind])
 
 
-def _an(kind: str) -> str:
+def _with_article(kind: str) -> str:
     return f"an {kind}" if kind[0] in "aeiou" else kind if kind == "null" else f"a {kind}"

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from retinue.config.sandbox import SandboxKind, SandboxMode
-from retinue.sandbox.base import Sandbox, SandboxFailed
-from retinue.tools.mcp.server_status import SandboxOf
-from retinue.tools.shell.sandbox_choice import Confining
+from retinue.sandbox.base import Sandbox
+from retinue.tools.mcp.errors import McpSandboxUnavailable
+from retinue.tools.mcp.server_status import FindServerSandbox
+from retinue.tools.shell.sandbox_choice import SandboxChooser
 
 
-def placed_by(confining: Confining) -> SandboxOf:
+def build_server_sandbox(chooser: SandboxChooser) -> FindServerSandbox:
     """Choose as for `exec`, except that no person can be asked and there is no owner session."""
 
-    async def place(server: str) -> Sandbox:
-        settings = confining.settings()
+    async def find_sandbox(server: str) -> Sandbox:
+        settings = chooser.settings()
         if settings.kind is SandboxKind.OFF or settings.mode is SandboxMode.OFF:
-            return confining.host
-        probe = await confining.probe()
+            return chooser.host
+        probe = await chooser.probe()
         if not probe.works:
-            raise SandboxFailed(
-                f"the MCP server '{server}' was not begun",
-                because=f"{settings.kind} does not work here, so it would run bare: {probe.because}",
-                try_this=probe.try_this or "make the sandbox work: `retinue doctor`",
-            )
+            raise McpSandboxUnavailable(server, sandbox=settings.kind, because=probe.because, try_this=probe.try_this)
         docker = settings.kind is SandboxKind.DOCKER
-        return confining.container(f"mcp:{server}", None) if docker else confining.bubblewrap
+        return chooser.container(f"mcp:{server}", None) if docker else chooser.bubblewrap
 
-    return place
+    return find_sandbox

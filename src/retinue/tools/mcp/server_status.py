@@ -11,30 +11,30 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from retinue.config.mcp import McpServer
+from retinue.config.mcp import McpServerSettings
 from retinue.domain.structs import replace
 from retinue.sandbox.base import Sandbox
 
 if TYPE_CHECKING:
-    from retinue.tools.mcp.tool_list import Listing
+    from retinue.tools.mcp.tool_list import McpToolList
 
-SandboxOf = Callable[[str], Awaitable[Sandbox]]
+FindServerSandbox = Callable[[str], Awaitable[Sandbox]]
 """Returns the sandbox for the command of a server. Raises `SandboxFailed` rather than a weaker one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
+class McpServerDependencies:
     """Dependencies of MCP servers. `folder` has one folder per server, all it sees of the data
     directory.
     """
 
-    sandbox: SandboxOf
+    sandbox: FindServerSandbox
     folder: Path
-    home: Path
+    data_directory: Path
     environment: Mapping[str, str] = field(repr=False)
 
 
-class State(StrEnum):
+class McpConnectionState(StrEnum):
     """The state of an MCP server."""
 
     OFF = "off"
@@ -44,22 +44,22 @@ class State(StrEnum):
     FAILED = "failed"  # retried after a back-off
 
 
-class Standing(Struct, frozen=True, kw_only=True):
+class McpConnectionStatus(Struct, frozen=True, kw_only=True):
     """The status of a server. `tool_list` is its last tool list, even if it is not approved."""
 
     name: str
-    state: State
+    state: McpConnectionState
     because: str = ""
     try_this: str = ""
-    listing: Listing | None = None
+    tool_list: McpToolList | None = None
     retry_at: datetime | None = None
 
     @property
-    def usable(self) -> bool:
-        return self.state is State.READY
+    def is_usable(self) -> bool:
+        return self.state is McpConnectionState.READY
 
 
-def same_line(one: McpServer, other: McpServer) -> bool:
+def is_same_connection(one: McpServerSettings, other: McpServerSettings) -> bool:
     """Return whether a connection can stay open under the new settings. `agents` does not affect
     it.
     """

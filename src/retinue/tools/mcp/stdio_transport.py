@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from retinue.domain.errors import RetinueError
-from retinue.sandbox.base import Child
+from retinue.sandbox.base import RunningCommand
 
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -22,31 +22,31 @@ if TYPE_CHECKING:
 
 MESSAGE_BYTES_MAX = 8 * 1024 * 1024
 """Of one message. A longer one is dropped, and its request fails with an error."""
-END_S = 2.0  # time for a server to exit by itself
-BEGINNING_BYTES = 512  # of an oversized message, searched for its request id
-LOG = "stderr.log"
+EXIT_TIMEOUT_S = 2.0  # time for a server to exit by itself
+PREFIX_BYTES = 512  # of an oversized message, searched for its request id
+STDERR_LOG = "stderr.log"
 LOG_PARTS_MAX = 1_000  # of at most LOG_PART_BYTES each; further output is dropped
 LOG_PART_BYTES = 1024
 
 _ID = re.compile(rb'^\s*\{(?:\s*"jsonrpc"\s*:\s*"2\.0"\s*,)?\s*"id"\s*:\s*(\d{1,15})\s*[,}]')
 _ID_LATER = re.compile(rb'"id"\s*:\s*(\d{1,15})\s*[,}]')
 # A child has one stream for stdout and stderr. Stderr would corrupt messages, so it is written to a file.
-_KEEP = f"dd bs={LOG_PART_BYTES} count={LOG_PARTS_MAX} of={LOG} 2>/dev/null; cat >/dev/null"
-_APART = f'{{ "$@" 2>&1 >&3 3>&- | {{ {_KEEP}; }} 3>&-; }} 3>&1'
+_KEEP_STDERR = f"dd bs={LOG_PART_BYTES} count={LOG_PARTS_MAX} of={STDERR_LOG} 2>/dev/null; cat >/dev/null"
+_REDIRECT_STDERR = f'{{ "$@" 2>&1 >&3 3>&- | {{ {_KEEP_STDERR}; }} 3>&-; }} 3>&1'
 
 
-def apart(command: Sequence[str]) -> list[str]:
+def redirect_stderr(command: Sequence[str]) -> list[str]:
     """Return the command with its stderr redirected to a file in its working directory."""
-    return ["/bin/sh", "-c", _APART, "sh", *command]
+    return ["/bin/sh", "-c", _REDIRECT_STDERR, "sh", *command]
 
 
-class Lines:
+class LineBuffer:
     """Splits a byte stream into lines, and buffers at most one message."""
 
     def __init__(self, bytes_max: int = MESSAGE_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
-        self._held = bytearray()
-        self._dropping = False
+        self._buffer = bytearray()
+        self._is_dropping = False
 
     def feed(self, chunk: bytes) -> list[bytes | int | None]:
         """Return the lines completed by this chunk.
@@ -54,38 +54,38 @@ class Lines:
         An oversized line is replaced by the id of the request it answers, or by None if that is
         unknown.
         """
-        whole: list[bytes | int | None] = []
+        complete: list[bytes | int | None] = []
         *ends, rest = chunk.split(b"\n")
         for end in ends:
-            if (line := self._add(end)) is not None:
-                whole.append(line)
-            elif self._dropping:
-                whole.append(_id_in(self._held))
-            self._held.clear()
-            self._dropping = False
-        self._add(rest)
-        return whole
+            if (line := self._append(end)) is not None:
+                complete.append(line)
+            elif self._is_dropping:
+                complete.append(_find_request_id(self._buffer))
+            self._buffer.clear()
+            self._is_dropping = False
+        self._append(rest)
+        return complete
 
-    def _add(self, part: bytes) -> bytes | None:
+    def _append(self, part: bytes) -> bytes | None:
         """Return the line so far, or None if it is too long. Then only its beginning is kept."""
-        if self._dropping:
+        if self._is_dropping:
             return None
-        if len(self._held) + len(part) > self._bytes_max:
-            self._held = (self._held + part[:BEGINNING_BYTES])[:BEGINNING_BYTES]
-            self._dropping = True
+        if len(self._buffer) + len(part) > self._bytes_max:
+            self._buffer = (self._buffer + part[:PREFIX_BYTES])[:PREFIX_BYTES]
+            self._is_dropping = True
             return None
-        self._held += part
-        return bytes(self._held)
+        self._buffer += part
+        return bytes(self._buffer)
 
 
-def _id_in(beginning: bytearray) -> int | None:
-    found = _ID.search(beginning) or _ID_LATER.search(beginning)
+def _find_request_id(prefix: bytearray) -> int | None:
+    found = _ID.search(prefix) or _ID_LATER.search(prefix)
     return int(found[1]) if found else None
 
 
 @asynccontextmanager
-async def speaking(
-    child: Child, *, ended: Callable[[], None], bytes_max: int = MESSAGE_BYTES_MAX
+async def open_stdio_streams(
+    child: RunningCommand, *, on_end: Callable[[], None], bytes_max: int = MESSAGE_BYTES_MAX
 ) -> AsyncGenerator[Streams]:
     """Open the two message streams that the `mcp` package expects. On exit, the child has ended.
 
@@ -98,14 +98,14 @@ async def speaking(
     outgoing, from_us = anyio.create_memory_object_stream[SessionMessage](0)
 
     async def read() -> None:
-        lines = Lines(bytes_max)
+        lines = LineBuffer(bytes_max)
         with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             async with to_us:
                 while chunk := await child.read():
                     for line in lines.feed(chunk):
-                        if (message := _message(line, bytes_max)) is not None:
+                        if (message := _parse_message(line, bytes_max)) is not None:
                             await to_us.send(message)
-        ended()
+        on_end()
         while await child.read():  # drain the output: a child blocked on a full pipe cannot exit
             pass
 
@@ -129,7 +129,7 @@ async def speaking(
                     await outgoing.aclose()
                     child.close_input()
                     with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(END_S):
+                        async with asyncio.timeout(EXIT_TIMEOUT_S):
                             await child.wait()
                     await child.kill()
                 group.cancel_scope.cancel()
@@ -138,7 +138,7 @@ async def speaking(
             stream.close()
 
 
-def _message(line: bytes | int | None, bytes_max: int) -> SessionMessage | None:
+def _parse_message(line: bytes | int | None, bytes_max: int) -> SessionMessage | None:
     """Parse a line. A line that is not a message is ignored, because some servers print a greeting."""
     from mcp.shared.message import SessionMessage
     from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adapter
@@ -146,7 +146,7 @@ def _message(line: bytes | int | None, bytes_max: int) -> SessionMessage | None:
     if line is None:
         return None
     if isinstance(line, int):
-        error = ErrorData(code=INTERNAL_ERROR, message=f"its answer has more than {bytes_max:,} bytes")
+        error = ErrorData(code=INTERNAL_ERROR, message=f"the response has more than {bytes_max:,} bytes")
         return SessionMessage(JSONRPCError(jsonrpc="2.0", id=line, error=error))
     try:
         return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))

@@ -17,10 +17,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from retinue.domain.tool import Effect
+from retinue.domain.tool import ToolEffect
 from retinue.text.glob_match import matches_glob
-from retinue.text.untrusted_wrapper import harmless
-from retinue.tools.mcp.schemas import Json, Unfit, flat
+from retinue.text.untrusted_wrapper import remove_markers
+from retinue.tools.mcp.schemas import Json, UnsupportedSchema, flatten_schema
 from retinue.tools.mcp.tool_names import tool_name
 
 TOOLS_MAX = 200  # per server
@@ -29,12 +29,12 @@ NAME_CHARS_MAX = 256
 SCHEMA_CHARS_MAX = 40_000
 RESOURCES = "resources"
 
-READS, WRITES, DESTROYS = "mcp.read", "mcp.write", "mcp.destroy"
-_UNSEEN = frozenset({"Cc", "Cf", "Co", "Cn", "Cs", "Zl", "Zp"})
-_NOBODY = "0" * 32
+READ_CAPABILITY, WRITE_CAPABILITY, DESTROY_CAPABILITY = "mcp.read", "mcp.write", "mcp.destroy"
+_INVISIBLE_CATEGORIES = frozenset({"Cc", "Cf", "Co", "Cn", "Cs", "Zl", "Zp"})
+_NO_ID = "0" * 32
 
 
-class Hints(Struct, frozen=True, kw_only=True):
+class ToolHints(Struct, frozen=True, kw_only=True):
     """A server's hints about the effects of a tool. None means unknown, and the worse case is
     assumed.
     """
@@ -45,34 +45,34 @@ class Hints(Struct, frozen=True, kw_only=True):
     open_world: bool | None = None
 
 
-class Said(Struct, frozen=True, kw_only=True):
+class ListedTool(Struct, frozen=True, kw_only=True):
     """One tool as the server describes it."""
 
     name: str
     description: str = ""
     schema: Any = msgspec.field(default_factory=dict[str, Any])
-    hints: Hints = Hints()
+    hints: ToolHints = ToolHints()
 
 
-class Offer(Struct, frozen=True, kw_only=True):
+class OfferedTool(Struct, frozen=True, kw_only=True):
     """One tool as agents see it. `name` is the name here, `server_tool_name` the name on the
     server.
     """
 
     name: str
-    theirs: str
+    server_tool_name: str
     description: str
     parameters: Json
-    hints: Hints
+    hints: ToolHints
 
     @property
-    def effects(self) -> frozenset[Effect]:
+    def effects(self) -> frozenset[ToolEffect]:
         """Every result is untrusted content, and every call sends data to the server."""
-        effects = {Effect.READS_UNTRUSTED}
+        effects = {ToolEffect.READS_UNTRUSTED}
         if self.hints.read_only is not True:
-            effects.add(Effect.WRITES)
+            effects.add(ToolEffect.WRITES)
         if self.hints.open_world is not False:
-            effects.add(Effect.SENDS_OUT)
+            effects.add(ToolEffect.SENDS_OUT)
         return frozenset(effects)
 
     @property
@@ -82,103 +82,107 @@ class Offer(Struct, frozen=True, kw_only=True):
     @property
     def capabilities(self) -> frozenset[str]:
         if self.hints.read_only is True:
-            return frozenset({READS})
-        return frozenset({WRITES}) if self.hints.destructive is False else frozenset({WRITES, DESTROYS})
+            return frozenset({READ_CAPABILITY})
+        return (
+            frozenset({WRITE_CAPABILITY})
+            if self.hints.destructive is False
+            else frozenset({WRITE_CAPABILITY, DESTROY_CAPABILITY})
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
+class McpToolList:
     """The tools of a server. `content` is the text that the owner approves, and `hash` its hash.
 
     `excluded` maps each unused tool to the reason: the settings exclude it, or it cannot be used.
     """
 
-    offers: tuple[Offer, ...] = ()
-    left_out: Mapping[str, str] = field(default_factory=dict[str, str])
+    tools: tuple[OfferedTool, ...] = ()
+    excluded: Mapping[str, str] = field(default_factory=dict[str, str])
     resources: bool = False
     content: str = ""
     hash: str = ""
 
 
-def listing(
+def build_tool_list(
     server: str,
-    tools: Sequence[Said],
+    tools: Sequence[ListedTool],
     *,
     resources: bool = False,
     allow: Iterable[str] = ("*",),
     deny: Iterable[str] = (),
-) -> Listing:
+) -> McpToolList:
     """Build the tool list as it would be used. The order in which a server lists its tools is
     ignored.
     """
     allowed, denied = tuple(allow), tuple(deny)
-    offers: dict[str, Offer] = {}
-    left_out: dict[str, str] = {}
+    offers: dict[str, OfferedTool] = {}
+    excluded: dict[str, str] = {}
     taken = tool_name(server, RESOURCES) if resources else ""
-    for said in sorted(tools, key=lambda each: each.name):
-        shown = plain(said.name)[:NAME_CHARS_MAX]
-        if any(matches_glob(glob, said.name) for glob in denied) or not any(
-            matches_glob(glob, said.name) for glob in allowed
+    for listed in sorted(tools, key=lambda each: each.name):
+        shown = sanitize_text(listed.name)[:NAME_CHARS_MAX]
+        if any(matches_glob(glob, listed.name) for glob in denied) or not any(
+            matches_glob(glob, listed.name) for glob in allowed
         ):
-            left_out[shown] = "the settings of this server leave it out"
+            excluded[shown] = "the settings of this server exclude it"
             continue
         try:
-            offer = _offer(server, said)
-        except Unfit as unfit:
-            left_out[shown] = str(unfit)
+            offer = _build_offered_tool(server, listed)
+        except UnsupportedSchema as unfit:
+            excluded[shown] = str(unfit)
             continue
         if offer.name in offers or offer.name == taken:
-            left_out[shown] = f"there is a tool of that name already: {offer.name}"
+            excluded[shown] = f"another tool already has this name: {offer.name}"
         elif len(offers) >= TOOLS_MAX:
-            left_out[shown] = f"a server may bring {TOOLS_MAX} tools"
+            excluded[shown] = f"the limit is {TOOLS_MAX} tools for each server"
         else:
             offers[offer.name] = offer
-    content = _content(offers.values(), resources=resources)
-    return Listing(
-        offers=tuple(offers.values()),
-        left_out=left_out,
+    content = _build_approval_text(offers.values(), resources=resources)
+    return McpToolList(
+        tools=tuple(offers.values()),
+        excluded=excluded,
         resources=resources,
         content=content,
         hash=hashlib.sha256(content.encode(errors="surrogatepass")).hexdigest(),
     )
 
 
-def _offer(server: str, said: Said) -> Offer:
-    if not said.name or len(said.name) > NAME_CHARS_MAX:
-        raise Unfit(f"its name has more than {NAME_CHARS_MAX} characters, or none")
-    parameters = flat(said.schema, clean=plain)
+def _build_offered_tool(server: str, listed: ListedTool) -> OfferedTool:
+    if not listed.name or len(listed.name) > NAME_CHARS_MAX:
+        raise UnsupportedSchema(f"its name must have 1 to {NAME_CHARS_MAX} characters")
+    parameters = flatten_schema(listed.schema, sanitize=sanitize_text)
     if len(json.dumps(parameters)) > SCHEMA_CHARS_MAX:
-        raise Unfit(f"its schema has more than {SCHEMA_CHARS_MAX:,} characters")
-    description = plain(said.description)
+        raise UnsupportedSchema(f"its schema has more than {SCHEMA_CHARS_MAX:,} characters")
+    description = sanitize_text(listed.description)
     if len(description) > DESCRIPTION_CHARS_MAX:
-        raise Unfit(f"its description has more than {DESCRIPTION_CHARS_MAX:,} characters")
-    return Offer(
-        name=tool_name(server, said.name),
-        theirs=said.name,
+        raise UnsupportedSchema(f"its description has more than {DESCRIPTION_CHARS_MAX:,} characters")
+    return OfferedTool(
+        name=tool_name(server, listed.name),
+        server_tool_name=listed.name,
         description=description,
         parameters=parameters,
-        hints=said.hints,
+        hints=listed.hints,
     )
 
 
-def plain(text: str) -> str:
+def sanitize_text(text: str) -> str:
     """Remove invisible characters and anything that looks like one of our markers.
 
     So the text that the owner approves is the text that a model reads.
     """
-    seen = "".join(each for each in text if each in "\n\t" or unicodedata.category(each) not in _UNSEEN)
-    return harmless(seen, id=_NOBODY)
+    seen = "".join(each for each in text if each in "\n\t" or unicodedata.category(each) not in _INVISIBLE_CATEGORIES)
+    return remove_markers(seen, id=_NO_ID)
 
 
-def _content(offers: Iterable[Offer], *, resources: bool) -> str:
+def _build_approval_text(tools: Iterable[OfferedTool], *, resources: bool) -> str:
     """Return the text for approval. It contains everything that a model reads or that rules depend
     on.
     """
     lines: list[str] = []
-    for offer in offers:
+    for offer in tools:
         effects = ", ".join(sorted(offer.effects))
         again = "may be repeated" if offer.repeatable else "is not repeated"
-        lines += [f"tool {offer.name}  ({json.dumps(offer.theirs)})", f"  effects: {effects}; {again}"]
+        lines += [f"tool {offer.name}  ({json.dumps(offer.server_tool_name)})", f"  effects: {effects}; {again}"]
         lines += [f"  can: {', '.join(sorted(offer.capabilities))}"]
         lines += [f"  | {line}" for line in offer.description.split("\n")]
         schema = json.dumps(offer.parameters, indent=1, sort_keys=True, ensure_ascii=False)

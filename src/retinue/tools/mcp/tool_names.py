@@ -7,10 +7,10 @@ import re
 
 PREFIX = "mcp"
 NAME_LENGTH_MAX = 64  # the limit of every provider
-DIGITS = 8
+HASH_DIGITS = 8
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
-_MARKED = re.compile(rf"_[0-9a-f]{{{DIGITS}}}\Z")
+_HASH_SUFFIX = re.compile(rf"_[0-9a-f]{{{HASH_DIGITS}}}\Z")
 
 
 def tool_name(server: str, tool: str) -> str:
@@ -20,8 +20,8 @@ def tool_name(server: str, tool: str) -> str:
     ends in a hash of the original. So does a name that already looks like one with a hash.
     """
     plain = f"{PREFIX}_{server}_{tool}"
-    if tool and len(plain) <= NAME_LENGTH_MAX and not _UNSAFE.search(plain) and not _MARKED.search(plain):
+    if tool and len(plain) <= NAME_LENGTH_MAX and not _UNSAFE.search(plain) and not _HASH_SUFFIX.search(plain):
         return plain
-    mark = hashlib.sha256(tool.encode(errors="surrogatepass")).hexdigest()[:DIGITS]
-    safe = _UNSAFE.sub("_", plain)[: NAME_LENGTH_MAX - DIGITS - 1]
+    mark = hashlib.sha256(tool.encode(errors="surrogatepass")).hexdigest()[:HASH_DIGITS]
+    safe = _UNSAFE.sub("_", plain)[: NAME_LENGTH_MAX - HASH_DIGITS - 1]
     return f"{safe}_{mark}"

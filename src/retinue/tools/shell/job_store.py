@@ -13,39 +13,39 @@ from pathlib import Path
 from msgspec import Struct
 
 from retinue.domain import address
-from retinue.domain.envelope import Draft, Kind
+from retinue.domain.envelope import EnvelopeDraft, EnvelopeKind
 from retinue.domain.errors import Conflict, NotFound, StoreError
-from retinue.domain.ids import EnvelopeId, SessionId, derived, prefix, short
-from retinue.domain.ports import Clock, Post
+from retinue.domain.ids import EnvelopeId, SessionId, derive_id, parse_id_prefix, short_id
+from retinue.domain.ports import Clock, EnvelopeAcceptor
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.sandbox.base import MIB
 from retinue.store.core.connection import Store
 from retinue.store.runs import processes
-from retinue.store.runs.processes import Process, ProcessState
-from retinue.tools.base import ToolFailed
+from retinue.store.runs.processes import CommandProcess, ProcessState
 from retinue.tools.shell import job_output
-from retinue.tools.shell.process_identity import end_left_over
+from retinue.tools.shell.errors import JobNotFound
+from retinue.tools.shell.process_identity import kill_leftover
 
 log = logging.getLogger(__name__)
 
-TOLD_CHARS = 400
-COMMAND_CHARS_SHOWN = 300
-BATCH = 1_000
+NOTICE_OUTPUT_CHARS = 400
+COMMAND_SHOWN_CHARS = 300
+BATCH_SIZE = 1_000
 
 
-class Caps(Struct, frozen=True, kw_only=True):
+class JobLimits(Struct, frozen=True, kw_only=True):
     """Limits on what is kept of commands, and on how many run at once."""
 
-    shown_chars: int = 200_000  # of the output in one result
-    log_bytes: int = 64 * MIB  # per command
-    per_session: int = 16
-    per_house: int = 64
-    finished_per_session: int = 50
-    kept_s: float = 1_800.0  # after the end of a command
+    shown_chars_max: int = 200_000  # of the output in one result
+    log_bytes_max: int = 64 * MIB  # per command
+    per_session_max: int = 16
+    per_server_max: int = 64
+    finished_per_session_max: int = 50
+    retention_s: float = 1_800.0  # after the end of a command
 
 
-def ending(process: Process) -> str:
+def describe_end(process: CommandProcess) -> str:
     """Describe how a command ended."""
     how = "no exit code" if process.exit_code is None else f"exit code {process.exit_code}"
     took = (process.ended_at - process.started_at).total_seconds() if process.ended_at else 0.0
@@ -53,23 +53,23 @@ def ending(process: Process) -> str:
     return f"{how} after {max(0.0, took):.1f} s{because}"
 
 
-def shown_command(process: Process) -> str:
+def shorten_command(process: CommandProcess) -> str:
     command = process.command
-    return command if len(command) <= COMMAND_CHARS_SHOWN else command[: COMMAND_CHARS_SHOWN - 1] + "…"
+    return command if len(command) <= COMMAND_SHOWN_CHARS else command[: COMMAND_SHOWN_CHARS - 1] + "…"
 
 
-class Book:
+class JobStore:
     """Stores commands and their logs. The records survive a restart of the server."""
 
     def __init__(
         self,
         store: Store,
         clock: Clock,
-        post: Post,
+        post: EnvelopeAcceptor,
         folder: Path,
         *,
-        caps: Caps | None = None,
-        mask: Callable[[str], str] = str,
+        limits: JobLimits | None = None,
+        redact: Callable[[str], str] = str,
     ) -> None:
         """`folder` holds the logs, and no agent may read it. `redact` redacts secrets in shown
         output.
@@ -78,30 +78,30 @@ class Book:
         self._clock = clock
         self._post = post
         self._folder = folder
-        self.caps = caps or Caps()
-        self.mask = mask
+        self.limits = limits or JobLimits()
+        self.redact = redact
 
-    def path_of(self, id_: str) -> Path:
+    def log_path(self, id_: str) -> Path:
         return self._folder / f"{id_}.log"
 
-    def new_log(self, id_: str) -> job_output.Log:
+    def create_log(self, id_: str) -> job_output.JobLog:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return job_output.Log(self.path_of(id_), bytes_max=self.caps.log_bytes)
+        return job_output.JobLog(self.log_path(id_), bytes_max=self.limits.log_bytes_max)
 
-    async def add(self, process: Process) -> None:
+    async def add(self, process: CommandProcess) -> None:
         await self._store.write(partial(processes.add, process=process), point="process-begin")
 
-    async def leave(self, id_: str) -> bool:
+    async def mark_background(self, id_: str) -> bool:
         """Mark a command as running in the background, so that its session is notified of its end.
 
         Returns whether the command was still running.
         """
-        return await self._store.write(partial(processes.leave, id_=id_), point="process-leave")
+        return await self._store.write(partial(processes.move_to_background, id_=id_), point="process-leave")
 
-    async def distrust(self, id_: str) -> None:
-        await self._store.write(partial(processes.distrust, id_=id_), point="process-distrust")
+    async def mark_untrusted(self, id_: str) -> None:
+        await self._store.write(partial(processes.mark_untrusted, id_=id_), point="process-distrust")
 
-    async def end(self, process: Process, *, told: bool = False) -> ProcessState | None:
+    async def end(self, process: CommandProcess, *, is_reported: bool = False) -> ProcessState | None:
         """Record the end of a command. Returns its new state, or None if the end was recorded
         before.
         """
@@ -111,104 +111,101 @@ class Book:
             exit_code=process.exit_code,
             because=process.because,
             at_ms=to_ms(process.ended_at or self._clock.now()),
-            told=told,
+            is_reported=is_reported,
         )
         return await self._store.write(body, point="process-end")
 
-    async def tell(self, process: Process) -> None:
+    async def notify_session(self, process: CommandProcess) -> None:
         """Send the envelope about the end of a command. Its key derives from the process, so it is
         sent once.
         """
-        draft = Draft(
-            id=EnvelopeId(derived(process.id, "ended")),
-            sender=address.HOUSE,
-            recipient=address.agent(process.agent, process.session),
-            text=await asyncio.to_thread(self._words, process),
-            source=processes.SOURCE,
-            key=processes.end_key(process.id),
-            kind=Kind.SYSTEM,
+        draft = EnvelopeDraft(
+            id=EnvelopeId(derive_id(process.id, "ended")),
+            sender=address.SERVER_ADDRESS,
+            recipient=address.agent_address(process.agent, process.session),
+            text=await asyncio.to_thread(self._build_end_text, process),
+            source=processes.PROCESS_SOURCE,
+            idempotency_key=processes.end_key(process.id),
+            kind=EnvelopeKind.SYSTEM,
             trust=Trust.UNTRUSTED if process.trust is Trust.UNTRUSTED else Trust.PRIVATE,
         )
         try:
-            await self._post.post(draft)
+            await self._post.accept(draft)
         except (NotFound, Conflict) as error:  # the session is gone, or the envelope was sent before with another text
-            log.info("end of a command told to nobody", extra={"command": short(process.id), "code": error.code})
-        await self._store.write(partial(processes.mark_told, id_=process.id), point="process-told")
+            log.info("command finished, session gone", extra={"command": short_id(process.id), "code": error.code})
+        await self._store.write(partial(processes.mark_reported, id_=process.id), point="process-told")
 
-    def _words(self, process: Process) -> str:
-        said = self.tail(process.id, chars_max=TOLD_CHARS)
-        told = f"The command {short(process.id)} has ended: {ending(process)}.\n$ {shown_command(process)}"
-        return f"{told}\n{said}" if said else f"{told}\n[it said nothing]"
+    def _build_end_text(self, process: CommandProcess) -> str:
+        output = self.tail(process.id, chars_max=NOTICE_OUTPUT_CHARS)
+        end = f"The command {short_id(process.id)} has ended: {describe_end(process)}.\n$ {shorten_command(process)}"
+        return f"{end}\n{output or '[no output]'}"
 
     def tail(self, id_: str, *, chars_max: int) -> str:
         try:
-            return job_output.tail(self.path_of(id_), chars_max=chars_max, mask=self.mask)[0].strip("\n")
+            return job_output.read_tail(self.log_path(id_), chars_max=chars_max, mask=self.redact)[0].strip("\n")
         except FileNotFoundError:
             return ""
 
-    async def of_session(self, session: SessionId) -> list[Process]:
+    async def list_session_jobs(self, session: SessionId) -> list[CommandProcess]:
         """Return the commands left in the background, and those whose log still exists."""
-        return await self._store.read(partial(processes.of_session, session=session, limit=BATCH))
+        return await self._store.read(partial(processes.list_of_session, session=session, limit=BATCH_SIZE))
 
-    async def find(self, session: SessionId, text: str) -> Process:
+    async def find(self, session: SessionId, text: str) -> CommandProcess:
         """Return the command of this session with the short id. Other sessions' commands are not
         found.
         """
-        begins = prefix(text)
-        found = [each for each in await self.of_session(session) if each.id.startswith(begins)]
+        begins = parse_id_prefix(text)
+        found = [each for each in await self.list_session_jobs(session) if each.id.startswith(begins)]
         if len(found) != 1:
-            raise ToolFailed(
-                f"there is no command {text[:40]} in this session",
-                because="none was begun here, or it has ended and was cleared away",
-                try_this="use `process` with the action list",
-                code="process.not-found",
-            )
+            raise JobNotFound(text)
         return found[0]
 
     async def remove(self, id_: str) -> None:
         """Delete a finished command and its log. A running command stays."""
         if await self._store.write(partial(processes.remove, id_=id_), point="process-remove"):
-            self.path_of(id_).unlink(missing_ok=True)
+            self.log_path(id_).unlink(missing_ok=True)
 
     async def prune(self, session: SessionId | None = None) -> bool:
         """Delete expired commands, and surplus ones of a session. Returns whether any finished
         command is left.
         """
-        before = to_ms(self._clock.now() - timedelta(seconds=self.caps.kept_s))
-        stale = await self._store.read(partial(processes.stale, before_ms=before, limit=BATCH))
+        before = to_ms(self._clock.now() - timedelta(seconds=self.limits.retention_s))
+        stale = await self._store.read(partial(processes.list_stale, before_ms=before, limit=BATCH_SIZE))
         if session is not None:
-            told = [each.id for each in await self.of_session(session) if each.state is ProcessState.TOLD]
-            stale += told[: max(0, len(told) - self.caps.finished_per_session)]
+            reported = [
+                each.id for each in await self.list_session_jobs(session) if each.state is ProcessState.REPORTED
+            ]
+            stale += reported[: max(0, len(reported) - self.limits.finished_per_session_max)]
         for id_ in dict.fromkeys(stale):
             await self.remove(id_)
-        return bool(await self._store.read(partial(processes.finished, limit=1)))
+        return bool(await self._store.read(partial(processes.list_reported, limit=1)))
 
     async def reconcile(self) -> None:
         """Kill commands left by an earlier server process, and send missing notifications. Runs at
         startup.
         """
-        for process in await self._store.read(partial(processes.unfinished, limit=BATCH)):
+        for process in await self._store.read(partial(processes.list_unfinished, limit=BATCH_SIZE)):
             try:
-                await self._reconcile(process)
+                await self._reconcile_job(process)
             except StoreError as error:
-                log.warning("command not reconciled", extra={"command": short(process.id), "code": error.code})
+                log.warning("command not reconciled", extra={"command": short_id(process.id), "code": error.code})
         await self.prune()
-        await self._remove_strays()
+        await self._remove_orphaned_logs()
 
-    async def _reconcile(self, process: Process) -> None:
-        if process.runs:
-            because = end_left_over(process.pid, process.boot)
+    async def _reconcile_job(self, process: CommandProcess) -> None:
+        if process.is_running:
+            because = kill_leftover(process.pid, process.boot)
             body = partial(
                 processes.end, id_=process.id, exit_code=None, because=because, at_ms=to_ms(self._clock.now())
             )
             state = await self._store.write(body, point="process-end")
-            log.info("command of an earlier house", extra={"command": short(process.id), "found": because})
+            log.info("found command from a previous process", extra={"command": short_id(process.id), "found": because})
             if state is not ProcessState.ENDED:
                 return
             process = await self._store.read(partial(processes.get, id_=process.id)) or process
-        await self.tell(process)
+        await self.notify_session(process)
 
-    async def _remove_strays(self) -> None:
+    async def _remove_orphaned_logs(self) -> None:
         """Delete logs of commands that are not in the store."""
         if not self._folder.is_dir():
             return

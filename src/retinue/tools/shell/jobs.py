@@ -16,43 +16,44 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from retinue.domain.errors import StoreError
-from retinue.domain.ids import SessionId, short
-from retinue.domain.ports import Clock, Ids
-from retinue.domain.storable_text import storable
+from retinue.domain.ids import SessionId, short_id
+from retinue.domain.ports import Clock, IdSource
+from retinue.domain.storable_text import make_storable
 from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
-from retinue.sandbox.base import Child, Ended
-from retinue.store.core.connection import HOPELESS
-from retinue.store.runs.processes import Process, ProcessState
-from retinue.tools.base import Scene, ToolFailed
-from retinue.tools.shell.job_output import Log
-from retinue.tools.shell.job_store import Book
-from retinue.tools.shell.process_identity import mark_of
-from retinue.tools.shell.sandbox_choice import PathGuard
+from retinue.sandbox.base import CommandExit, RunningCommand
+from retinue.store.core.connection import PERMANENT_ERROR_CODES
+from retinue.store.runs.processes import CommandProcess, ProcessState
+from retinue.tools.base import ToolContext
+from retinue.tools.shell.errors import JobServerStopping, TooManyJobs
+from retinue.tools.shell.job_output import JobLog
+from retinue.tools.shell.job_store import JobStore
+from retinue.tools.shell.process_identity import read_identity
+from retinue.tools.shell.sandbox_choice import CommandPathGuard
 
 log = logging.getLogger(__name__)
 
-KILL_WAIT_S = 10.0
-CLOSE_WAIT_S = 15.0
-DRAIN_WAIT_S = 5.0  # for the remaining output of a finished command
+KILL_TIMEOUT_S = 10.0
+CLOSE_TIMEOUT_S = 15.0
+DRAIN_TIMEOUT_S = 5.0  # for the remaining output of a finished command
 RETRY_S = 5.0
 RETRIES_MAX = 20
 
 T = TypeVar("T")
 
-Believed = Callable[[bool], Awaitable[Trust]]
+AssessTrust = Callable[[bool], Awaitable[Trust]]
 """Returns the current trust of a command's output. The argument: whether it gets untrusted input from now on."""
 
 
-class Order(Struct, frozen=True, kw_only=True):
+class JobRequest(Struct, frozen=True, kw_only=True):
     """A command to start, and what to record about it."""
 
-    start: Callable[[], Coroutine[Any, Any, Child]]
+    start: Callable[[], Coroutine[Any, Any, RunningCommand]]
     command: str
     folder: Path
     timeout_s: float
-    believed: Believed
-    guard: PathGuard | None = None  # paths it may not change, because of the run principal
+    assess_trust: AssessTrust
+    path_guard: CommandPathGuard | None = None  # paths it may not change, because of the run principal
     pty: bool = False
     background: bool = False
 
@@ -60,13 +61,13 @@ class Order(Struct, frozen=True, kw_only=True):
 class Job:
     """A command that runs or has just ended."""
 
-    def __init__(self, process: Process, child: Child, order: Order) -> None:
+    def __init__(self, process: CommandProcess, child: RunningCommand, order: JobRequest) -> None:
         self.process = process
         self.child = child
         self.pty = order.pty
-        self.believed = order.believed
-        self.guard = order.guard
-        self.over = asyncio.Event()
+        self.assess_trust = order.assess_trust
+        self.path_guard = order.path_guard
+        self.finished = asyncio.Event()
         self.because = ""  # why we ended it, if we did
         self.ended_by_session = False
 
@@ -75,73 +76,73 @@ class Job:
         return self.process.id
 
 
-class Jobs:
+class JobRunner:
     """Starts, watches and ends commands."""
 
-    def __init__(self, book: Book, clock: Clock, ids: Ids) -> None:
-        self.book = book
+    def __init__(self, store: JobStore, clock: Clock, ids: IdSource) -> None:
+        self.store = store
         self._clock = clock
         self._ids = ids
-        self._live: dict[str, Job] = {}
-        self._beginning: list[SessionId] = []
+        self._running: dict[str, Job] = {}
+        self._starting: list[SessionId] = []
         self._tasks: set[asyncio.Future[Any]] = set()
-        self._pruning: Callable[[], None] | None = None
-        self._closing = False
+        self._cancel_pruning: Callable[[], None] | None = None
+        self._is_closing = False
 
     async def open(self) -> None:
         """Clean up after an earlier server process. Called before the first command."""
-        await self.book.reconcile()
+        await self.store.reconcile()
         self._prune_later()
 
     async def close(self) -> None:
         """End every command, within a time limit. Sessions are notified at the next start of the
         server.
         """
-        self._closing = True
-        if self._pruning is not None:
-            self._pruning()
-        for job in list(self._live.values()):
-            self._spawn(self.kill(job, "the house was closed"))
+        self._is_closing = True
+        if self._cancel_pruning is not None:
+            self._cancel_pruning()
+        for job in list(self._running.values()):
+            self._create_task(self.kill(job, "the server was stopped"))
         if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=CLOSE_WAIT_S)
+            _, late = await asyncio.wait(self._tasks, timeout=CLOSE_TIMEOUT_S)
             for task in late:
                 task.cancel()
             if late:
-                log.warning("commands not ended in time", extra={"count": len(self._live)})
+                log.warning("commands not ended in time", extra={"count": len(self._running)})
                 await asyncio.wait(late, timeout=1.0)
 
-    def live(self, id_: str) -> Job | None:
-        return self._live.get(id_)
+    def find_running(self, id_: str) -> Job | None:
+        return self._running.get(id_)
 
-    async def begin(self, order: Order, scene: Scene) -> Job:
+    async def start(self, request: JobRequest, context: ToolContext) -> Job:
         """Start a command and store it. If the caller is cancelled meanwhile, the command is ended."""
-        self._make_sure_of_room(scene.session)
-        self._beginning.append(scene.session)
-        beginning = asyncio.ensure_future(self._begin(order, scene))
+        self._check_limits(context.session)
+        self._starting.append(context.session)
+        beginning = asyncio.ensure_future(self._start_and_watch(request, context))
         self._tasks.add(beginning)
-        beginning.add_done_callback(self._begun)
+        beginning.add_done_callback(self._on_started)
         try:
             return await asyncio.shield(beginning)
         except asyncio.CancelledError:
-            beginning.add_done_callback(self._discard)
+            beginning.add_done_callback(self._kill_abandoned)
             raise
 
     async def wait(self, job: Job, seconds: float) -> bool:
         """Return whether the command ended within `seconds`."""
-        over = asyncio.ensure_future(job.over.wait())
+        over = asyncio.ensure_future(job.finished.wait())
         late = asyncio.ensure_future(self._clock.sleep(seconds))
         try:
             await asyncio.wait({over, late}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             over.cancel()
             late.cancel()
-        return job.over.is_set()
+        return job.finished.is_set()
 
-    async def leave(self, job: Job) -> bool:
+    async def leave_running(self, job: Job) -> bool:
         """Leave the command running. Returns whether it was still running."""
-        if await self.book.leave(job.id):
+        if await self.store.mark_background(job.id):
             return True
-        await job.over.wait()  # its end is stored, so the event follows shortly
+        await job.finished.wait()  # its end is stored, so the event follows shortly
         return False
 
     async def kill(self, job: Job, because: str, *, by_session: bool = False) -> None:
@@ -151,183 +152,180 @@ class Jobs:
         job.because = job.because or because
         job.ended_by_session = job.ended_by_session or by_session
         # In a separate task, so that cancelling the caller does not cancel the kill.
-        await asyncio.shield(self._spawn(self._kill(job)))
+        await asyncio.shield(self._create_task(self._kill_and_wait(job)))
 
-    async def end_session(self, session: SessionId, because: str) -> None:
+    async def kill_session(self, session: SessionId, because: str) -> None:
         """Kill all commands of a session, for example when it is deleted."""
-        for job in [each for each in self._live.values() if each.process.session == session]:
+        for job in [each for each in self._running.values() if each.process.session == session]:
             await self.kill(job, because, by_session=True)
 
-    async def weigh(self, job: Job, *, untrusted: bool = False) -> Trust:
+    async def update_trust(self, job: Job, *, untrusted: bool = False) -> Trust:
         """Update the trust of a command's output: untrusted content may have come within its reach.
 
         `untrusted` means that it is about to receive untrusted input.
         """
-        if job.process.trust is not Trust.UNTRUSTED and await job.believed(untrusted) is Trust.UNTRUSTED:
-            await self.book.distrust(job.id)
+        if job.process.trust is not Trust.UNTRUSTED and await job.assess_trust(untrusted) is Trust.UNTRUSTED:
+            await self.store.mark_untrusted(job.id)
             job.process = replace(job.process, trust=Trust.UNTRUSTED)
         return job.process.trust
 
-    async def _begin(self, order: Order, scene: Scene) -> Job:
+    async def _start_and_watch(self, request: JobRequest, context: ToolContext) -> Job:
         try:
-            await self.book.prune(scene.session)
-            trust = await order.believed(False)
-            if order.guard is not None:
-                await order.guard.begin()
+            await self.store.prune(context.session)
+            trust = await request.assess_trust(False)
+            if request.path_guard is not None:
+                await request.path_guard.mark_doubtful()
             id_ = self._ids.new()
-            log_ = self.book.new_log(id_)
+            log_ = self.store.create_log(id_)
             try:
-                job = await self._start(order, scene, id_, trust)
+                job = await self._start_and_store(request, context, id_, trust)
             except BaseException:
                 log_.close()
-                self.book.path_of(id_).unlink(missing_ok=True)
+                self.store.log_path(id_).unlink(missing_ok=True)
                 raise
-            self._live[id_] = job
-            self._spawn(self._watch(job, log_, order.timeout_s))
+            self._running[id_] = job
+            self._create_task(self._watch(job, log_, request.timeout_s))
             return job
         finally:
-            self._beginning.remove(scene.session)
+            self._starting.remove(context.session)
 
-    async def _start(self, order: Order, scene: Scene, id_: str, trust: Trust) -> Job:
-        child = await order.start()
-        process = Process(
+    async def _start_and_store(self, request: JobRequest, context: ToolContext, id_: str, trust: Trust) -> Job:
+        child = await request.start()
+        process = CommandProcess(
             id=id_,
-            session=scene.session,
-            run=scene.run,
-            agent=scene.agent.name,
-            command=storable(order.command),
-            folder=storable(str(order.folder)),
+            session=context.session,
+            run=context.run,
+            agent=context.agent.name,
+            command=make_storable(request.command),
+            folder=make_storable(str(request.folder)),
             pid=child.pid,
-            boot=mark_of(child.pid),
+            boot=read_identity(child.pid),
             trust=trust,
             started_at=self._clock.now(),
-            state=ProcessState.RUNNING if order.background else ProcessState.WATCHED,
+            state=ProcessState.RUNNING if request.background else ProcessState.WATCHED,
         )
         try:
-            await self.book.add(process)
+            await self.store.add(process)
         except BaseException:  # a command that is not stored must not run
             await child.kill()
             raise
-        return Job(process, child, order)
+        return Job(process, child, request)
 
-    def _begun(self, beginning: asyncio.Future[Job]) -> None:
-        self._tasks.discard(beginning)
-        if not beginning.cancelled():
-            beginning.exception()  # the caller gets the exception, if it still waits
+    def _on_started(self, starting: asyncio.Future[Job]) -> None:
+        self._tasks.discard(starting)
+        if not starting.cancelled():
+            starting.exception()  # the caller gets the exception, if it still waits
 
-    def _discard(self, beginning: asyncio.Future[Job]) -> None:
+    def _kill_abandoned(self, starting: asyncio.Future[Job]) -> None:
         """Kill a command whose caller was cancelled while it started."""
-        if not beginning.cancelled() and beginning.exception() is None:
-            self._spawn(self.kill(beginning.result(), "its run was cancelled", by_session=True))
+        if not starting.cancelled() and starting.exception() is None:
+            self._create_task(self.kill(starting.result(), "its run was cancelled", by_session=True))
 
-    def _make_sure_of_room(self, session: SessionId) -> None:
-        if self._closing:
-            raise ToolFailed("nothing new is begun", because="the house is closing", code="process.closing")
-        busy = [job.process.session for job in self._live.values()] + self._beginning
-        caps = self.book.caps
-        for count, most, whose in (
-            (busy.count(session), caps.per_session, "in this session"),
-            (len(busy), caps.per_house, "in this house"),
+    def _check_limits(self, session: SessionId) -> None:
+        if self._is_closing:
+            raise JobServerStopping
+        busy = [job.process.session for job in self._running.values()] + self._starting
+        caps = self.store.limits
+        for count, count_max, scope in (
+            (busy.count(session), caps.per_session_max, "session"),
+            (len(busy), caps.per_server_max, "server"),
         ):
-            if count >= most:
-                raise ToolFailed(
-                    f"{count} commands run already {whose}",
-                    because=f"at most {most} may",
-                    try_this="wait for one to end, or end one with `process` and the action kill",
-                    code="process.too-many",
-                )
+            if count >= count_max:
+                raise TooManyJobs(scope=scope, count_max=count_max)
 
-    async def _kill(self, job: Job) -> None:
+    async def _kill_and_wait(self, job: Job) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(KILL_WAIT_S):
+            async with asyncio.timeout(KILL_TIMEOUT_S):
                 await job.child.kill()
-                await job.over.wait()
+                await job.finished.wait()
 
-    async def _watch(self, job: Job, log_: Log, timeout_s: float) -> None:
-        expiry = self._clock.later(timeout_s, partial(self._expire, job, timeout_s))
-        reading = self._spawn(self._read(job, log_))
+    async def _watch(self, job: Job, log_: JobLog, timeout_s: float) -> None:
+        expiry = self._clock.call_later(timeout_s, partial(self._expire, job, timeout_s))
+        reading = self._create_task(self._read(job, log_))
         try:
             ended = await job.child.wait()
-            _, late = await asyncio.wait({reading}, timeout=DRAIN_WAIT_S)
+            _, late = await asyncio.wait({reading}, timeout=DRAIN_TIMEOUT_S)
             if late:  # a descendant still holds the output open
                 await job.child.kill()
         except Exception as error:  # a command must never look as if it ran forever
-            log.exception("command lost sight of", extra={"command": short(job.id)})
-            ended = Ended(code=None, because=f"it was lost sight of: {type(error).__name__}")
-            self._spawn(job.child.kill())
+            log.exception("cannot watch command", extra={"command": short_id(job.id)})
+            ended = CommandExit(code=None, because=f"it could not be watched: {type(error).__name__}")
+            self._create_task(job.child.kill())
         finally:
             reading.cancel()
             expiry()
             log_.close()
         await self._finish(job, ended)
 
-    async def _read(self, job: Job, log_: Log) -> None:
+    async def _read(self, job: Job, log_: JobLog) -> None:
         try:
             while chunk := await job.child.read():
                 log_.add(chunk)
         except OSError as error:  # for example, the disk is full
-            self._spawn(self.kill(job, f"its output could not be kept: {error.strerror}"))
+            self._create_task(self.kill(job, f"its output could not be stored: {error.strerror}"))
 
     def _expire(self, job: Job, timeout_s: float) -> None:
-        self._spawn(self.kill(job, f"it took longer than {timeout_s:g} s"))
+        self._create_task(self.kill(job, f"it took longer than {timeout_s:g} s"))
 
-    async def _finish(self, job: Job, ended: Ended) -> None:
-        await self._insist(partial(self.weigh, job))
+    async def _finish(self, job: Job, ended: CommandExit) -> None:
+        await self._retry_store(partial(self.update_trust, job))
         because = "" if ended.code == 0 else job.because or ended.because
         if ended.signal is not None and not because:
-            because = f"a signal ended it: {_name(ended.signal)}"
-        process = replace(job.process, exit_code=ended.code, because=storable(because), ended_at=self._clock.now())
+            because = f"ended by the signal {_signal_name(ended.signal)}"
+        process = replace(job.process, exit_code=ended.code, because=make_storable(because), ended_at=self._clock.now())
         try:
-            state = await self._insist(partial(self.book.end, process, told=job.ended_by_session))
+            state = await self._retry_store(partial(self.store.end, process, is_reported=job.ended_by_session))
         finally:
             job.process = process
-            self._live.pop(job.id, None)
-            job.over.set()
-        if job.guard is not None and not self._beginning:  # a starting command may rely on it
-            others = {path for each in self._live.values() if each.guard is not None for path in each.guard.paths}
-            settled = [path for path in job.guard.paths if path not in others]
-            await self._insist(partial(job.guard.settle, settled))
-        if state is ProcessState.ENDED and not self._closing:
-            await self._insist(partial(self.book.tell, process))
+            self._running.pop(job.id, None)
+            job.finished.set()
+        if job.path_guard is not None and not self._starting:  # a starting command may rely on it
+            others = {
+                path for each in self._running.values() if each.path_guard is not None for path in each.path_guard.paths
+            }
+            settled = [path for path in job.path_guard.paths if path not in others]
+            await self._retry_store(partial(job.path_guard.settle_changes, settled))
+        if state is ProcessState.ENDED and not self._is_closing:
+            await self._retry_store(partial(self.store.notify_session, process))
         self._prune_later()
 
-    async def _insist(self, act: Callable[[], Awaitable[T]]) -> T | None:
+    async def _retry_store(self, write: Callable[[], Awaitable[T]]) -> T | None:
         """Retry while the store cannot write. If it never succeeds, the next start cleans up."""
         for _ in range(RETRIES_MAX):
             try:
-                return await act()
+                return await write()
             except StoreError as error:
-                log.warning("end of a command not written", extra={"code": error.code})
-                if self._closing or error.code in HOPELESS:
+                log.warning("cannot record command end", extra={"code": error.code})
+                if self._is_closing or error.code in PERMANENT_ERROR_CODES:
                     return None
                 await self._clock.sleep(RETRY_S)
         return None
 
     def _prune_later(self) -> None:
-        if self._pruning is None and not self._closing:
-            self._pruning = self._clock.later(self.book.caps.kept_s, self._prune_now)
+        if self._cancel_pruning is None and not self._is_closing:
+            self._cancel_pruning = self._clock.call_later(self.store.limits.retention_s, self._prune_now)
 
     def _prune_now(self) -> None:
-        self._spawn(self._prune())
+        self._create_task(self._prune())
 
     async def _prune(self) -> None:
-        self._pruning = None
-        if await self._insist(self.book.prune):
+        self._cancel_pruning = None
+        if await self._retry_store(self.store.prune):
             self._prune_later()
 
-    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def _create_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._on_task_done)
         return task
 
-    def _done(self, task: asyncio.Task[Any]) -> None:
+    def _on_task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("watching a command failed", exc_info=error)
+            log.error("command task failed", exc_info=error)
 
 
-def _name(number: int) -> str:
+def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:

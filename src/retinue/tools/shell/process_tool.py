@@ -12,82 +12,84 @@ import msgspec
 from msgspec import Meta
 
 from retinue.domain.errors import Invalid
-from retinue.domain.ids import short
-from retinue.domain.tool import RESULT_CHARS_MAX, Effect, ToolSpec
-from retinue.domain.trust import Trust, least
+from retinue.domain.ids import short_id
+from retinue.domain.tool import RESULT_CHARS_MAX, ToolEffect, ToolSpec
+from retinue.domain.trust import Trust, least_trust
 from retinue.sandbox.base import SandboxFailed
-from retinue.store.runs.processes import Process as Written
-from retinue.tools.base import Output, Scene, ToolFailed, as_tool_failed, schema_of
-from retinue.tools.files.instruction_guard import instructions_refused
+from retinue.store.runs.processes import CommandProcess as Written
+from retinue.tools.base import ToolContext, ToolOutput, as_tool_failed, schema_of
+from retinue.tools.files.instruction_guard import build_instructions_error
 from retinue.tools.shell import job_output, terminal_keys
-from retinue.tools.shell.job_store import ending, shown_command
-from retinue.tools.shell.jobs import Job, Jobs
+from retinue.tools.shell.errors import JobEnded, JobInputEmpty, JobKillPending, JobLogDeleted, JobRunning
+from retinue.tools.shell.job_store import describe_end, shorten_command
+from retinue.tools.shell.jobs import Job, JobRunner
 
-LINES, LINES_MAX = 200, 2_000
+LINES_DEFAULT, LINES_MAX = 200, 2_000
 DATA_CHARS_MAX = 65_536
 POLL_CHARS = 30_000
-SAYING_CHARS = 1_000
-POLLED_MAX = 1_000
+RESERVED_CHARS = 1_000
+POLL_OFFSETS_MAX = 1_000
 
 T = TypeVar("T")
 
-Action = Literal["list", "poll", "log", "write", "send_keys", "submit", "paste", "kill", "clear", "remove"]
+ProcessAction = Literal["list", "poll", "log", "write", "send_keys", "submit", "paste", "kill", "clear", "remove"]
 
 
 class ProcessArguments(msgspec.Struct, forbid_unknown_fields=True):
     action: Annotated[
-        Action,
+        ProcessAction,
         Meta(
             description=(
-                "list: all of this session. poll: what is new. log: lines of the output. write: to its input. "
-                "send_keys, submit (Enter), paste: as from a terminal. kill: end it. clear: forget one that has ended, "
-                "or all that have. remove: end it and forget it."
+                "list: all commands of this session. poll: state and new output. log: lines of the output. write: "
+                "send `data` to its input. send_keys, submit (Enter), paste: input as from a terminal. kill: end it. "
+                "clear: delete one that has ended, or all of them without `id`. remove: end it and delete its log."
             )
         ),
     ]
-    id: Annotated[str, Meta(description="Which one: the id that exec or list told.")] = ""
+    id: Annotated[str, Meta(description="Id of the command, as returned by exec or list.")] = ""
     offset: Annotated[
         Annotated[int, Meta(ge=0)] | None,
-        Meta(description="log: the first line, counted from 0. Without it, the last lines."),
+        Meta(description="log: first line, counted from 0. Default: the last lines."),
     ] = None
-    limit: Annotated[int, Meta(ge=1, le=LINES_MAX, description="log: how many lines.")] = LINES
+    limit: Annotated[int, Meta(ge=1, le=LINES_MAX, description="log: maximum number of lines.")] = LINES_DEFAULT
     data: Annotated[str, Meta(max_length=DATA_CHARS_MAX, description="write, paste: the text.")] = ""
-    eof: Annotated[bool, Meta(description="write: that was all, close its input.")] = False
+    eof: Annotated[bool, Meta(description="write: whether to close its input afterwards.")] = False
     keys: Annotated[list[str], Meta(description="send_keys: names such as Enter, Tab, C-c, M-x, Up, F5.")] = []
     hex: Annotated[list[str], Meta(description="send_keys: bytes as two hex digits each.")] = []
-    literal: Annotated[str, Meta(max_length=DATA_CHARS_MAX, description="send_keys: text as it is.")] = ""
-    bracketed: Annotated[bool, Meta(description="paste: mark it as pasted, where it has a terminal.")] = True
+    literal: Annotated[str, Meta(max_length=DATA_CHARS_MAX, description="send_keys: literal text.")] = ""
+    bracketed: Annotated[bool, Meta(description="paste: whether to mark it as pasted, if it has a terminal.")] = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
+class ProcessTool:
     """Manages the background commands of this session."""
 
-    jobs: Jobs
+    jobs: JobRunner
     arguments: type[msgspec.Struct] = ProcessArguments
     spec: ToolSpec = field(
         default_factory=lambda: ToolSpec(
             name="process",
-            description="Look at, talk to and end the commands that exec has left running in this conversation.",
+            description="Read the output of commands that exec left running in this conversation, send them input, "
+            "or end them.",
             parameters=schema_of(ProcessArguments),
-            effects=frozenset({Effect.RUNS_CODE, Effect.READS_PRIVATE, Effect.READS_UNTRUSTED}),
+            effects=frozenset({ToolEffect.RUNS_CODE, ToolEffect.READS_PRIVATE, ToolEffect.READS_UNTRUSTED}),
             capabilities=frozenset({"terminal.exec"}),
         )
     )
-    _polled: dict[str, int] = field(default_factory=dict[str, int], repr=False)
+    _poll_offsets: dict[str, int] = field(default_factory=dict[str, int], repr=False)
 
-    async def perform(self, arguments: ProcessArguments, scene: Scene) -> Output:
+    async def perform(self, arguments: ProcessArguments, context: ToolContext) -> ToolOutput:
         if arguments.action == "list":
-            return await self._list(scene)
+            return await self._list(context)
         if arguments.action == "clear" and not arguments.id:
-            return await self._clear_all(scene)
+            return await self._clear_all(context)
         try:
-            written = await self.jobs.book.find(scene.session, arguments.id)
+            written = await self.jobs.store.find(context.session, arguments.id)
         except Invalid as error:
             raise as_tool_failed(error) from error
-        job = self.jobs.live(written.id)
+        job = self.jobs.find_running(written.id)
         if job is not None:
-            await self.jobs.weigh(job)
+            await self.jobs.update_trust(job)
             written = job.process
         match arguments.action:
             case "poll":
@@ -95,72 +97,80 @@ class Process:
             case "log":
                 return await self._log(arguments, written)
             case "kill":
-                return await self._kill(_running(job, written))
+                return await self._kill(_require_running(job, written))
             case "clear":
                 return await self._clear(written, running=job is not None)
             case "remove":
                 return await self._remove(job, written)
             case "write" | "send_keys" | "submit" | "paste":
-                return await self._write(arguments, _running(job, written), scene)
+                return await self._send_input(arguments, _require_running(job, written), context)
             case _:
                 assert_never(arguments.action)
 
     # Reading
 
-    async def _list(self, scene: Scene) -> Output:
-        found = await self.jobs.book.of_session(scene.session)
+    async def _list(self, context: ToolContext) -> ToolOutput:
+        found = await self.jobs.store.list_session_jobs(context.session)
         if not found:
-            return Output(text="No commands were left running in this conversation.", trust=Trust.PRIVATE)
-        lines = [f"{short(each.id)}  {self._state(each)}  {shown_command(each)}" for each in found]
-        return Output(text="\n".join(lines), trust=_least(found))
+            return ToolOutput(text="No background commands in this conversation.", trust=Trust.PRIVATE)
+        lines = [f"{short_id(each.id)}  {self._describe_state(each)}  {shorten_command(each)}" for each in found]
+        return ToolOutput(text="\n".join(lines), trust=_least_trust(found))
 
-    def _state(self, written: Written) -> str:
-        return f"running, pid {written.pid}" if self.jobs.live(written.id) else ending(written)
+    def _describe_state(self, written: Written) -> str:
+        return f"running, pid {written.pid}" if self.jobs.find_running(written.id) else describe_end(written)
 
-    async def _poll(self, written: Written, *, running: bool) -> Output:
-        start = self._polled.pop(written.id, 0)
-        book = self.jobs.book
-        look = partial(job_output.tail, book.path_of(written.id), chars_max=POLL_CHARS, from_byte=start, mask=book.mask)
-        text, end = await _looked(look)
-        while len(self._polled) >= POLLED_MAX:
-            del self._polled[next(iter(self._polled))]
-        self._polled[written.id] = end
-        state = "It runs." if running else f"It has ended: {ending(written)}."
-        return Output(text=f"{state}\n{text or '[nothing new]'}", trust=_believed(written))
+    async def _poll(self, written: Written, *, running: bool) -> ToolOutput:
+        start = self._poll_offsets.pop(written.id, 0)
+        job_store = self.jobs.store
+        read = partial(
+            job_output.read_tail,
+            job_store.log_path(written.id),
+            chars_max=POLL_CHARS,
+            from_byte=start,
+            mask=job_store.redact,
+        )
+        text, end = await _read_log(read)
+        while len(self._poll_offsets) >= POLL_OFFSETS_MAX:
+            del self._poll_offsets[next(iter(self._poll_offsets))]
+        self._poll_offsets[written.id] = end
+        state = "It is running." if running else f"It has ended: {describe_end(written)}."
+        return ToolOutput(text=f"{state}\n{text or '[no new output]'}", trust=_output_trust(written))
 
-    async def _log(self, arguments: ProcessArguments, written: Written) -> Output:
-        book, path = self.jobs.book, self.jobs.book.path_of(written.id)
-        page = await _looked(
-            partial(job_output.page, path, offset=arguments.offset, limit=arguments.limit, mask=book.mask)
+    async def _log(self, arguments: ProcessArguments, written: Written) -> ToolOutput:
+        job_store, path = self.jobs.store, self.jobs.store.log_path(written.id)
+        page = await _read_log(
+            partial(job_output.read_page, path, offset=arguments.offset, limit=arguments.limit, mask=job_store.redact)
         )
         shown: list[str] = []
-        room = RESULT_CHARS_MAX - SAYING_CHARS
+        chars_left = RESULT_CHARS_MAX - RESERVED_CHARS
         # When showing the end of the log, keep the last lines.
         for line in page.lines if arguments.offset is not None else reversed(page.lines):
-            room -= len(line) + 1
-            if room < 0:
+            chars_left -= len(line) + 1
+            if chars_left < 0:
                 break
             shown.append(line)
-        first = page.first
+        first = page.first_line
         if arguments.offset is None:
             shown.reverse()
-            first = page.total - len(shown)
+            first = page.line_count - len(shown)
         last = first + len(shown)
-        said = f"Lines {first} to {last - 1} of {page.total}." if shown else f"There are {page.total} lines."
-        if last < page.total:
-            said += f" Go on with offset {last}."
-        return Output(text="\n".join([said, *shown]), trust=_believed(written))
+        notice = (
+            f"Lines {first} to {last - 1} of {page.line_count}." if shown else f"The log has {page.line_count} lines."
+        )
+        if last < page.line_count:
+            notice += f" Read on with offset {last}."
+        return ToolOutput(text="\n".join([notice, *shown]), trust=_output_trust(written))
 
     # Input
 
-    async def _write(self, arguments: ProcessArguments, job: Job, scene: Scene) -> Output:
-        if scene.others and job.guard is None:
-            raise instructions_refused(f"nothing is sent to the command {short(job.id)}", scene)
-        data = _typed(arguments, pty=job.pty)
+    async def _send_input(self, arguments: ProcessArguments, job: Job, context: ToolContext) -> ToolOutput:
+        if context.non_owner_requesters and job.path_guard is None:
+            raise build_instructions_error(f"send input to the command {short_id(job.id)}", context)
+        data = _encode_input(arguments, pty=job.pty)
         if not data and not arguments.eof:
-            raise ToolFailed("there is nothing to send", because="no text and no keys were given", code="process.empty")
+            raise JobInputEmpty
         # Update the trust before sending: after a crash in between it is too low rather than too high.
-        await self.jobs.weigh(job, untrusted=scene.trust is Trust.UNTRUSTED)
+        await self.jobs.update_trust(job, untrusted=context.trust is Trust.UNTRUSTED)
         try:
             if data:
                 await job.child.write(data)
@@ -168,80 +178,67 @@ class Process:
                 job.child.close_input()
         except SandboxFailed as error:
             raise as_tool_failed(error) from error
-        return Output(text=f"Sent {len(data)} bytes. Use poll to see what it says.", trust=Trust.PRIVATE)
+        return ToolOutput(text=f"Sent {len(data)} bytes. Use poll to read its output.", trust=Trust.PRIVATE)
 
     # Ending
 
-    async def _kill(self, job: Job) -> Output:
+    async def _kill(self, job: Job) -> ToolOutput:
         await self.jobs.kill(job, "it was killed", by_session=True)
-        if not job.over.is_set():
-            raise ToolFailed(
-                f"the command {short(job.id)} was killed, and has not ended yet",
-                because="it does not end in time",
-                try_this="look again in a moment",
-                code="process.lingers",
-            )
-        return Output(text=f"The command {short(job.id)} has ended: {ending(job.process)}.", trust=Trust.PRIVATE)
+        if not job.finished.is_set():
+            raise JobKillPending(short_id(job.id))
+        return ToolOutput(
+            text=f"The command {short_id(job.id)} has ended: {describe_end(job.process)}.", trust=Trust.PRIVATE
+        )
 
-    async def _remove(self, job: Job | None, written: Written) -> Output:
+    async def _remove(self, job: Job | None, written: Written) -> ToolOutput:
         if job is not None:
             await self._kill(job)
-        await self.jobs.book.remove(written.id)
-        return Output(text=f"The command {short(written.id)} was removed, with its log.", trust=Trust.PRIVATE)
+        await self.jobs.store.remove(written.id)
+        return ToolOutput(text=f"The command {short_id(written.id)} was removed, with its log.", trust=Trust.PRIVATE)
 
-    async def _clear(self, written: Written, *, running: bool) -> Output:
+    async def _clear(self, written: Written, *, running: bool) -> ToolOutput:
         if running:
-            raise ToolFailed(
-                f"the command {short(written.id)} still runs",
-                because="only one that has ended can be cleared",
-                try_this="use remove to end it and forget it",
-                code="process.running",
-            )
-        await self.jobs.book.remove(written.id)
-        return Output(text=f"The command {short(written.id)} was cleared.", trust=Trust.PRIVATE)
+            raise JobRunning(short_id(written.id))
+        await self.jobs.store.remove(written.id)
+        return ToolOutput(text=f"The command {short_id(written.id)} was cleared.", trust=Trust.PRIVATE)
 
-    async def _clear_all(self, scene: Scene) -> Output:
-        found = await self.jobs.book.of_session(scene.session)
-        ended = [each for each in found if not each.runs]
+    async def _clear_all(self, context: ToolContext) -> ToolOutput:
+        found = await self.jobs.store.list_session_jobs(context.session)
+        ended = [each for each in found if not each.is_running]
         for each in ended:
-            await self.jobs.book.remove(each.id)
-        return Output(text=f"{len(ended)} commands that have ended were cleared.", trust=Trust.PRIVATE)
+            await self.jobs.store.remove(each.id)
+        return ToolOutput(text=f"{len(ended)} commands that have ended were cleared.", trust=Trust.PRIVATE)
 
 
-def _running(job: Job | None, written: Written) -> Job:
+def _require_running(job: Job | None, written: Written) -> Job:
     if job is None:
-        raise ToolFailed(
-            f"the command {short(written.id)} has ended",
-            because=ending(written),
-            try_this="use log to read what it said",
-            code="process.ended",
-        )
+        raise JobEnded(short_id(written.id), end=describe_end(written))
     return job
 
 
-def _typed(arguments: ProcessArguments, *, pty: bool) -> bytes:
+def _encode_input(arguments: ProcessArguments, *, pty: bool) -> bytes:
     match arguments.action:
         case "send_keys":
-            return terminal_keys.encoded(arguments.keys, arguments.hex, arguments.literal)
+            return terminal_keys.encode_keys(arguments.keys, arguments.hex, arguments.literal)
         case "submit":
             return b"\r" if pty else b"\n"
         case "paste":
-            return terminal_keys.pasted(arguments.data, bracketed=arguments.bracketed and pty)
+            return terminal_keys.encode_paste(arguments.data, bracketed=arguments.bracketed and pty)
         case _:
             return arguments.data.encode(errors="replace")
 
 
-async def _looked(look: Callable[[], T]) -> T:
+async def _read_log(read: Callable[[], T]) -> T:
     """Read a log in a thread, because it can be long."""
     try:
-        return await asyncio.to_thread(look)
+        return await asyncio.to_thread(read)
     except FileNotFoundError:
-        raise ToolFailed("its log is no longer here", because="it was cleared away", code="process.no-log") from None
+        raise JobLogDeleted from None
 
 
-def _believed(written: Written) -> Trust:
+def _output_trust(written: Written) -> Trust:
     return Trust.UNTRUSTED if written.trust is Trust.UNTRUSTED else Trust.PRIVATE
 
 
-def _least(found: Sequence[Written]) -> Trust:
-    return least(_believed(each) for each in found)
+def _least_trust(found: Sequence[Written]) -> Trust:
+    return least_trust(_output_trust(each) for each in found)

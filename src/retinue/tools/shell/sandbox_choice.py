@@ -14,31 +14,32 @@ from msgspec import Struct
 
 from retinue.config.sandbox import DockerSettings, SandboxKind, SandboxSettings, WorkspaceAccess
 from retinue.domain.ids import RunId
-from retinue.domain.permission import STAFF_FOLDER, Rights
+from retinue.domain.permission import CREATED_AGENTS_FOLDER, AgentRights
 from retinue.domain.ports import Clock
 from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
-from retinue.policy.tools.exec_placement import ExecPolicy, Where
-from retinue.policy.tools.sandbox_settings import sandbox_of
-from retinue.sandbox.base import Confinement, Network, Probe, Sandbox, SandboxFailed
+from retinue.policy.tools.exec_placement import CommandLocation, ExecPolicy
+from retinue.policy.tools.sandbox_settings import merge_sandbox_settings
+from retinue.sandbox.base import Confinement, NetworkAccess, Sandbox, SandboxProbe
 from retinue.sandbox.mounts import is_guardable
-from retinue.sandbox.sandbox_selection import Asked, Choice, Facts, choose
-from retinue.sandbox.secret_mounts import applicable, with_secrets
+from retinue.sandbox.sandbox_selection import CommandFacts, RequestedConfinement, SandboxChoice, choose_sandbox
+from retinue.sandbox.secret_mounts import add_secrets, find_applicable_secrets
 from retinue.store.agents import file_trust
 from retinue.store.core.connection import Store
-from retinue.tools.base import Scene
+from retinue.tools.base import ToolContext
+from retinue.tools.shell.errors import SandboxHostsDenied, SandboxNotChosen, WorkspaceMoved
 
 
-class Placed(Struct, frozen=True):
+class PlacedCommand(Struct, frozen=True):
     """Where a command runs. `is_confined` means that it has a sandbox, so a shell may run in it."""
 
     sandbox: Sandbox
     confinement: Confinement
-    confined: bool
+    is_confined: bool
 
 
-class PathGuard(Struct, frozen=True):
+class CommandPathGuard(Struct, frozen=True):
     """Paths that one command may not change, because of the run principal.
 
     The sandbox mounts existing folders read-only. A missing file could be created, and a file loses
@@ -52,29 +53,31 @@ class PathGuard(Struct, frozen=True):
     since_ms: int
     run: RunId
 
-    async def begin(self) -> None:
-        body = partial(file_trust.doubt_changes, paths=self.unguarded, since_ms=self.since_ms, run=self.run)
+    async def mark_doubtful(self) -> None:
+        body = partial(file_trust.distrust_changes, paths=self.unguarded, since_ms=self.since_ms, run=self.run)
         await self.store.write(body, point="label")
 
-    async def settle(self, paths: Sequence[str]) -> None:
-        await settle(self.store, paths)
+    async def settle_changes(self, paths: Sequence[str]) -> None:
+        await settle_changes(self.store, paths)
 
 
-def guard_of(placed: Placed, *, store: Store, now: datetime, run: RunId) -> PathGuard | None:
+def build_path_guard(placed: PlacedCommand, *, store: Store, now: datetime, run: RunId) -> CommandPathGuard | None:
     """Return the protected paths of a command, or None if it has none."""
     protected = placed.confinement.protected
-    left = [str(each) for each in protected if not (placed.confined and each.is_dir() and is_guardable(each))]
+    left = [str(each) for each in protected if not (placed.is_confined and each.is_dir() and is_guardable(each))]
     if not protected:
         return None
-    return PathGuard(store, tuple(map(str, protected)), {path: _ctime_ms(path) for path in left}, to_ms(now), run)
+    return CommandPathGuard(
+        store, tuple(map(str, protected)), {path: _ctime_ms(path) for path in left}, to_ms(now), run
+    )
 
 
-async def settle(store: Store, paths: Sequence[str]) -> None:
+async def settle_changes(store: Store, paths: Sequence[str]) -> None:
     """Clear the doubt about unchanged paths after the last command that could change them has
     ended.
     """
     changed = await asyncio.to_thread(lambda: {path: _ctime_ms(path) for path in paths})
-    await store.write(partial(file_trust.settle_changes, changed=changed), point="label")
+    await store.write(partial(file_trust.clear_unchanged, changed=changed), point="label")
 
 
 def _ctime_ms(path: str) -> int | None:
@@ -84,21 +87,21 @@ def _ctime_ms(path: str) -> int | None:
         return None
 
 
-async def believed(
-    store: Store, clock: Clock, scene: Scene, placed: Placed, *, run: RunId | None, untrusted: bool
+async def assess_output_trust(
+    store: Store, clock: Clock, context: ToolContext, placed: PlacedCommand, *, run: RunId | None, untrusted: bool
 ) -> Trust:
     """Return the trust of a command's output.
 
     Output is untrusted if the command has a network or untrusted input. A command without a sandbox
     is treated as if it had a network.
     """
-    networked = placed.confinement.network is not None or not placed.confined
-    doubted = untrusted or networked or scene.trust is Trust.UNTRUSTED
+    networked = placed.confinement.network is not None or not placed.is_confined
+    doubted = untrusted or networked or context.trust is Trust.UNTRUSTED
     # Usually no file is untrusted: then a read is enough, without a commit.
     if not doubted and not await store.read(partial(file_trust.is_needed, path="")):
         return Trust.PRIVATE
     body = partial(
-        file_trust.begin_command,
+        file_trust.label_command,
         readable=[str(each) for each in placed.confinement.readable],
         writable=[str(each) for each in placed.confinement.writable],
         untrusted=doubted,
@@ -109,7 +112,7 @@ async def believed(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Confining:
+class SandboxChooser:
     """Chooses and builds sandboxes for commands.
 
     `container` returns the sandbox of a scope for its settings, or for the instance's settings
@@ -120,21 +123,21 @@ class Confining:
     host: Sandbox
     bubblewrap: Sandbox
     container: Callable[[str, DockerSettings | None], Sandbox]
-    homes: Path
-    is_owner: Callable[[Scene], bool]
+    agents_directory: Path
+    is_owner: Callable[[ToolContext], bool]
     environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    _trying: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
-    _probes: dict[SandboxKind, Probe] = field(default_factory=dict[SandboxKind, Probe], repr=False)
+    _probe_lock: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
+    _probes: dict[SandboxKind, SandboxProbe] = field(default_factory=dict[SandboxKind, SandboxProbe], repr=False)
 
-    async def probe(self) -> Probe:
+    async def probe(self) -> SandboxProbe:
         """Probe the configured sandbox once. Before that, no sandbox counts as working."""
-        async with self._trying:
+        async with self._probe_lock:
             kind = self.settings().kind
             if kind not in self._probes:
                 self._probes[kind] = await self._probe(kind)
             return self._probes[kind]
 
-    async def _probe(self, kind: SandboxKind) -> Probe:
+    async def _probe(self, kind: SandboxKind) -> SandboxProbe:
         match kind:
             case SandboxKind.BUBBLEWRAP:
                 return await self.bubblewrap.probe()
@@ -143,99 +146,91 @@ class Confining:
             case SandboxKind.OFF:
                 return await self.host.probe()
 
-    async def ready(self) -> None:
+    async def ensure_probed(self) -> None:
         """Wait until the configured sandbox was probed."""
         if self.settings().kind not in self._probes:
             await self.probe()
 
-    def policy(self, scene: Scene, policy: ExecPolicy) -> ExecPolicy:
+    def adapt_policy(self, context: ToolContext, policy: ExecPolicy) -> ExecPolicy:
         """Return the policy for the host if the owner disabled the sandbox for this session."""
-        choice = self._choose(scene, Confinement(folder=scene.rights.workspace))
-        bare = choice.kind is SandboxKind.OFF and choice.decision.allowed
-        return replace(policy, host=Where.HOST) if bare else policy
+        choice = self._choose(context, Confinement(folder=context.rights.workspace))
+        bare = choice.kind is SandboxKind.OFF and choice.decision.is_allowed
+        return replace(policy, host=CommandLocation.HOST) if bare else policy
 
-    def works(self, scene: Scene) -> bool:
-        return self._choose(scene, Confinement(folder=scene.rights.workspace)).decision.allowed
+    def has_sandbox(self, context: ToolContext) -> bool:
+        return self._choose(context, Confinement(folder=context.rights.workspace)).decision.is_allowed
 
-    async def __call__(self, scene: Scene, confinement: Confinement, where: Where, program: str) -> Placed:
+    async def __call__(
+        self, context: ToolContext, confinement: Confinement, where: CommandLocation, program: str
+    ) -> PlacedCommand:
         """Choose the sandbox. `program` is the real path of what runs, or empty if a shell runs the
         command.
         """
-        _make_sure_of_place(scene.rights.workspace)
-        choice = self._choose(scene, confinement)
-        _make_sure_of_hosts(confinement.network, choice.confinement.network)
-        if where is Where.HOST:
+        _require_unmoved_workspace(context.rights.workspace)
+        choice = self._choose(context, confinement)
+        _require_hosts(confinement.network, choice.confinement.network)
+        if where is CommandLocation.HOST:
             chosen, sandbox = replace(choice.confinement, network=None), self.host
         else:
-            chosen, sandbox = choice.confinement, self._sandbox(choice, self._settings_of(scene))
-        names = (scene.agent.name, *(sender.name for sender in scene.senders))
-        first, *others = (applicable(self.settings(), name, Path(program), chosen) for name in names)
+            chosen, sandbox = choice.confinement, self._get_sandbox(choice, self._settings_of(context))
+        names = (context.agent.name, *(sender.name for sender in context.parent_agents))
+        first, *others = (find_applicable_secrets(self.settings(), name, Path(program), chosen) for name in names)
         given = tuple(each for each in first if all(each in other for other in others))
         chosen = replace(chosen, protected=confinement.protected)
-        return Placed(sandbox, with_secrets(chosen, given, self.environment), where is Where.SANDBOX)
+        return PlacedCommand(sandbox, add_secrets(chosen, given, self.environment), where is CommandLocation.SANDBOX)
 
-    def _settings_of(self, scene: Scene) -> SandboxSettings:
-        return sandbox_of(self.settings(), scene.agent, *scene.senders)
+    def _settings_of(self, context: ToolContext) -> SandboxSettings:
+        return merge_sandbox_settings(self.settings(), context.agent, *context.parent_agents)
 
-    def _sandbox(self, choice: Choice, settings: SandboxSettings) -> Sandbox:
+    def _get_sandbox(self, choice: SandboxChoice, settings: SandboxSettings) -> Sandbox:
         match choice.kind:
             case SandboxKind.BUBBLEWRAP:
                 return self.bubblewrap
             case SandboxKind.DOCKER:
                 return self.container(choice.key, settings.docker)
             case SandboxKind.OFF:
-                raise SandboxFailed("the command was not begun", because=choice.decision.because)
+                raise SandboxNotChosen(because=choice.decision.because)
 
-    def _choose(self, scene: Scene, confinement: Confinement) -> Choice:
-        settings = self._settings_of(scene)
-        workspace = Path(os.path.realpath(scene.rights.workspace))
-        rights = Rights(
+    def _choose(self, context: ToolContext, confinement: Confinement) -> SandboxChoice:
+        settings = self._settings_of(context)
+        workspace = Path(os.path.realpath(context.rights.workspace))
+        rights = AgentRights(
             workspace=workspace,
             write=tuple(each for each in confinement.writable if each != workspace),
             read=confinement.readable,
-            web=scene.rights.web,
+            web=context.rights.web,
         )
-        facts = Facts(
-            agent=scene.acts_as.name,
-            session=scene.session,
-            origin=scene.origin,
-            owner=self.is_owner(scene),
+        facts = CommandFacts(
+            agent=context.effective_agent.name,
+            session=context.session,
+            origin=context.origin,
+            is_for_owner=self.is_owner(context),
             rights=rights,
-            home=Path(os.path.realpath(scene.home)),
-            homes=Path(os.path.realpath(self.homes)),
+            agent_directory=Path(os.path.realpath(context.agent_directory)),
+            agents_directory=Path(os.path.realpath(self.agents_directory)),
         )
         hidden = settings.workspace is WorkspaceAccess.NONE and confinement.folder.is_relative_to(workspace)
-        asked = Asked(
+        asked = RequestedConfinement(
             folder=None if hidden else confinement.folder,
             hosts=confinement.network.hosts if confinement.network else (),
             seconds=confinement.limits.seconds,
         )
-        return choose(settings, facts, self._probes, asked)
+        return choose_sandbox(settings, facts, self._probes, asked)
 
 
-def _make_sure_of_place(workspace: Path) -> None:
+def _require_unmoved_workspace(workspace: Path) -> None:
     """Refuse a nested workspace that was replaced by a link, because the outer agent could have
     made it.
     """
-    if STAFF_FOLDER in workspace.parts and os.path.realpath(workspace) != str(workspace):
-        raise SandboxFailed(
-            "the command was not begun",
-            because=f"the workspace {workspace} has become a link to somewhere else",
-            try_this="tell the owner of this house",
-            code="sandbox.workspace-moved",
-        )
+    if CREATED_AGENTS_FOLDER in workspace.parts and os.path.realpath(workspace) != str(workspace):
+        raise WorkspaceMoved(workspace)
 
 
-def _make_sure_of_hosts(asked: Network | None, chosen: Network | None) -> None:
+def _require_hosts(requested: NetworkAccess | None, chosen: NetworkAccess | None) -> None:
     """Refuse to run without a requested host, because the command would fail without a clear
     reason.
     """
     left: Sequence[str] = chosen.hosts if chosen else ()
-    missing = [host for host in (asked.hosts if asked else ()) if host not in left]
+    missing = [host for host in (requested.hosts if requested else ()) if host not in left]
     if missing:
-        raise SandboxFailed(
-            f"no command may reach {', '.join(missing)[:200]}",
-            because="`sandbox.hosts` does not name it",
-            try_this="ask the owner to add it there, or leave it out",
-            code="sandbox.host-not-allowed",
-        )
+        raise SandboxHostsDenied(missing)

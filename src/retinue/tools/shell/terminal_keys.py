@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from retinue.tools.base import ToolFailed
+from retinue.tools.shell.errors import HexByteInvalid, TerminalKeyUnknown, TooManyKeys
 
 KEYS_MAX = 256
 
-PASTE_BEGINS = b"\x1b[200~"
-PASTE_ENDS = b"\x1b[201~"
+PASTE_START = b"\x1b[200~"
+PASTE_END = b"\x1b[201~"
 
-_NAMED = {
+_NAMED_KEYS = {
     "enter": b"\r",
     "return": b"\r",
     "tab": b"\t",
@@ -47,27 +47,25 @@ _NAMED = {
 _HEX = re.compile(r"(?:0x)?([0-9a-fA-F]{2})")
 
 
-def encoded(keys: Sequence[str], hexes: Sequence[str] = (), literal: str = "") -> bytes:
+def encode_keys(keys: Sequence[str], hex_bytes: Sequence[str] = (), literal: str = "") -> bytes:
     """Encode named keys (`Enter`, `C-c`, `M-x`, `Up`), then hex bytes, then a literal text."""
-    if len(keys) > KEYS_MAX or len(hexes) > KEYS_MAX:
-        raise ToolFailed(
-            "these are too many keys at once", because=f"at most {KEYS_MAX} are sent", code="process.keys-too-many"
-        )
-    return b"".join([*map(_key, keys), *map(_byte, hexes), literal.encode(errors="replace")])
+    if len(keys) > KEYS_MAX or len(hex_bytes) > KEYS_MAX:
+        raise TooManyKeys(keys_max=KEYS_MAX)
+    return b"".join([*map(_encode_key, keys), *map(_parse_hex_byte, hex_bytes), literal.encode(errors="replace")])
 
 
-def pasted(text: str, *, bracketed: bool) -> bytes:
+def encode_paste(text: str, *, bracketed: bool) -> bytes:
     """Encode a text as a terminal pastes it. It cannot contain the end marker of a bracketed paste."""
     data = text.encode(errors="replace")
     if not bracketed:
         return data
-    while PASTE_ENDS in data or PASTE_BEGINS in data:  # a removal can form a new marker
-        data = data.replace(PASTE_ENDS, b"").replace(PASTE_BEGINS, b"")
-    return PASTE_BEGINS + data + PASTE_ENDS
+    while PASTE_END in data or PASTE_START in data:  # a removal can form a new marker
+        data = data.replace(PASTE_END, b"").replace(PASTE_START, b"")
+    return PASTE_START + data + PASTE_END
 
 
-def _key(name: str) -> bytes:
-    plain = _NAMED.get(name.lower())
+def _encode_key(name: str) -> bytes:
+    plain = _NAMED_KEYS.get(name.lower())
     if plain is not None:
         return plain
     modifier, dash, rest = name.partition("-")
@@ -78,25 +76,16 @@ def _key(name: str) -> bytes:
             case "c" | "ctrl" if rest.lower() == "space":
                 return b"\x00"
             case "m" | "alt":
-                return b"\x1b" + _key(rest)
+                return b"\x1b" + _encode_key(rest)
             case _:
                 pass
     if len(name) == 1:
         return name.encode(errors="replace")
-    raise ToolFailed(
-        f"there is no key {name[:40]!r}",
-        because="a key is one character, a name such as Enter, Up or F5, or one of these after C- or M-",
-        try_this="send a text as `literal`",
-        code="process.key-unknown",
-    )
+    raise TerminalKeyUnknown(name)
 
 
-def _byte(text: str) -> bytes:
+def _parse_hex_byte(text: str) -> bytes:
     found = _HEX.fullmatch(text.strip())
     if found is None:
-        raise ToolFailed(
-            f"{text[:40]!r} is not a byte in hex",
-            because="each is two hex digits, such as 1b",
-            code="process.hex-invalid",
-        )
+        raise HexByteInvalid(text)
     return bytes.fromhex(found[1])

@@ -11,30 +11,18 @@ from typing import Any
 
 import msgspec
 
-from retinue.tools.base import ToolFailed
+from retinue.tools.web.errors import BrowserCommandFailed, BrowserGone, BrowserReplyTooLarge, BrowserTimeout
 
-CALL_S = 30.0
+CALL_TIMEOUT_S = 30.0
 MESSAGE_BYTES_MAX = 48 * 1024 * 1024
 _CHUNK_BYTES = 256 * 1024
 _ID = re.compile(rb'\{"id":(\d{1,15}),')
 
-Event = Callable[[str, dict[str, Any], str], None]
+EventListener = Callable[[str, dict[str, Any], str], None]
 """Called with the name, the parameters and the protocol session of each event. The last one is `gone`."""
 
 
-class BrowserFailed(ToolFailed):
-    """The browser did not perform a command."""
-
-    code = "browser.failed"
-
-
-class TooMuch(BrowserFailed):
-    """The response exceeded the size limit."""
-
-    code = "browser.too-much"
-
-
-class Cdp:
+class CdpClient:
     """Sends commands and dispatches events."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -42,23 +30,23 @@ class Cdp:
         self._writer = writer
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._listeners: list[Event] = []
-        self._over = False
-        self._task = asyncio.get_running_loop().create_task(self._listen())
+        self._listeners: list[EventListener] = []
+        self._is_closed = False
+        self._task = asyncio.get_running_loop().create_task(self._run())
 
     @property
-    def open(self) -> bool:
-        return not self._over
+    def is_open(self) -> bool:
+        return not self._is_closed
 
-    def listen(self, event: Event) -> None:
-        self._listeners.append(event)
+    def add_listener(self, listener: EventListener) -> None:
+        self._listeners.append(listener)
 
     async def call(
-        self, method: str, params: dict[str, Any] | None = None, *, session: str = "", timeout_s: float = CALL_S
+        self, method: str, params: dict[str, Any] | None = None, *, session: str = "", timeout_s: float = CALL_TIMEOUT_S
     ) -> dict[str, Any]:
         """Send a command and return its result. Raises `BrowserFailed`."""
-        if not self.open:
-            raise _gone()
+        if not self.is_open:
+            raise BrowserGone
         number = next(self._numbers)
         message: dict[str, Any] = {"id": number, "method": method, "params": params or {}}
         if session:
@@ -70,14 +58,9 @@ class Cdp:
                 await self._writer.drain()
                 return await answer
         except (ConnectionError, RuntimeError):
-            raise _gone() from None
+            raise BrowserGone from None
         except TimeoutError:
-            raise BrowserFailed(
-                "the browser does not answer",
-                because=f"{method} took more than {timeout_s:g} seconds",
-                try_this="close it, and open the page again",
-                code="browser.timeout",
-            ) from None
+            raise BrowserTimeout(method, timeout_s=timeout_s) from None
         finally:
             del self._waiting[number]
             if not answer.cancel() and not answer.cancelled():
@@ -94,31 +77,31 @@ class Cdp:
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
 
-    async def _listen(self) -> None:
+    async def _run(self) -> None:
         try:
-            await self._read()
+            await self._read_messages()
         except (OSError, msgspec.DecodeError):
             pass  # the browser ended, or sent an invalid message
         finally:
-            self._over = True
+            self._is_closed = True
             for answer in self._waiting.values():
                 if not answer.done():
-                    answer.set_exception(_gone())
+                    answer.set_exception(BrowserGone())
             for listener in self._listeners:
                 listener("gone", {}, "")
 
-    async def _read(self) -> None:
+    async def _read_messages(self) -> None:
         buffer = bytearray()
         beginning = b""  # of a message that exceeds the limit
         while chunk := await self._reader.read(_CHUNK_BYTES):
-            *whole, rest = chunk.split(b"\0")
-            for piece in whole:
+            *complete, rest = chunk.split(b"\0")
+            for piece in complete:
                 if beginning:
-                    self._too_much(beginning)
+                    self._fail_oversized(beginning)
                     beginning = b""
                 else:
                     buffer += piece
-                    self._hear(bytes(buffer))
+                    self._handle_message(bytes(buffer))
                 buffer.clear()
             if beginning:
                 continue
@@ -127,7 +110,7 @@ class Cdp:
                 beginning = bytes(buffer[:64])
                 buffer.clear()
 
-    def _hear(self, raw: bytes) -> None:
+    def _handle_message(self, raw: bytes) -> None:
         message: dict[str, Any] = msgspec.json.decode(raw, type=dict[str, Any])
         answer = self._waiting.get(message.get("id", 0))
         if answer is None:
@@ -137,23 +120,12 @@ class Cdp:
         elif not answer.done():
             if "error" in message:
                 because = str(message["error"].get("message", ""))[:200]
-                answer.set_exception(BrowserFailed("the browser could not do that", because=because))
+                answer.set_exception(BrowserCommandFailed(because=because))
             else:
                 answer.set_result(message.get("result", {}))
 
-    def _too_much(self, beginning: bytes) -> None:
-        found = _ID.match(beginning)
+    def _fail_oversized(self, prefix: bytes) -> None:
+        found = _ID.match(prefix)
         answer = self._waiting.get(int(found[1])) if found else None
         if answer is not None and not answer.done():
-            answer.set_exception(
-                TooMuch("there is too much on this page", because="the browser's answer was too large")
-            )
-
-
-def _gone() -> BrowserFailed:
-    return BrowserFailed(
-        "the browser is gone",
-        because="it ended, or was closed",
-        try_this="open the page again",
-        code="browser.gone",
-    )
+            answer.set_exception(BrowserReplyTooLarge(bytes_max=MESSAGE_BYTES_MAX))

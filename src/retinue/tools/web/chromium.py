@@ -21,26 +21,27 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from retinue.sandbox.base import Limits
-from retinue.sandbox.resource_monitor import Watch
+from retinue.sandbox.base import ResourceLimits
+from retinue.sandbox.resource_monitor import ResourceMonitor
 from retinue.tools.base import ToolFailed
-from retinue.tools.web.browser_proxy import GuardedProxy
-from retinue.tools.web.cdp import Cdp
-from retinue.tools.web.url_guard import Guard
+from retinue.tools.web.browser_proxy import BrowserProxy
+from retinue.tools.web.cdp import CdpClient
+from retinue.tools.web.errors import BrowserNotStarted
+from retinue.tools.web.url_guard import UrlGuard
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-START_S = 30.0
-END_S = 5.0
-WATCH_S = 1.0
+PROGRAM_NAMES = ("chromium", "chromium-browser", "google-chrome")
+START_TIMEOUT_S = 30.0
+EXIT_TIMEOUT_S = 5.0
+MONITOR_INTERVAL_S = 1.0
 THREADS_MAX = 2_000
 SCRATCH_BYTES_MAX = 512 * 1024 * 1024
 WIDTH, HEIGHT = 1280, 800
-_COMPLAINT_BYTES_MAX = 500
+_STDERR_BYTES_MAX = 500
 _CHUNK_BYTES = 16 * 1024
-_PORT = 3128  # on the loopback of a separate network namespace
+_PROXY_PORT = 3128  # on the loopback of a separate network namespace
 
 # Some of these features send typed data to Google, such as password checks and form field descriptions.
-_OFF = ",".join(
+_DISABLED_FEATURES = ",".join(
     (
         "AutofillServerCommunication",
         "BackForwardCache",
@@ -76,7 +77,7 @@ FLAGS = (
     "--disable-domain-reliability",
     "--disable-client-side-phishing-detection",
     "--disable-component-extensions-with-background-pages",
-    f"--disable-features={_OFF}",
+    f"--disable-features={_DISABLED_FEATURES}",
     "--deny-permission-prompts",
     "--metrics-recording-only",
     "--password-store=basic",
@@ -90,7 +91,7 @@ FLAGS = (
 )
 
 # Runs inside the sandbox: connects Chromium to its two pipes, and forwards its loopback port to our proxy.
-_INSIDE = """
+_ENTRYPOINT_SCRIPT = """
 import os, socket, sys, threading
 def carry(a, b):
     try:
@@ -102,18 +103,18 @@ def carry(a, b):
         b.shutdown(socket.SHUT_WR)
     except OSError:
         pass
-def serve(listener, door):
+def serve(listener, proxy):
     while True:
         here, _ = listener.accept()
         there = socket.socket(socket.AF_UNIX)
         try:
-            there.connect(door)
+            there.connect(proxy)
         except OSError:
             here.close()
             continue
         for ends in ((here, there), (there, here)):
             threading.Thread(target=carry, args=ends, daemon=True).start()
-door, port, *argv = sys.argv[1:]
+proxy, port, *argv = sys.argv[1:]
 listener = socket.create_server(("127.0.0.1", int(port)), backlog=128)
 child = os.fork()
 if not child:
@@ -125,50 +126,50 @@ if not child:
     os.execv(argv[0], argv)
 os.close(0)
 os.close(1)
-threading.Thread(target=serve, args=(listener, door), daemon=True).start()
+threading.Thread(target=serve, args=(listener, proxy), daemon=True).start()
 os.waitpid(child, 0)
 """
-_BARE = 'exec "$@" 3<&0 4>&1 0</dev/null 1>/dev/null'
+_SHELL_SCRIPT = 'exec "$@" 3<&0 4>&1 0</dev/null 1>/dev/null'
 
 
-class Way(Struct, frozen=True):
+class LaunchMode(Struct, frozen=True):
     """How a browser can be started here. At least one of the two confines it."""
 
     bubblewrap: bool
-    own_sandbox: bool
+    chromium_sandbox: bool
 
 
-def ways(*, bubblewrap: bool, root: bool) -> tuple[Way, ...]:
+def list_launch_modes(*, bubblewrap: bool, is_root: bool) -> tuple[LaunchMode, ...]:
     """Return the launch modes to try, best first."""
-    inside = (Way(True, True), Way(True, False)) if bubblewrap else ()
-    return inside if root else (*inside, Way(False, True))
+    inside = (LaunchMode(True, True), LaunchMode(True, False)) if bubblewrap else ()
+    return inside if is_root else (*inside, LaunchMode(False, True))
 
 
-def find(path: Path | None, search: str) -> str | None:
+def find_chromium(path: Path | None, search_path: str) -> str | None:
     """Return the configured program, or the first one found."""
     if path is not None:
-        return shutil.which(path, path=search)
-    return next(filter(None, (shutil.which(name, path=search) for name in NAMES)), None)
+        return shutil.which(path, path=search_path)
+    return next(filter(None, (shutil.which(name, path=search_path) for name in PROGRAM_NAMES)), None)
 
 
-def find_bubblewrap(search: str) -> str | None:
-    return shutil.which("bwrap", path=search)
+def find_bubblewrap(search_path: str) -> str | None:
+    return shutil.which("bwrap", path=search_path)
 
 
-class Chromium:
+class ChromiumProcess:
     """A running Chromium with its own proxy."""
 
-    def __init__(self, process: asyncio.subprocess.Process, proxy: GuardedProxy, folder: Path) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, proxy: BrowserProxy, folder: Path) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
-        self.cdp = Cdp(process.stdout, process.stdin)
+        self.cdp = CdpClient(process.stdout, process.stdin)
         self.proxy = proxy
         self._process = process
         self._folder = folder
-        self.because = ""  # why we ended it, if we did
-        self._complaint = b""
-        self._watching: asyncio.Task[None] | None = None
-        self._hearing = asyncio.get_running_loop().create_task(self._hear(process.stderr))
+        self.end_reason = ""  # why we ended it, if we did
+        self._stderr_tail = b""
+        self._monitor_task: asyncio.Task[None] | None = None
+        self._stderr_task = asyncio.get_running_loop().create_task(self._read_stderr(process.stderr))
 
     @property
     def pid(self) -> int:
@@ -176,102 +177,99 @@ class Chromium:
 
     async def close(self) -> None:
         """Kill the browser and everything it started, and delete its files."""
-        await _end(self._process)
-        await self.cdp.close(grace_s=END_S)  # a pipe that was read to its end closes by itself
-        await asyncio.wait([self._hearing], timeout=END_S)
-        tasks = [task for task in (self._hearing, self._watching) if task is not None]
+        await _kill_and_wait(self._process)
+        await self.cdp.close(grace_s=EXIT_TIMEOUT_S)  # a pipe that was read to its end closes by itself
+        await asyncio.wait([self._stderr_task], timeout=EXIT_TIMEOUT_S)
+        tasks = [task for task in (self._stderr_task, self._monitor_task) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
         await self.proxy.close()
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
-    def watch(self, memory_bytes_max: int) -> None:
+    def start_monitor(self, memory_bytes_max: int) -> None:
         """Start the resource monitor, which kills a browser that exceeds a limit. Chromium fails
         under rlimits.
         """
-        watch = Watch(self.pid, Limits(memory_bytes=memory_bytes_max, processes=THREADS_MAX))
-        self._watching = asyncio.get_running_loop().create_task(self._watch(watch))
+        watch = ResourceMonitor(self.pid, ResourceLimits(memory_bytes=memory_bytes_max, processes=THREADS_MAX))
+        self._monitor_task = asyncio.get_running_loop().create_task(self._monitor(watch))
 
-    async def _watch(self, watch: Watch) -> None:
+    async def _monitor(self, monitor: ResourceMonitor) -> None:
         while self._process.returncode is None:
-            await asyncio.sleep(WATCH_S)
-            self.because = await asyncio.to_thread(watch.excess)
-            if self.because:
+            await asyncio.sleep(MONITOR_INTERVAL_S)
+            self.end_reason = await asyncio.to_thread(monitor.find_excess)
+            if self.end_reason:
                 _kill(self._process)
                 return
 
-    async def complaint(self) -> str:
+    async def describe_start_failure(self) -> str:
         """Return why it did not start."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.5):
                 await self._process.wait()
         if self._process.returncode is None:
-            return f"it did not answer within {START_S:g} seconds"
-        last = self._complaint.decode(errors="replace").strip().rpartition("\n")[2]
-        return f"it ended at once, with {self._process.returncode}{f': {last}' if last else ''}"
+            return f"it did not answer within {START_TIMEOUT_S:g} seconds"
+        last = self._stderr_tail.decode(errors="replace").strip().rpartition("\n")[2]
+        return f"it exited at once with status {self._process.returncode}{f': {last}' if last else ''}"
 
-    async def _hear(self, errors: asyncio.StreamReader | None) -> None:
+    async def _read_stderr(self, errors: asyncio.StreamReader | None) -> None:
         """Read stderr, because a full pipe would block the browser, and keep the last part."""
         while errors is not None and (chunk := await errors.read(_CHUNK_BYTES)):
-            self._complaint = (self._complaint + chunk)[-_COMPLAINT_BYTES_MAX:]
+            self._stderr_tail = (self._stderr_tail + chunk)[-_STDERR_BYTES_MAX:]
 
 
-async def begin(
+async def start_chromium(
     program: str,
-    guard: Callable[[], Guard],
+    guard: Callable[[], UrlGuard],
     *,
-    search: str,
+    search_path: str,
     bytes_max: int,
     memory_bytes_max: int,
-    spent: Callable[[], None],
-    tried: Sequence[Way],
-) -> tuple[Chromium, Way]:
+    on_limit: Callable[[], None],
+    modes: Sequence[LaunchMode],
+) -> tuple[ChromiumProcess, LaunchMode]:
     """Start Chromium in the first launch mode in which it answers. Raises `ToolFailed` and cleans
     up.
     """
-    bubblewrap = find_bubblewrap(search) or ""
+    bubblewrap = find_bubblewrap(search_path) or ""
     complaint = ""
-    for way in tried:
+    for way in modes:
         folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="retinue-browser-"))
-        proxy = GuardedProxy(guard, bytes_max=bytes_max, spent=spent)
+        proxy = BrowserProxy(guard, bytes_max=bytes_max, on_limit=on_limit)
         try:
             process = await _spawn(program, way, bubblewrap, folder, proxy)
         except BaseException:
             await proxy.close()
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
             raise
-        chromium = Chromium(process, proxy, folder)
+        chromium = ChromiumProcess(process, proxy, folder)
         try:
-            async with asyncio.timeout(START_S):
+            async with asyncio.timeout(START_TIMEOUT_S):
                 await chromium.cdp.call("Browser.getVersion")
         except (ToolFailed, TimeoutError):
-            complaint = await chromium.complaint()
+            complaint = await chromium.describe_start_failure()
             await chromium.close()
         except BaseException:
             await chromium.close()
             raise
         else:
-            chromium.watch(memory_bytes_max)
+            chromium.start_monitor(memory_bytes_max)
             return chromium, way
-    raise ToolFailed(
-        "the browser did not start",
-        because=complaint or "it could not be confined",
-        try_this="an owner can see with `retinue doctor` what is missing; web_fetch works without a browser",
-        code="browser.not-started",
-    )
+    raise BrowserNotStarted(because=complaint)
 
 
 async def _spawn(
-    program: str, way: Way, bubblewrap: str, folder: Path, proxy: GuardedProxy
+    program: str, mode: LaunchMode, bubblewrap: str, folder: Path, proxy: BrowserProxy
 ) -> asyncio.subprocess.Process:
-    if way.bubblewrap:
+    if mode.bubblewrap:
         await proxy.listen(folder / "proxy")
-        argv = _confined(bubblewrap, program, folder / "proxy", _flags(way, _PORT, "/tmp/profile"))
+        argv = _build_bubblewrap_argv(
+            bubblewrap, program, folder / "proxy", _build_flags(mode, _PROXY_PORT, "/tmp/profile")
+        )
         environment: Mapping[str, str] = {}
     else:
         port = await proxy.listen_on_loopback()
-        argv = ["/bin/sh", "-c", _BARE, "sh", program, *_flags(way, port, str(folder / "profile"))]
+        argv = ["/bin/sh", "-c", _SHELL_SCRIPT, "sh", program, *_build_flags(mode, port, str(folder / "profile"))]
         environment = {"HOME": str(folder), "PATH": os.defpath, "LANG": "C.UTF-8"}
     return await asyncio.create_subprocess_exec(
         *argv,
@@ -284,12 +282,12 @@ async def _spawn(
     )
 
 
-def _flags(way: Way, port: int, profile: str) -> list[str]:
-    own = [] if way.own_sandbox else ["--no-sandbox"]
+def _build_flags(mode: LaunchMode, port: int, profile: str) -> list[str]:
+    own = [] if mode.chromium_sandbox else ["--no-sandbox"]
     return [*FLAGS, *own, f"--proxy-server=http://127.0.0.1:{port}", f"--user-data-dir={profile}", "--log-level=3"]
 
 
-def _confined(bubblewrap: str, program: str, door: Path, flags: Sequence[str]) -> list[str]:
+def _build_bubblewrap_argv(bubblewrap: str, program: str, proxy_socket: Path, flags: Sequence[str]) -> list[str]:
     """Return the bubblewrap command line: own namespaces, without our files, processes and network."""
     python = os.path.realpath(sys.executable)
     shown = [
@@ -311,10 +309,10 @@ def _confined(bubblewrap: str, program: str, door: Path, flags: Sequence[str]) -
         else:
             argv += ["--ro-bind-try", f"/{name}", f"/{name}"]
     argv += ["--proc", "/proc", "--dev", "/dev", "--size", str(SCRATCH_BYTES_MAX), "--tmpfs", "/tmp"]
-    argv += ["--tmpfs", "/run", "--bind", str(door), "/run/door", "--chdir", "/tmp"]
+    argv += ["--tmpfs", "/run", "--bind", str(proxy_socket), "/run/proxy", "--chdir", "/tmp"]
     for name, value in {"HOME": "/tmp", "PATH": os.defpath, "LANG": "C.UTF-8"}.items():
         argv += ["--setenv", name, value]
-    return [*argv, "--", python, "-I", "-S", "-c", _INSIDE, "/run/door", str(_PORT), program, *flags]
+    return [*argv, "--", python, "-I", "-S", "-c", _ENTRYPOINT_SCRIPT, "/run/proxy", str(_PROXY_PORT), program, *flags]
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:
@@ -324,8 +322,8 @@ def _kill(process: asyncio.subprocess.Process) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def _kill_and_wait(process: asyncio.subprocess.Process) -> None:
     _kill(process)
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(END_S):
+        async with asyncio.timeout(EXIT_TIMEOUT_S):
             await process.wait()

@@ -11,7 +11,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urljoin
 
-from retinue.tools.web.url_guard import Guard, Target, WebFailed, WebRefused
+from retinue.tools.web.errors import (
+    RedirectFailed,
+    RedirectRefused,
+    TooManyRedirects,
+    WebFailed,
+    WebRefused,
+    WebRequestFailed,
+    WebTimeout,
+)
+from retinue.tools.web.url_guard import UrlGuard, UrlTarget
 
 if TYPE_CHECKING:
     import aiohttp
@@ -19,16 +28,16 @@ if TYPE_CHECKING:
 
 REDIRECTS_MAX = 3
 BODY_BYTES_MAX = 5 * 1024 * 1024
-PACKED_BYTES_MAX = 16 * 1024 * 1024
+COMPRESSED_BYTES_MAX = 16 * 1024 * 1024
 HEADER_BYTES_MAX = 16 * 1024  # of one header; aiohttp limits their number
-CONNECT_S = 15.0
+CONNECT_TIMEOUT_S = 15.0
 USER_AGENT = "Mozilla/5.0 (compatible; retinue)"
-_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
 _CHUNK_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class WebResponse:
     """The response after the last redirect. `is_truncated` means that the body was longer than what
     was read.
     """
@@ -37,13 +46,13 @@ class Answer:
     status: int
     headers: Mapping[str, str]  # names in lower case
     body: bytes = field(repr=False)
-    cut: bool = False
+    is_truncated: bool = False
 
 
-class Http:
+class GuardedHttpClient:
     """Sends requests without a connection pool, cookies or proxy settings of the environment."""
 
-    def __init__(self, guard: Guard, *, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, guard: UrlGuard, *, tls: ssl.SSLContext | None = None) -> None:
         """`tls` defaults to the certificate authorities of the system."""
         self._guard = guard
         self._tls = tls
@@ -56,71 +65,56 @@ class Http:
         timeout_s: float,
         bytes_max: int = BODY_BYTES_MAX,
         redirects_max: int = REDIRECTS_MAX,
-    ) -> Answer:
+    ) -> WebResponse:
         """Raises `WebRefused` and `WebFailed`.
 
         `headers` are sent with every redirect, so with a secret in them allow no redirects. Errors
         name only the requested host: their text counts as trusted, and a server chooses the
         redirect.
         """
-        target = self._guard.target(url)
-        asked = target.host
+        target = self._guard.parse_url(url)
         try:
             async with asyncio.timeout(timeout_s):
-                answer = await self._hop(target, headers or {}, bytes_max)
+                answer = await self._request_once(target, headers or {}, bytes_max)
                 for _ in range(redirects_max):
-                    if not (next_url := _redirect(answer)):
+                    if not (next_url := _find_redirect(answer)):
                         return answer
                     try:
-                        answer = await self._hop(self._guard.target(next_url), headers or {}, bytes_max)
-                    except (WebRefused, WebFailed) as error:
-                        sentence = f"'{asked}' redirects to where nothing could be read"
-                        raise type(error)(sentence, because=error.because, try_this="try another page") from None
+                        answer = await self._request_once(self._guard.parse_url(next_url), headers or {}, bytes_max)
+                    except WebRefused as error:
+                        raise RedirectRefused(target.host, because=error.because) from None
+                    except WebFailed as error:
+                        raise RedirectFailed(target.host, because=error.because) from None
         except TimeoutError:
-            raise WebFailed(
-                f"'{asked}' took too long",
-                because=f"it did not answer in full within {timeout_s:g} seconds",
-                try_this="try again later, or another page",
-                code="web.timeout",
-            ) from None
-        if not _redirect(answer):
+            raise WebTimeout(target.host, timeout_s=timeout_s) from None
+        if not _find_redirect(answer):
             return answer
-        raise WebFailed(
-            f"'{asked}' redirects too often",
-            because=f"at most {redirects_max} redirects are followed",
-            try_this="ask for the page that it leads to",
-            code="web.redirects",
-        )
+        raise TooManyRedirects(target.host, redirects_max=redirects_max)
 
     async def post(
         self, url: str, content: bytes, *, headers: Mapping[str, str], timeout_s: float, bytes_max: int
-    ) -> Answer:
+    ) -> WebResponse:
         """Send content to one URL. A redirect is returned, not followed.
 
         Raises `WebRefused` if the request surely did not arrive, and `WebFailed` if that is
         unknown.
         """
-        target = self._guard.target(url)
+        target = self._guard.parse_url(url)
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._hop(target, headers, bytes_max, content=content)
+                return await self._request_once(target, headers, bytes_max, content=content)
         except TimeoutError:
-            raise WebFailed(
-                f"'{target.host}' took too long",
-                because=f"it did not answer in full within {timeout_s:g} seconds",
-                try_this="try again later",
-                code="web.timeout",
-            ) from None
+            raise WebTimeout(target.host, timeout_s=timeout_s) from None
 
-    async def _hop(
-        self, target: Target, headers: Mapping[str, str], bytes_max: int, *, content: bytes | None = None
-    ) -> Answer:
+    async def _request_once(
+        self, target: UrlTarget, headers: Mapping[str, str], bytes_max: int, *, content: bytes | None = None
+    ) -> WebResponse:
         import aiohttp
         from yarl import URL
 
-        found = await self._guard.addresses(target.host, target.port)
+        found = await self._guard.resolve_addresses(target.host, target.port)
         connector = aiohttp.TCPConnector(
-            resolver=_pinned(target.host, found),
+            resolver=_build_pinned_resolver(target.host, found),
             ssl=self._tls if self._tls is not None else True,
             use_dns_cache=False,
             force_close=True,
@@ -131,7 +125,7 @@ class Http:
                 aiohttp.ClientSession(
                     connector=connector,
                     cookie_jar=aiohttp.DummyCookieJar(),
-                    timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+                    timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
                     trust_env=False,
                     auto_decompress=False,  # we decompress with a limit ourselves
                     max_line_size=HEADER_BYTES_MAX,
@@ -141,37 +135,37 @@ class Http:
                     "GET" if content is None else "POST",
                     URL(target.url),
                     data=content,
-                    headers=_sent(headers),
+                    headers=_build_headers(headers),
                     allow_redirects=False,
                 ) as response,
             ):
                 received: dict[str, str] = {}
                 for name, value in response.headers.items():
                     received.setdefault(name.lower(), value)
-                if response.status in _REDIRECTS and "location" in received:
+                if response.status in _REDIRECT_STATUSES and "location" in received:
                     response.close()  # the body of a redirect is not needed
-                    return Answer(url=target.url, status=response.status, headers=received, body=b"")
-                body, cut = await _body(response, received.get("content-encoding", ""), bytes_max)
+                    return WebResponse(url=target.url, status=response.status, headers=received, body=b"")
+                body, cut = await _read_body(response, received.get("content-encoding", ""), bytes_max)
                 if cut:
                     response.close()
         except (aiohttp.ClientError, ValueError, OSError) as error:
-            raise _failed(target.host, error) from None
-        return Answer(url=target.url, status=response.status, headers=received, body=body, cut=cut)
+            raise _build_failure(target.host, error) from None
+        return WebResponse(url=target.url, status=response.status, headers=received, body=body, is_truncated=cut)
 
 
-def _redirect(answer: Answer) -> str:
+def _find_redirect(response: WebResponse) -> str:
     """Return the redirect URL, or an empty string. An invalid one is returned unchanged, to be
     refused.
     """
-    if answer.status not in _REDIRECTS or not (location := answer.headers.get("location", "").strip()):
+    if response.status not in _REDIRECT_STATUSES or not (location := response.headers.get("location", "").strip()):
         return ""
     try:
-        return urljoin(answer.url, location)
+        return urljoin(response.url, location)
     except ValueError:
         return location
 
 
-def _sent(headers: Mapping[str, str]) -> dict[str, str]:
+def _build_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return {
         "User-Agent": USER_AGENT,
         "Accept": "text/html,application/xhtml+xml,text/plain,application/json;q=0.9,*/*;q=0.5",
@@ -181,7 +175,7 @@ def _sent(headers: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _pinned(checked: str, found: Sequence[str]) -> AbstractResolver:
+def _build_pinned_resolver(checked_host: str, addresses: Sequence[str]) -> AbstractResolver:
     """Return a resolver that knows only the checked host and its checked addresses."""
     from aiohttp.abc import AbstractResolver, ResolveResult
 
@@ -189,7 +183,7 @@ def _pinned(checked: str, found: Sequence[str]) -> AbstractResolver:
         async def resolve(
             self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
         ) -> list[ResolveResult]:
-            if host != checked:
+            if host != checked_host:
                 raise OSError(f"{host} was not checked")
             return [
                 ResolveResult(
@@ -200,7 +194,7 @@ def _pinned(checked: str, found: Sequence[str]) -> AbstractResolver:
                     proto=socket.IPPROTO_TCP,
                     flags=socket.AI_NUMERICHOST,
                 )
-                for address in found
+                for address in addresses
             ]
 
         async def close(self) -> None:
@@ -209,9 +203,9 @@ def _pinned(checked: str, found: Sequence[str]) -> AbstractResolver:
     return Pinned()
 
 
-async def _body(response: aiohttp.ClientResponse, encoding: str, bytes_max: int) -> tuple[bytes, bool]:
+async def _read_body(response: aiohttp.ClientResponse, encoding: str, bytes_max: int) -> tuple[bytes, bool]:
     """Return the decompressed body, and whether there was more."""
-    unpack = _unpacking(encoding)
+    unpack = _find_decompressor(encoding)
     pieces: list[bytes] = []
     size = packed = 0
     async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
@@ -219,25 +213,25 @@ async def _body(response: aiohttp.ClientResponse, encoding: str, bytes_max: int)
         piece = unpack.feed(chunk, bytes_max + 1 - size)
         pieces.append(piece)
         size += len(piece)
-        if size > bytes_max or packed > PACKED_BYTES_MAX:
+        if size > bytes_max or packed > COMPRESSED_BYTES_MAX:
             return b"".join(pieces)[:bytes_max], True
     return b"".join(pieces), False
 
 
-class _Unpackable(ValueError):
+class _DecompressionFailed(ValueError):
     """A body that cannot be decompressed. The message is the reason."""
 
 
-class _Unpacking(Protocol):
+class _Decompressor(Protocol):
     def feed(self, chunk: bytes, most: int) -> bytes: ...
 
 
-class _Plain:
+class _NoDecompressor:
     def feed(self, chunk: bytes, most: int) -> bytes:
         return chunk[:most]
 
 
-class _Deflated:
+class _DeflateDecompressor:
     """Decompresses gzip and deflate, up to the requested number of bytes."""
 
     def __init__(self) -> None:
@@ -249,40 +243,40 @@ class _Deflated:
             piece = self._decoder.decompress(chunk, most)
         except zlib.error as error:
             if not self._first:
-                raise _Unpackable("its body is not packed as it says") from error
+                raise _DecompressionFailed("the response is not compressed as its headers say") from error
             self._decoder = zlib.decompressobj(wbits=-15)  # some servers send a raw deflate stream
             try:
                 piece = self._decoder.decompress(chunk, most)
             except zlib.error:
-                raise _Unpackable("its body is not packed as it says") from error
+                raise _DecompressionFailed("the response is not compressed as its headers say") from error
         self._first = False
         return piece
 
 
-def _unpacking(encoding: str) -> _Unpacking:
+def _find_decompressor(encoding: str) -> _Decompressor:
     match encoding.strip().lower():
         case "" | "identity":
-            return _Plain()
+            return _NoDecompressor()
         case "gzip" | "x-gzip" | "deflate":
-            return _Deflated()
+            return _DeflateDecompressor()
         case _:
-            raise _Unpackable("its body is packed in a way that was not asked for")
+            raise _DecompressionFailed("the response is compressed in a way that was not requested")
 
 
-def _failed(host: str, error: Exception) -> WebFailed:
+def _build_failure(host: str, error: Exception) -> WebFailed:
     import aiohttp
 
     match error:
         case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientSSLError():
-            because = "its certificate cannot be trusted for that name"
+            because = "its certificate is not trusted for this name"
         case aiohttp.ConnectionTimeoutError():
-            because = f"no connection within {CONNECT_S:g} seconds"
+            because = f"no connection within {CONNECT_TIMEOUT_S:g} seconds"
         case aiohttp.ClientConnectorError():
             because = error.os_error.strerror or "no connection"
         case aiohttp.ClientResponseError():
-            because = "its answer is not HTTP, or has too much in its head"
-        case _Unpackable():
+            because = "the response is not HTTP, or its headers are too large"
+        case _DecompressionFailed():
             because = str(error)
         case _:
-            because = "the connection broke off"
-    return WebFailed(f"'{host}' could not be read", because=because, try_this="try again later, or another page")
+            because = "the connection was closed"
+    return WebRequestFailed(host, because=because)

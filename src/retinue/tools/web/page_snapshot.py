@@ -11,17 +11,17 @@ from typing import Any, cast
 from msgspec import Struct, field
 
 NODES_MAX = 20_000
-NAMES_MAX = 40_000
+REFS_MAX = 40_000
 DEPTH_MAX = 12  # maximum indentation; deeper elements stay at it
 NAME_CHARS_MAX = 300
 LINK_CHARS_MAX = 300
 
-_ACTED_ON = frozenset(
+_INTERACTIVE_ROLES = frozenset(
     {"button", "link", "textbox", "searchbox", "combobox", "checkbox", "radio", "switch", "slider", "spinbutton"}
     | {"menuitem", "menuitemcheckbox", "menuitemradio", "option", "tab", "treeitem", "listbox", "ColorWell", "Date"}
     | {"DateTime", "InputTime", "DisclosureTriangle", "PopUpButton"}
 )
-_PASSED_THROUGH = frozenset(
+_SKIPPED_ROLES = frozenset(
     {
         "none",
         "generic",
@@ -34,43 +34,43 @@ _PASSED_THROUGH = frozenset(
         "Section",
     }
 )
-_TYPED_INTO = ("textbox", "searchbox", "spinbutton")  # their content is their value
+_INPUT_ROLES = ("textbox", "searchbox", "spinbutton")  # their content is their value
 _STATES = ("checked", "selected", "expanded", "disabled", "required", "focused", "pressed")
 
 
-class Names(Struct):
+class ElementRefs(Struct):
     """Maps refs to page elements. An element keeps its ref while its page is open; refs are never
     reused.
     """
 
-    given: int = 0  # over all pages
-    nodes: dict[str, int] = field(default_factory=dict[str, int])
-    of: dict[int, str] = field(default_factory=dict[int, str])
+    count: int = 0  # over all pages
+    node_by_ref: dict[str, int] = field(default_factory=dict[str, int])
+    ref_by_node: dict[int, str] = field(default_factory=dict[int, str])
 
-    def name(self, node: int) -> str:
-        known = self.of.get(node)
+    def get_ref(self, node: int) -> str:
+        known = self.ref_by_node.get(node)
         if known is not None:
             return known
-        if len(self.of) >= NAMES_MAX:
-            self.forget()
-        self.given += 1
-        name = self.of[node] = f"e{self.given}"
-        self.nodes[name] = node
+        if len(self.ref_by_node) >= REFS_MAX:
+            self.clear()
+        self.count += 1
+        name = self.ref_by_node[node] = f"e{self.count}"
+        self.node_by_ref[name] = node
         return name
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Clear all refs after a navigation."""
-        self.nodes.clear()
-        self.of.clear()
+        self.node_by_ref.clear()
+        self.ref_by_node.clear()
 
 
-class Outline(Struct):
+class PageOutline(Struct):
     """Collects the outline of a page, frame by frame."""
 
-    names: Names
+    refs: ElementRefs
     lines: list[str] = field(default_factory=list[str])
 
-    def add(self, nodes: Sequence[Mapping[str, Any]], *, depth: int = 0) -> None:
+    def add_frame(self, nodes: Sequence[Mapping[str, Any]], *, depth: int = 0) -> None:
         """Add one frame, in the format of `Accessibility.getFullAXTree`."""
         if not nodes:
             return
@@ -84,18 +84,18 @@ class Outline(Struct):
             if node_id in seen:
                 continue
             seen.add(node_id)
-            shown, below = self._line(node, at)
+            shown, below = self._add_line(node, at)
             children = (
                 [] if shown == "leaf" else [by_id[str(each)] for each in node.get("childIds", []) if each in by_id]
             )
             left += [(child, below) for child in reversed(children)]
 
-    def _line(self, node: Mapping[str, Any], depth: int) -> tuple[str, int]:
+    def _add_line(self, node: Mapping[str, Any], depth: int) -> tuple[str, int]:
         """Add the line of a node, if it has one. Returns whether it is a leaf, and the depth of its
         children.
         """
         role, name = _value(node, "role"), " ".join(_value(node, "name").split())[:NAME_CHARS_MAX]
-        if node.get("ignored") or role in _PASSED_THROUGH:
+        if node.get("ignored") or role in _SKIPPED_ROLES:
             return "", depth
         indent = "  " * min(depth, DEPTH_MAX)
         if role == "StaticText":
@@ -103,31 +103,31 @@ class Outline(Struct):
                 self.lines.append(f"{indent}{name}")
             return "leaf", depth
         properties = _properties(node)
-        ref = self._ref(node) if role in _ACTED_ON or properties.get("focusable") is True else ""
-        words = [f"- {role}", *([f'"{name}"'] if name else []), *_told(node, role, properties), ref]
+        ref = self._format_ref(node) if role in _INTERACTIVE_ROLES or properties.get("focusable") is True else ""
+        words = [f"- {role}", *([f'"{name}"'] if name else []), *_describe_state(node, role, properties), ref]
         self.lines.append(indent + " ".join(filter(None, words)))
         # A single child only repeats the name.
         leaf = role in ("button", "link", "option", "tab", "heading") and name and len(node.get("childIds", [])) < 2
-        return ("leaf" if leaf or role in _TYPED_INTO else "", depth + 1)
+        return ("leaf" if leaf or role in _INPUT_ROLES else "", depth + 1)
 
-    def _ref(self, node: Mapping[str, Any]) -> str:
+    def _format_ref(self, node: Mapping[str, Any]) -> str:
         backend = node.get("backendDOMNodeId")
         if not isinstance(backend, int):
             return ""
-        return f"[{self.names.name(backend)}]"
+        return f"[{self.refs.get_ref(backend)}]"
 
 
-def _told(node: Mapping[str, Any], role: str, properties: Mapping[str, Any]) -> list[str]:
-    told: list[str] = []
+def _describe_state(node: Mapping[str, Any], role: str, properties: Mapping[str, Any]) -> list[str]:
+    states: list[str] = []
     if level := properties.get("level"):
-        told.append(f"level {level}")
+        states.append(f"level {level}")
     value = " ".join(_value(node, "value").split())[:NAME_CHARS_MAX]
     if value:
-        told.append(f'= "{value}"')
-    told += [state for state in _STATES if properties.get(state) in (True, "true", "mixed")]
+        states.append(f'= "{value}"')
+    states += [state for state in _STATES if properties.get(state) in (True, "true", "mixed")]
     if role == "link" and isinstance(url := properties.get("url"), str) and url:
-        told.append(f"-> {url[:LINK_CHARS_MAX]}")
-    return told
+        states.append(f"-> {url[:LINK_CHARS_MAX]}")
+    return states
 
 
 def _value(node: Mapping[str, Any], key: str) -> str:
@@ -138,10 +138,10 @@ def _value(node: Mapping[str, Any], key: str) -> str:
 
 def _properties(node: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        str(each.get("name")): _inner(each.get("value"))
+        str(each.get("name")): _property_value(each.get("value"))
         for each in cast("list[dict[str, Any]]", node.get("properties", []))
     }
 
 
-def _inner(value: Any) -> Any:
+def _property_value(value: Any) -> Any:
     return cast("dict[str, Any]", value).get("value") if isinstance(value, dict) else None

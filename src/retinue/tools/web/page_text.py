@@ -14,8 +14,8 @@ _TAG_CHARS_MAX = 1_000  # of one tag, when reading its attributes
 _META_TAGS_MAX = 200
 _SNIFFED_BYTES = 2_048
 
-_RAW = ("script", "style", "noscript", "template", "svg", "math", "iframe", "object", "textarea", "select")
-_BLOCKS = frozenset(
+_RAW_TEXT_TAGS = ("script", "style", "noscript", "template", "svg", "math", "iframe", "object", "textarea", "select")
+_BLOCK_TAGS = frozenset(
     {"address", "article", "aside", "blockquote", "br", "dd", "div", "dl", "dt", "fieldset", "figcaption", "figure"}
     | {"footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hr", "li", "main", "nav", "ol", "p", "pre"}
     | {"section", "table", "td", "th", "tr", "ul", "title"}
@@ -27,15 +27,15 @@ _META_CHARSET = re.compile(rb"""<meta[^>]{0,500}?charset\s{0,5}=\s{0,5}["']?([a-
 _BLANKS = re.compile(r"[^\S\n]+")
 
 
-class Tag(Struct, frozen=True):
+class PageTag(Struct, frozen=True):
     """One HTML tag."""
 
     name: str
-    closes: bool
-    inside: str  # between the angle brackets
+    is_closing: bool
+    source: str  # between the angle brackets
 
 
-def scan(page: str) -> Iterator[Tag | str]:
+def scan_html(page: str) -> Iterator[PageTag | str]:
     """Yield tags and the text between them. Scripts, styles, comments and similar content are left
     out.
     """
@@ -63,14 +63,14 @@ def scan(page: str) -> Iterator[Tag | str]:
                 yield "<"
                 at = angle + 1
             continue
-        tag = Tag(name[1].lower(), page[angle + 1] == "/", page[angle + 1 : min(closed, angle + _TAG_CHARS_MAX)])
+        tag = PageTag(name[1].lower(), page[angle + 1] == "/", page[angle + 1 : min(closed, angle + _TAG_CHARS_MAX)])
         at = closed + 1
         yield tag
-        if tag.name in _RAW and not tag.closes and not tag.inside.endswith("/"):
-            at = _after(page, at, tag.name)
+        if tag.name in _RAW_TEXT_TAGS and not tag.is_closing and not tag.source.endswith("/"):
+            at = _find_raw_text_end(page, at, tag.name)
 
 
-def _after(page: str, at: int, name: str) -> int:
+def _find_raw_text_end(page: str, at: int, name: str) -> int:
     """Return the position of the closing tag of a raw text element."""
     found = re.compile(rf"</{name}", re.IGNORECASE).search(page, at)
     return found.start() if found else len(page)
@@ -79,42 +79,42 @@ def _after(page: str, at: int, name: str) -> int:
 def plain_text(page: str, *, markdown: bool) -> str:
     """Return the text of a page, one line per block."""
     pieces: list[str] = []
-    for part in scan(page):
+    for part in scan_html(page):
         if isinstance(part, str):
             pieces.append(unescape(part).replace("\n", " "))
-        elif part.name in _BLOCKS:
+        elif part.name in _BLOCK_TAGS:
             pieces.append("\n")
-            if markdown and not part.closes:
+            if markdown and not part.is_closing:
                 pieces.append(_HEADINGS.get(part.name, "- " if part.name == "li" else ""))
     lines = (_BLANKS.sub(" ", line).strip() for line in "".join(pieces).split("\n"))
     return "\n\n".join(line for line in lines if line.strip("-# "))
 
 
-def about(page: str) -> dict[str, str]:
+def read_metadata(page: str) -> dict[str, str]:
     """Return the metadata in the page's head: title, description, site, author, language and
     similar.
     """
     found: dict[str, str] = {}
     title: list[str] | None = None
     tags = 0
-    for part in scan(page[:HEAD_CHARS_MAX]):
+    for part in scan_html(page[:HEAD_CHARS_MAX]):
         if isinstance(part, str):
             if title is not None:
                 title.append(part)
             continue
         if part.name == "title":
-            if part.closes and title is not None:
+            if part.is_closing and title is not None:
                 found.setdefault("title", " ".join(unescape("".join(title)).split()))
-            title = None if part.closes or "title" in found else []
-        elif part.name in ("meta", "link", "html") and not part.closes and tags < _META_TAGS_MAX:
+            title = None if part.is_closing or "title" in found else []
+        elif part.name in ("meta", "link", "html") and not part.is_closing and tags < _META_TAGS_MAX:
             tags += 1
-            _note(found, part)
+            _add_metadata(found, part)
         elif part.name == "body":
             break
     return {name: value for name, value in found.items() if value}
 
 
-_META = {
+_METADATA_NAMES = {
     "description": "description",
     "og:description": "description",
     "og:title": "title",
@@ -127,9 +127,9 @@ _META = {
 }
 
 
-def _note(found: dict[str, str], tag: Tag) -> None:
+def _add_metadata(found: dict[str, str], tag: PageTag) -> None:
     attributes = {
-        each[1].lower(): unescape(each[2] or each[3] or each[4] or "") for each in _ATTRIBUTE.finditer(tag.inside)
+        each[1].lower(): unescape(each[2] or each[3] or each[4] or "") for each in _ATTRIBUTE.finditer(tag.source)
     }
     match tag.name:
         case "html":
@@ -138,12 +138,12 @@ def _note(found: dict[str, str], tag: Tag) -> None:
             if attributes.get("rel", "").lower() == "canonical":
                 found.setdefault("canonical", attributes.get("href", ""))
         case _:
-            name = _META.get((attributes.get("name") or attributes.get("property") or "").lower())
+            name = _METADATA_NAMES.get((attributes.get("name") or attributes.get("property") or "").lower())
             if name:
                 found.setdefault(name, attributes.get("content", ""))
 
 
-def decoded(body: bytes, content_type: str) -> str:
+def decode_body(body: bytes, content_type: str) -> str:
     """Decode a body by its byte order mark, its header, its meta tag, or by what fits."""
     for mark, name in (
         (codecs.BOM_UTF8, "utf-8-sig"),

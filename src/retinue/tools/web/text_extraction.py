@@ -7,13 +7,13 @@ import asyncio
 from msgspec import Struct
 
 from retinue.tools.web import page_text
-from retinue.tools.web.guarded_request import Answer
+from retinue.tools.web.guarded_request import WebResponse
 
-EXTRACT_S = 20.0
+EXTRACT_TIMEOUT_S = 20.0
 EXTRACT_CHARS_MAX = 2_000_000
-NOT_INSTALLED = "the whole page as plain text, for trafilatura is not installed (pip install 'retinue[web]')"
-NOTHING_FOUND = "the whole page as plain text, for nothing in it stands out as its content"
-TOO_SLOW = "the whole page as plain text, for finding its content took too long"
+NOT_INSTALLED = "the full page as plain text, because trafilatura is not installed (pip install 'retinue[web]')"
+NOTHING_FOUND = "the full page as plain text, because no main content was found"
+TOO_SLOW = "the full page as plain text, because extracting its content took too long"
 
 _SIGNATURES = (
     (b"%PDF-", "application/pdf"),
@@ -27,24 +27,24 @@ _TEXTS = ("text/", "application/json", "application/xml", "application/javascrip
 _HTML = ("text/html", "application/xhtml+xml")
 
 
-class Reading(Struct, frozen=True):
+class ExtractedText(Struct, frozen=True):
     """The extracted text."""
 
     text: str
-    how: str = ""  # what the text is instead, if no content was extracted
+    note: str = ""  # what the text is instead, if no content was extracted
 
 
-def media_type(answer: Answer) -> str:
+def detect_media_type(response: WebResponse) -> str:
     """Return the media type of a body: by its signature, else its header, else a guess."""
-    said = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+    declared = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     for begins, kind in _SIGNATURES:
-        if answer.body.startswith(begins):
+        if response.body.startswith(begins):
             return kind
-    if said and said != "application/octet-stream":
-        return said
-    if b"\x00" in answer.body[:4096]:
+    if declared and declared != "application/octet-stream":
+        return declared
+    if b"\x00" in response.body[:4096]:
         return "application/octet-stream"
-    return "text/html" if b"<html" in answer.body[:4096].lower() else "text/plain"
+    return "text/html" if b"<html" in response.body[:4096].lower() else "text/plain"
 
 
 def is_html(kind: str) -> bool:
@@ -55,21 +55,21 @@ def is_text(kind: str) -> bool:
     return kind.startswith(_TEXTS) or kind.endswith(("+json", "+xml")) or is_html(kind)
 
 
-async def extracted(page: str, url: str, *, markdown: bool) -> Reading:
+async def extract_text(page: str, url: str, *, markdown: bool) -> ExtractedText:
     """Extract the main content of an HTML page."""
     # In a thread, because a large page would block the event loop.
     try:
-        async with asyncio.timeout(EXTRACT_S):
+        async with asyncio.timeout(EXTRACT_TIMEOUT_S):
             return await asyncio.to_thread(_extract, page[:EXTRACT_CHARS_MAX], url, markdown=markdown)
     except TimeoutError:
-        return Reading(await asyncio.to_thread(page_text.plain_text, page, markdown=markdown), TOO_SLOW)
+        return ExtractedText(await asyncio.to_thread(page_text.plain_text, page, markdown=markdown), TOO_SLOW)
 
 
-def _extract(page: str, url: str, *, markdown: bool) -> Reading:
+def _extract(page: str, url: str, *, markdown: bool) -> ExtractedText:
     try:
         import trafilatura
     except ImportError:
-        return Reading(page_text.plain_text(page, markdown=markdown), NOT_INSTALLED)
+        return ExtractedText(page_text.plain_text(page, markdown=markdown), NOT_INSTALLED)
     try:
         found = trafilatura.extract(
             page,
@@ -82,5 +82,5 @@ def _extract(page: str, url: str, *, markdown: bool) -> Reading:
     except Exception:  # noqa: BLE001 - a page may break any parser, and is plain text then
         found = None
     if found and found.strip():
-        return Reading(found)
-    return Reading(page_text.plain_text(page, markdown=markdown), NOTHING_FOUND)
+        return ExtractedText(found)
+    return ExtractedText(page_text.plain_text(page, markdown=markdown), NOTHING_FOUND)

@@ -17,33 +17,26 @@ from urllib.parse import urlsplit, urlunsplit
 from msgspec import Struct
 
 from retinue.config.web import WebSettings
-from retinue.domain.permission import WEB, Permission
+from retinue.domain.permission import WEB_PERMISSION, Permission
 from retinue.policy.access import ip_ranges
-from retinue.tools.base import Scene, ToolFailed
+from retinue.tools.base import ToolContext
+from retinue.tools.web.errors import HostNotResolved, HostRefused, PortRefused, UrlInvalid, WebPermissionMissing
+from retinue.tools.web.errors import WebFailed as WebFailed  # re-exported
+from retinue.tools.web.errors import WebRefused as WebRefused  # re-exported
 
 URL_CHARS_MAX = 4_000
 ADDRESSES_MAX = 16
 PORTS = frozenset({80, 443})
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-_UNWRITABLE = re.compile(r"[\s\x00-\x20\x7f-\x9f\\\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+_FORBIDDEN_CHARACTERS = re.compile(
+    r"[\s\x00-\x20\x7f-\x9f\\\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
+)
 
-Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+ResolveHost = Callable[[str, int], Awaitable[Sequence[str]]]
 """Returns the addresses of a host name as text."""
 
 
-class WebRefused(ToolFailed):
-    """An address that agents may not reach."""
-
-    code = "web.refused"
-
-
-class WebFailed(ToolFailed):
-    """The server could not be reached, or did not answer correctly."""
-
-    code = "web.failed"
-
-
-class Target(Struct, frozen=True, kw_only=True):
+class UrlTarget(Struct, frozen=True, kw_only=True):
     """A parsed URL, in the normalized form in which it was checked."""
 
     url: str
@@ -57,7 +50,7 @@ async def resolve_by_system(host: str, port: int) -> Sequence[str]:
     return [str(where[0]) for *_, where in found]
 
 
-class Guard:
+class UrlGuard:
     """Decides where a connection may go. `private_hosts` are in the owner's network, as HOST or
     HOST:PORT.
 
@@ -68,145 +61,128 @@ class Guard:
         self,
         *,
         ports: Iterable[int] = PORTS,
-        private: Iterable[str] = (),
+        private_hosts: Iterable[str] = (),
         allowed_networks: Iterable[IPv4Network | IPv6Network] = (),
-        resolve: Resolve = resolve_by_system,
+        resolve: ResolveHost = resolve_by_system,
     ) -> None:
         self._ports = frozenset(ports)
-        self._private = frozenset(map(_plain_private, private))
-        self._allowed = tuple(allowed_networks)
+        self._private_hosts = frozenset(map(_normalize_private_host, private_hosts))
+        self._allowed_networks = tuple(allowed_networks)
         self._resolve = resolve
 
-    def target(self, url: str) -> Target:
+    def parse_url(self, url: str) -> UrlTarget:
         """Parse and check a URL. Raises `WebRefused` if its text alone shows that it may not be
         reached.
         """
         text = url.strip()
-        shown = repr(text[:200])
-        if because := _unreadable(text):
-            raise _refusal(shown, because, "give a whole address, such as https://example.com/page")
+        if because := _find_url_error(text):
+            raise UrlInvalid(text, because=because)
         try:
             parts = urlsplit(text)
             port = parts.port
         except ValueError:
-            raise _refusal(shown, "it is no address", "give a whole address, such as https://example.com/") from None
+            raise UrlInvalid(text, because="it is not a URL") from None
         scheme = parts.scheme.lower()
         if scheme not in _DEFAULT_PORTS or not parts.netloc:
-            raise _refusal(shown, "only http and https can be reached", "begin it with https://")
+            raise UrlInvalid(text, because="only http and https URLs are supported")
         if "@" in parts.netloc:
-            raise _refusal(shown, "it has a name or a password in it", "leave out what is before the @")
-        host = ip_ranges.plain_host(_host_of(parts.netloc))
+            raise UrlInvalid(text, because="it has a user name or password")
+        host = ip_ranges.normalize_host(_split_host(parts.netloc))
         if not host:
-            raise _refusal(shown, "its host is written in a way that can mean more than one thing", "use its name")
+            raise UrlInvalid(text, because="its host is ambiguous")
         port = _DEFAULT_PORTS[scheme] if port is None else port
-        self.check(host, port)
+        self.check_host(host, port)
         netloc = f"[{host}]" if ":" in host else host
         if port != _DEFAULT_PORTS[scheme]:
             netloc += f":{port}"
         plain = urlunsplit((scheme, netloc, parts.path or "/", parts.query, ""))
-        return Target(url=plain, scheme=scheme, host=host, port=port)
+        return UrlTarget(url=plain, scheme=scheme, host=host, port=port)
 
-    def check(self, host: str, port: int) -> None:
+    def check_host(self, host: str, port: int) -> None:
         """Check a host and port. Raises `WebRefused`."""
         private = self._is_private(host, port)
-        if port not in self._ports and f"{host}:{port}" not in self._private:
-            ports = ", ".join(map(str, sorted(self._ports))) or "none"
-            raise _refusal(
-                f"port {port} of '{host}'",
-                f"these ports may be reached: {ports}",
-                "an owner can add to `ports` of [web], or name HOST:PORT in its `private_hosts`",
-            )
-        if not private and not self._in_allowed(host) and (because := ip_ranges.refused_host(host)):
-            raise _private_refusal(host, because)
+        if port not in self._ports and f"{host}:{port}" not in self._private_hosts:
+            raise PortRefused(host, port, ports=self._ports)
+        if not private and not self._is_in_allowed_network(host) and (because := ip_ranges.explain_refused_host(host)):
+            raise HostRefused(host, because=because)
 
-    async def addresses(self, host: str, port: int) -> tuple[str, ...]:
+    async def resolve_addresses(self, host: str, port: int) -> tuple[str, ...]:
         """Resolve a host once and return its addresses, to connect to exactly these. Raises
         `WebRefused`.
 
         One forbidden address refuses the host, because such a name was made to mislead.
         """
-        self.check(host, port)
-        found = (host,) if ip_ranges.is_address(host) else await self._resolved(host, port)
+        self.check_host(host, port)
+        found = (host,) if ip_ranges.is_ip_address(host) else await self._resolve_host(host, port)
         for address in found:
-            if self._in_allowed(address) or (self._is_private(host, port) and ip_ranges.is_lan(address)):
+            if self._is_in_allowed_network(address) or (
+                self._is_private(host, port) and ip_ranges.is_private_address(address)
+            ):
                 continue
-            if because := ip_ranges.refused(address):
-                raise _private_refusal(host, because)
+            if because := ip_ranges.explain_refused_address(address):
+                raise HostRefused(host, because=because)
         return found
 
-    async def _resolved(self, host: str, port: int) -> tuple[str, ...]:
+    async def _resolve_host(self, host: str, port: int) -> tuple[str, ...]:
         try:
             found = await self._resolve(host, port)
         except (OSError, UnicodeError) as error:
-            because = getattr(error, "strerror", None) or "its name cannot be resolved"
-            raise WebFailed(f"'{host}' was not found", because=because, try_this="see that the name is right") from None
+            because = getattr(error, "strerror", None) or "the name cannot be resolved"
+            raise HostNotResolved(host, because=because) from None
         unique = tuple(dict.fromkeys(found))[:ADDRESSES_MAX]
         if not unique:
-            raise WebFailed(f"'{host}' was not found", because="its name has no address")
+            raise HostNotResolved(host)
         return unique
 
     def _is_private(self, host: str, port: int) -> bool:
-        return bool(self._private) and (host in self._private or f"{host}:{port}" in self._private)
+        return bool(self._private_hosts) and (host in self._private_hosts or f"{host}:{port}" in self._private_hosts)
 
-    def _in_allowed(self, address: str) -> bool:
-        if not self._allowed or not ip_ranges.is_address(address):
+    def _is_in_allowed_network(self, address: str) -> bool:
+        if not self._allowed_networks or not ip_ranges.is_ip_address(address):
             return False
-        return any(ip_address(address) in network for network in self._allowed)
+        return any(ip_address(address) in network for network in self._allowed_networks)
 
 
-def guard_from(
+def build_guard(
     settings: WebSettings,
     *,
     allowed_networks: Sequence[IPv4Network | IPv6Network] = (),
-    resolve: Resolve = resolve_by_system,
-) -> Guard:
-    return Guard(
-        ports=settings.ports, private=settings.private_hosts, allowed_networks=allowed_networks, resolve=resolve
+    resolve: ResolveHost = resolve_by_system,
+) -> UrlGuard:
+    return UrlGuard(
+        ports=settings.ports, private_hosts=settings.private_hosts, allowed_networks=allowed_networks, resolve=resolve
     )
 
 
-def missing(scene: Scene) -> tuple[Permission, ...]:
+def missing_web_permission(context: ToolContext) -> tuple[Permission, ...]:
     """Return the web permission if the agent lacks it."""
-    return () if scene.rights.web else (WEB,)
+    return () if context.rights.web else (WEB_PERMISSION,)
 
 
-def require_web(scene: Scene) -> None:
+def require_web(context: ToolContext) -> None:
     """Check the web permission at the point of use, regardless of earlier checks."""
-    if missing(scene):
-        raise ToolFailed(
-            f"{scene.agent.name} may not reach the web",
-            because="it was not given the permission `web`",
-            try_this="ask for it with request_permission",
-            code="permission.missing",
-        )
+    if missing_web_permission(context):
+        raise WebPermissionMissing(context.agent.name)
 
 
-def _unreadable(text: str) -> str:
+def _find_url_error(text: str) -> str:
     if len(text) > URL_CHARS_MAX:
-        return f"it is longer than {URL_CHARS_MAX} characters"
-    if _UNWRITABLE.search(text):
-        return "it has a blank, a backslash or a character that cannot be seen in it"
+        return f"it has more than {URL_CHARS_MAX:,} characters"
+    if _FORBIDDEN_CHARACTERS.search(text):
+        return "it has spaces, backslashes or invisible characters"
     return ""
 
 
-def _host_of(netloc: str) -> str:
+def _split_host(netloc: str) -> str:
     """Return the host without its port. Only an address in brackets contains colons."""
     if netloc.startswith("["):
         return netloc[: netloc.rfind("]") + 1]
     return netloc.partition(":")[0]
 
 
-def _plain_private(entry: str) -> str:
+def _normalize_private_host(entry: str) -> str:
     """Normalize to `HOST` or `HOST:PORT`, with addresses without brackets."""
     host, colon, port = entry.rpartition(":")
     if colon and port.isdigit() and (host.startswith("[") or ":" not in host):
-        return f"{ip_ranges.plain_host(host)}:{int(port)}"
-    return ip_ranges.plain_host(entry)
-
-
-def _refusal(what: str, because: str, try_this: str) -> WebRefused:
-    return WebRefused(f"{what} is not reached from here", because=because, try_this=try_this)
-
-
-def _private_refusal(host: str, because: str) -> WebRefused:
-    return _refusal(f"'{host[:200]}'", because, "an owner can name it in `private_hosts` of [web]")
+        return f"{ip_ranges.normalize_host(host)}:{int(port)}"
+    return ip_ranges.normalize_host(entry)

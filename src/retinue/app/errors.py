@@ -1,0 +1,173 @@
+"""Errors of starting, stopping and reading an instance: one class for each code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from retinue.domain.errors import Invalid, NotFound, RetinueError, StoreError
+
+
+class ServerAlreadyRunning(RetinueError):
+    """Another process holds the lock of the data directory. `pid` is empty if it is unknown."""
+
+    code = "server.already_running"
+
+    def __init__(self, data_dir: Path, pid: str) -> None:
+        super().__init__(
+            f"a server is already running in {data_dir} (pid {pid or 'unknown'})",
+            because="only one process can use a data directory",
+            try_this="retinue chat, or retinue down; to restart it: retinue up --force",
+        )
+
+
+class ServerNotRunning(RetinueError):
+    """The operation needs a running server. `data_dir` is None if it is unknown."""
+
+    code = "server.not_running"
+
+    def __init__(self, data_dir: Path | None, *, because: str) -> None:
+        place = f" in {data_dir}" if data_dir is not None else ""
+        super().__init__(f"no server is running{place}", because=because, try_this="retinue up")
+
+
+class SocketFolderExposed(RetinueError):
+    """Other users can reach the folder for the Unix socket."""
+
+    code = "server.socket_exposed"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(
+            f"other users can reach {folder}",
+            because="the Unix socket must be in a folder that only your user can reach",
+            try_this="remove that folder, or set XDG_RUNTIME_DIR or a shorter RETINUE_HOME",
+        )
+
+
+class ListenPortTaken(RetinueError):
+    """Another program listens on the port."""
+
+    code = "listen.port_taken"
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(
+            f"cannot listen on {host}, port {port}",
+            because="another program listens on this port",
+            try_this="set another `port` under [house.listen] in retinue.toml, or `enabled = false` to disable TCP",
+        )
+
+
+class ListenFailed(RetinueError):
+    """The operating system refused the listen address."""
+
+    code = "listen.failed"
+
+    def __init__(self, host: str, port: int, *, because: str) -> None:
+        super().__init__(
+            f"cannot listen on {host}, port {port}",
+            because=because,
+            try_this="set `host` and `port` under [house.listen] in retinue.toml, or `enabled = false` to disable TCP",
+        )
+
+
+class ListenAddressInvalid(Invalid):
+    """`RETINUE_LISTEN` is not a listen address."""
+
+    code = "listen.invalid"
+
+    def __init__(self, value: str) -> None:
+        super().__init__(
+            f"invalid value for RETINUE_LISTEN: '{value}'",
+            because="it must be HOST:PORT, or `off`",
+            try_this="RETINUE_LISTEN=127.0.0.1:7717",
+        )
+
+
+class UnitTextInvalid(Invalid):
+    """A word cannot be written into a systemd unit."""
+
+    code = "service.unit_invalid"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "cannot write a systemd unit for this data directory",
+            because="its path has a line break or another control character",
+            try_this="choose another RETINUE_HOME",
+        )
+
+
+class RestoreUnsupported(Invalid):
+    """An instance on PostgreSQL is restored with the tools of PostgreSQL."""
+
+    code = "restore.postgres"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "`retinue restore` does not support PostgreSQL",
+            because="the store is a database, which has its own tool for that",
+            try_this="pg_restore --clean --if-exists --dbname=ADDRESS house.dump",
+        )
+
+
+class OfflineStoreUnsupported(RetinueError):
+    """Only the running server can read a store on PostgreSQL."""
+
+    code = "store.not_a_file"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a store on PostgreSQL can be read only while the server runs",
+            because="it is a database, not a file",
+            try_this="retinue up, then try again",
+        )
+
+
+class StoreSchemaMismatch(StoreError):
+    """The store has another schema revision than this version."""
+
+    code = "store.schema_mismatch"
+
+    def __init__(self, revision: str | None, *, expected: str) -> None:
+        super().__init__(
+            "the store belongs to another version",
+            because=f"its schema is {revision}; this version reads {expected}",
+            try_this="start the server once, which upgrades the store: retinue up",
+        )
+
+
+class TokenFileUnreadable(NotFound):
+    """The file with the owner's token cannot be read."""
+
+    code = "auth.token_file_unreadable"
+
+    def __init__(self, path: Path, *, because: str) -> None:
+        super().__init__(
+            f"cannot read {path}",
+            because=because,
+            try_this="start the server once, which creates the file again: retinue up",
+        )
+
+
+class CrashPointOutsideTest(Invalid):
+    """A crash point is set outside of a test."""
+
+    code = "config.test_only"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "RETINUE_TEST_CRASH is set, but this is not a test",
+            because="a crash point kills the server without warning",
+            try_this="unset RETINUE_TEST_CRASH",
+        )
+
+
+class CrashPointInvalid(Invalid):
+    """`RETINUE_TEST_CRASH` is not a crash point."""
+
+    code = "config.crash_point_invalid"
+
+    def __init__(self, value: str) -> None:
+        super().__init__(
+            f"invalid value for RETINUE_TEST_CRASH: '{value}'",
+            because="it must have the form POINT:N",
+            try_this="use, for example, finish.after-commit:3",
+        )

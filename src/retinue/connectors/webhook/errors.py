@@ -1,0 +1,112 @@
+"""Errors of webhook requests and their mappings: one class for each code."""
+
+from __future__ import annotations
+
+from retinue.domain.errors import Invalid, NotAllowed, NotFound
+
+VALUE_SHOWN_CHARS = 200
+REASON_SHOWN_CHARS = 300
+
+
+class WebhookTemplateInvalid(Invalid):
+    """A template in the settings of a mapping is invalid."""
+
+    code = "webhook.template_invalid"
+
+    def __init__(self, connector: str, mapping: str, key: str, *, because: str) -> None:
+        super().__init__(
+            f"invalid template connectors.{connector}.mappings.{mapping}.{key}",
+            because=because,
+            try_this="correct it in the settings",
+        )
+
+
+class WebhookTemplateFailed(Invalid):
+    """A template failed with the data of this request."""
+
+    code = "webhook.template_failed"
+
+    def __init__(self, *, because: str) -> None:
+        super().__init__(
+            "a template failed with the data of this request",
+            because=because,
+            try_this="correct the mapping in the settings of this connector",
+        )
+
+
+class WebhookPathNotFound(NotFound):
+    """The connector serves no such path."""
+
+    code = "webhook.path_not_found"
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"no webhook path {path[:VALUE_SHOWN_CHARS]!r}",
+            because="it is neither a mapping of this connector, nor one of its `kinds`",
+            try_this="check the settings of this connector: retinue connector show NAME",
+        )
+
+
+class WebhookTextMissing(Invalid):
+    """The request has no text for the agent."""
+
+    code = "webhook.empty"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the request has no text",
+            because="`text`, `message` or the template of the mapping is empty",
+            try_this="put a text into `text` or `message`; for a mapping, into its template",
+        )
+
+
+class WebhookAgentNotAllowed(NotAllowed):
+    """The request names an agent that it may not write to."""
+
+    code = "webhook.agent_not_allowed"
+
+    def __init__(self, agent: str) -> None:
+        super().__init__(
+            f"this connector cannot send to the agent {agent[:VALUE_SHOWN_CHARS]!r}",
+            because="`agents` of the connector does not list it",
+            try_this="leave out `agentId`, or ask the owner to add the agent there",
+        )
+
+
+class WebhookSessionNotAllowed(NotAllowed):
+    """The request names a session that does not belong to its connector."""
+
+    code = "webhook.session_not_allowed"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this connector cannot use that session",
+            because="the session key names a conversation that does not belong to the connector",
+            try_this="use hook:NAME, or leave out `sessionKey`",
+        )
+
+
+class WebhookDeliveryNotAllowed(NotAllowed):
+    """The request asks for an answer at an address that is not allowed."""
+
+    code = "webhook.delivery_not_allowed"
+
+    def __init__(self, address: str) -> None:
+        super().__init__(
+            f"this connector cannot send the answer to {address[:VALUE_SHOWN_CHARS]!r}",
+            because="`deliveries` of the connector does not list it",
+            try_this="leave out `channel` and `to`, or ask the owner to add the address there",
+        )
+
+
+class WebhookRequestInvalid(Invalid):
+    """The body of the request is invalid."""
+
+    code = "webhook.invalid_request"
+
+    def __init__(self, because: str) -> None:
+        super().__init__(
+            "invalid webhook request",
+            because=because[:REASON_SHOWN_CHARS],
+            try_this="read about the fields of a request in docs/guides/webhooks.md",
+        )

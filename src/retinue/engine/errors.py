@@ -1,0 +1,311 @@
+"""Errors of runs, and of what a run requests: delegations, agent messages, approvals and questionnaires."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from retinue.domain.errors import Conflict, Invalid, InvalidFields, NotAllowed, NotFound, RetinueError
+from retinue.domain.shared_errors import shorten_name
+
+ERROR_CHARS_MAX = 500
+
+# --- runs ---
+
+
+class RunnerNotFound(RetinueError):
+    """The agent is configured with a runner that this server does not have."""
+
+    code = "runner.not_found"
+
+    def __init__(self, agent: str, runner: str, *, known: Sequence[str]) -> None:
+        super().__init__(
+            f"agent '{agent}' cannot run",
+            because=f"there is no runner named '{runner}'",
+            try_this=f"set its runner to one of: {', '.join(known)}",
+        )
+
+
+class RunTimedOut(RetinueError):
+    """The run exceeded its time limit."""
+
+    code = "run.timed_out"
+
+    def __init__(self, limit_s: float, *, limit_name: str) -> None:
+        super().__init__(
+            f"the run took longer than {limit_s:g} seconds",
+            because=f"this is {limit_name}",
+            try_this="send the message again, or raise the limit",
+        )
+
+
+class RunInternalError(RetinueError):
+    """A run failed with an unexpected exception."""
+
+    code = "run.internal_error"
+
+    def __init__(self, error: Exception, *, run: str) -> None:
+        super().__init__(
+            f"internal error in the run: {type(error).__name__}: {error}"[:ERROR_CHARS_MAX],
+            because=f"details are in the log under run {run}",
+            try_this="report it if it happens again",
+        )
+
+
+class ModelNotSelectable(RetinueError):
+    """No model can be chosen, because the server was built with a fixed one."""
+
+    code = "model.not_selectable"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "you cannot choose a model",
+            because="this server uses a fixed model",
+            try_this="continue with the current model",
+        )
+
+
+# --- delegations ---
+
+
+class DelegationWithoutRun(NotAllowed):
+    """A delegation was requested outside a run."""
+
+    code = "delegation.no_run"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "only a run can delegate work",
+            because="the result is sent to the session of the run",
+            try_this="ask the agent in a conversation to delegate it",
+        )
+
+
+# --- agent messages ---
+
+
+class AgentMessageWithoutRun(NotAllowed):
+    """An agent message was sent outside a run."""
+
+    code = "agent_message.no_run"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "only a run can send an agent message",
+            because="the message names the session that it comes from",
+            try_this="send an envelope instead",
+        )
+
+
+class AgentMessageRecipientTwice(Invalid):
+    """An agent message names both a recipient and a strategy to find one."""
+
+    code = "agent_message.recipient_twice"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "two recipients given",
+            because="an agent or session is one recipient, and `strategy` selects another",
+            try_this="give one of them",
+        )
+
+
+class AgentMessageRecipientMissing(NotFound):
+    """An agent message names no recipient, and there is no default one."""
+
+    code = "agent_message.no_recipient"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no recipient for this message",
+            because="no other session started this one, and the person it works for has no other conversation",
+            try_this="name an agent that agents_list returns",
+        )
+
+
+class AgentMessageStrategyUnknown(Invalid):
+    """An agent message names an unknown strategy."""
+
+    code = "agent_message.strategy_unknown"
+
+    def __init__(self, strategy: str, *, known: Sequence[str]) -> None:
+        super().__init__(
+            f"invalid value for strategy: '{shorten_name(strategy)}'",
+            because=f"it must be one of: {', '.join(known)}",
+            try_this="choose one of them, or name an agent",
+        )
+
+
+class AgentMessageRecipientNotFound(NotFound):
+    """No agent or session has this name, or the sender may not write to it."""
+
+    code = "agent_message.recipient_not_found"
+
+    def __init__(self, recipient: str) -> None:
+        super().__init__(
+            f"no agent or session named '{shorten_name(recipient)}'",
+            because="it does not exist, or you may not write to it",
+            try_this="use agents_list and sessions_list to find the name",
+        )
+
+
+class AgentMessageRefused(NotAllowed):
+    """The sender may not write to this agent or session. `setting` is the setting that decides."""
+
+    code = "agent_message.refused"
+
+    def __init__(self, sender: str, recipient: str, *, because: str, setting: str = "") -> None:
+        super().__init__(
+            f"{sender} cannot send a message to {recipient}",
+            because=because,
+            try_this=f"ask the owner to change `{setting}`" if setting else "choose another recipient with agents_list",
+        )
+
+
+class SwitchWithoutPerson(NotAllowed):
+    """A switch was requested in a conversation that no person takes part in."""
+
+    code = "switch.no_person"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "there is no person to switch to another agent",
+            because="a person is switched only in reply to their own message, in their own conversation",
+            try_this="use agents_message to ask another agent, and stay in this conversation",
+        )
+
+
+class SwitchBackImpossible(NotFound):
+    """The person was not switched to this agent, or the earlier conversation was deleted."""
+
+    code = "switch.no_previous"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "there is no previous agent to switch back to",
+            because="the person was not switched here, or the earlier conversation was deleted",
+            try_this="name the agent to switch to",
+        )
+
+
+# --- approvals ---
+
+
+class ApprovalWithoutSession(NotAllowed):
+    """A permission was requested outside a session."""
+
+    code = "approval.no_session"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no person can be asked for this permission",
+            because="the call is not part of a conversation, and the answer would be sent to it",
+            try_this="let the agent ask in a conversation, or grant it: retinue grant add",
+        )
+
+
+class TooManyApprovals(Conflict):
+    """The session has as many pending approvals as the limit allows."""
+
+    code = "approval.too_many"
+
+    def __init__(self, pending: int) -> None:
+        super().__init__(
+            "too many pending approvals",
+            because=f"{pending} in this conversation are unanswered, which is the limit",
+            try_this="wait for an answer, or answer one: retinue approval list",
+        )
+
+
+class ApprovalNotOpen(Conflict):
+    """The approval was decided, cancelled or has expired."""
+
+    code = "approval.not_open"
+
+    def __init__(self, approval: str, *, because: str) -> None:
+        super().__init__(
+            f"approval {approval} is no longer open",
+            because=because,
+            try_this="ask the agent again if you still want it",
+        )
+
+
+class ApprovalNotAllowed(NotAllowed):
+    """The person may not decide this approval, or not with this scope."""
+
+    code = "approval.not_allowed"
+
+    def __init__(self, approval: str, *, because: str) -> None:
+        super().__init__(
+            f"you cannot decide approval {approval} this way",
+            because=because,
+            try_this="ask the owner of this server",
+        )
+
+
+class ApprovalOnlyOnce(Conflict):
+    """The approval cannot be allowed for longer than one call."""
+
+    code = "approval.only_once"
+
+    def __init__(self, approval: str) -> None:
+        super().__init__(
+            f"approval {approval} can only be allowed once",
+            because="it is about these exact arguments, so it does not apply to other calls",
+            try_this=f"/allow {approval}",
+        )
+
+
+# --- questionnaires ---
+
+
+class QuestionnaireNotAllowed(NotAllowed):
+    """The questionnaire was sent to another person."""
+
+    code = "questionnaire.not_allowed"
+
+    def __init__(self, questionnaire: str, *, person: str) -> None:
+        super().__init__(
+            f"you cannot answer questionnaire {questionnaire}",
+            because=f"it was sent to {person}",
+            try_this="let them answer it, or ask the owner of this server",
+        )
+
+
+class QuestionnaireNotOpen(Conflict):
+    """The questionnaire was answered, cancelled or has expired."""
+
+    code = "questionnaire.not_open"
+
+    def __init__(self, questionnaire: str, *, state: str, ended_by: str) -> None:
+        super().__init__(
+            f"questionnaire {questionnaire} is {state}",
+            because=f"it was {state} by {ended_by}" if ended_by else "its time is over",
+            try_this="send the agent a message instead",
+        )
+
+
+class QuestionnaireAnswersInvalid(InvalidFields):
+    """Some answers are missing or do not match their question."""
+
+    code = "questionnaire.answers_invalid"
+
+    def __init__(self, fields: Mapping[str, str]) -> None:
+        super().__init__(
+            "invalid answers",
+            fields=fields,
+            because="; ".join(f"{name}: {fault}" for name, fault in fields.items()),
+            try_this="correct these and send all answers again",
+        )
+
+
+class QuestionnaireRecipientGone(Conflict):
+    """The session or the agent that asked was deleted."""
+
+    code = "questionnaire.recipient_gone"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the answers have no recipient any more",
+            because="the conversation of the questionnaire, or its agent, was deleted",
+            try_this="cancel the questionnaire",
+        )

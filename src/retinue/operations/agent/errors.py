@@ -1,0 +1,332 @@
+"""Errors of the agent operations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from retinue.domain.errors import Conflict, Invalid, InvalidFields, NotAllowed, NotFound, TooLarge
+from retinue.domain.shared_errors import shorten_name
+from retinue.tools.files.paths import format_path
+
+# --- definitions ---
+
+
+class AgentVersionNotFound(NotFound):
+    """The agent has no version with this number."""
+
+    code = "agent.version_not_found"
+
+    def __init__(self, name: str, number: int, *, newest: int) -> None:
+        super().__init__(
+            f"{name} has no version {number}",
+            because=f"its newest version is {newest}",
+            try_this=f"list the versions: retinue agent versions {name}",
+        )
+
+
+class AgentExists(Conflict):
+    """Another agent already has this name."""
+
+    code = "agent.exists"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"an agent named '{name}' already exists",
+            because="names are case-insensitive",
+            try_this=f"choose another name, or change that agent: retinue agent set {name}",
+        )
+
+
+class AgentNameReserved(Invalid):
+    """The server uses this name itself."""
+
+    code = "agent.name_reserved"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"an agent cannot be named '{name}'",
+            because="the server uses the address agent:background for background jobs",
+            try_this="choose another name",
+        )
+
+
+class AgentDisplayNameInvalid(Invalid):
+    """The display name of an agent is empty, too long or not visible. `because` says which."""
+
+    code = "agent.display_name_invalid"
+
+    def __init__(self, *, because: str) -> None:
+        super().__init__("invalid name for an agent", because=because, try_this="use a name of one or two words")
+
+
+class AgentFieldsInvalid(InvalidFields):
+    """One or more fields of an agent have invalid values. `fields` maps each to the reason."""
+
+    code = "agent.field_invalid"
+
+    def __init__(self, fields: Mapping[str, str]) -> None:
+        reasons = list(fields.values()) if len(fields) == 1 else [f"{name}: {why}" for name, why in fields.items()]
+        super().__init__(
+            f"invalid value for {', '.join(fields)}",
+            fields=fields,
+            because="; ".join(reasons),
+            try_this="choose another value",
+        )
+
+
+class AgentFallbacksTwice(Invalid):
+    """The fallback models are given in `model` and in `fallbacks`."""
+
+    code = "agent.fallbacks_twice"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the fallback models are given twice",
+            because="both `model` and `fallbacks` contain them",
+            try_this="give them in one of the two",
+        )
+
+
+class AgentChangesInvalid(Invalid):
+    """The changes are not valid fields of `agent.set`."""
+
+    code = "agent.changes_invalid"
+
+    def __init__(self, *, because: str) -> None:
+        super().__init__(
+            "invalid changes for an agent",
+            because=because,
+            try_this="use the fields and types of: retinue agent set --help",
+        )
+
+
+class ExternalUrlMissing(InvalidFields):
+    """An external agent has no URL."""
+
+    code = "agent.external_url_missing"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            "external_url is missing",
+            fields={"external_url": "an agent with the runner external needs it"},
+            because=f"{name} has the runner external, which sends its messages to this URL",
+            try_this="set external_url too, for example https://agent.example/in",
+        )
+
+
+class ExternalSettingsUnused(InvalidFields):
+    """Settings of an external agent are set for an agent with another runner."""
+
+    code = "agent.external_unused"
+
+    def __init__(self, name: str, *, runner: str) -> None:
+        super().__init__(
+            "external settings are set for an agent that is not external",
+            fields={"external_url": "it is used by the runner external only"},
+            because=f"the runner of {name} is {runner}",
+            try_this="set runner to external, or clear the fields that begin with external_",
+        )
+
+
+class AgentTextTooLarge(TooLarge):
+    """A text field of an agent exceeds the limit."""
+
+    code = "agent.text_too_large"
+
+    def __init__(self, field: str, *, bytes_max: int) -> None:
+        super().__init__(
+            f"{field} is too long",
+            because=f"the limit is {bytes_max:,} bytes",
+            try_this="move a part of it to files in the agent directory",
+        )
+
+
+class AgentFieldsNotAllowed(NotAllowed):
+    """The caller may not change these fields of an agent: they are its limits and permissions."""
+
+    code = "agent.fields_not_allowed"
+
+    def __init__(self, name: str, fields: Iterable[str], *, level: str, allowed: Iterable[str]) -> None:
+        super().__init__(
+            f"you cannot change {', '.join(fields)} of {name}",
+            because=f"limits and permissions need level boss; you have {level}",
+            try_this=f"change only {', '.join(allowed)}, or ask the owner of this server",
+        )
+
+
+# --- agents created by agents ---
+
+
+class AgentCallerRequired(NotAllowed):
+    """Only an agent can create an agent inside its own workspace."""
+
+    code = "agent.caller_not_agent"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "only agents can use this operation",
+            because="the new agent works inside the workspace of the agent that creates it",
+            try_this="retinue agent register NAME",
+        )
+
+
+class AgentCreatedByOther(NotAllowed):
+    """The calling agent did not create this agent, or another caller has changed it since."""
+
+    code = "agent.created_by_other"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"you cannot change {name}",
+            because="you can change only agents that you created and that have not been changed by others since",
+            try_this="choose another name, or ask the owner of this server",
+        )
+
+
+class AgentWorkspaceOutside(Invalid):
+    """The workspace of a new agent is not inside the folder of its creator for such workspaces."""
+
+    code = "agent.workspace_outside"
+
+    def __init__(self, path: str, *, parent: str, example: str) -> None:
+        super().__init__(
+            f"invalid workspace: '{path[:200]}'",
+            because=f"it must be inside {parent}, also after following links",
+            try_this=f"use {example}, or leave it out",
+        )
+
+
+# --- files ---
+
+
+class AgentFilesUnavailable(NotFound):
+    """The server was built without file tools."""
+
+    code = "agent_file.unavailable"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this server has no access to agent files",
+            because="it was started without the file tools",
+            try_this="start it with: retinue run",
+        )
+
+
+class AgentFilesPeopleOnly(NotAllowed):
+    """An agent called an operation on agent files that is for people."""
+
+    code = "agent_file.people_only"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "only people can use this operation on agent files",
+            because="the file tools record the trust of what an agent reads; this operation does not",
+            try_this="use the tools read, write and ls in your own agent directory",
+        )
+
+
+class AgentFileNotShown(Invalid):
+    """The path is not one of the files that define an agent."""
+
+    code = "agent_file.not_shown"
+
+    def __init__(self, path: str, *, memory_folder: str, skills_folder: str) -> None:
+        super().__init__(
+            f"'{format_path(path)}' is not a file that defines the agent",
+            because=f"these are *.md in the agent directory and in {memory_folder}, and all files in {skills_folder}",
+            try_this="list them: retinue agent files NAME",
+        )
+
+
+class AgentFileTooLarge(TooLarge):
+    """The new text of an agent file exceeds the limit."""
+
+    code = "agent_file.too_large"
+
+    def __init__(self, path: str, *, size_bytes: int, bytes_max: int) -> None:
+        super().__init__(
+            f"'{format_path(path)}' would be too large",
+            because=f"it would have {size_bytes:,} bytes; the limit is {bytes_max:,}",
+            try_this="split it into several files",
+        )
+
+
+class AgentFileChanged(Conflict):
+    """The file has changed since the caller read it, or exists although the caller expected none."""
+
+    code = "agent_file.changed"
+
+    def __init__(self, path: str, *, expected: bool) -> None:
+        super().__init__(
+            f"'{format_path(path)}' has changed since you read it",
+            because=f"it was {'saved' if expected else 'created'} by someone else meanwhile; nothing was written",
+            try_this="read it again, and merge your changes",
+        )
+
+
+class AgentFileNotText(Invalid):
+    """The file is not text, so it cannot be shown."""
+
+    code = "agent_file.not_text"
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"'{format_path(path)}' is not a text file",
+            because="it is not UTF-8, or has NUL bytes",
+            try_this="open it in the agent directory with another program",
+        )
+
+
+# --- system prompt ---
+
+
+class PromptNotAllowed(NotAllowed):
+    """The caller may not see system prompts. `because` is the rule that decided."""
+
+    code = "agent.prompt_not_allowed"
+
+    def __init__(self, *, because: str) -> None:
+        super().__init__(
+            "you cannot see the system prompts of agents",
+            because=f"they contain the agents' files: {because}",
+            try_this="ask the owner of this server",
+        )
+
+
+class PromptPreviewUnavailable(NotFound):
+    """The server was built without prompt previews."""
+
+    code = "agent.prompt_unavailable"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this server cannot show system prompts",
+            because="it was started without prompt previews",
+            try_this="start it with: retinue run",
+        )
+
+
+class TemplateEntryMissing(Invalid):
+    """None of the given template files is the entry file."""
+
+    code = "instructions.entry_missing"
+
+    def __init__(self, entry_file: str) -> None:
+        super().__init__(
+            "the template has no entry file",
+            because=f"several files were given, and none is named {entry_file}",
+            try_this=f"give a single file, or name one of them {entry_file}",
+        )
+
+
+class TemplateNotText(Invalid):
+    """A given template file is not text."""
+
+    code = "instructions.template_not_text"
+
+    def __init__(self, name: str, *, position: int) -> None:
+        super().__init__(
+            f"'{shorten_name(name)}' is not a text file",
+            because=f"it is not UTF-8 at byte {position}",
+            try_this="save it as UTF-8 text",
+        )

@@ -1,0 +1,336 @@
+"""Errors of the operations on schedules, heartbeats, reminders and wake-ups, and of their tools."""
+
+from __future__ import annotations
+
+from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError, TooLarge
+from retinue.domain.shared_errors import shorten_name
+from retinue.tools.base import ToolFailed
+
+# --- schedules ---
+
+
+class ScheduleNotFound(NotFound):
+    """No schedule that the caller may see has this name or id."""
+
+    code = "schedule.not_found"
+
+    def __init__(self, text: str) -> None:
+        super().__init__(
+            f"no schedule '{shorten_name(text)}'",
+            because="none that you may see has this name, or an id that starts like this",
+            try_this="list the schedules: retinue schedule list",
+        )
+
+
+class ScheduleNameTaken(Conflict):
+    """Another schedule has this name."""
+
+    code = "schedule.name_taken"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"a schedule named '{name}' already exists",
+            because="names are case-insensitive",
+            try_this=f"choose another name, or change that one: retinue schedule set {name}",
+        )
+
+
+class TooManySchedules(TooLarge):
+    """The server has the maximum number of schedules."""
+
+    code = "schedule.too_many"
+
+    def __init__(self, *, count_max: int) -> None:
+        super().__init__(
+            "too many schedules",
+            because=f"the limit is {count_max:,}",
+            try_this="delete one that you no longer use: retinue schedule delete NAME",
+        )
+
+
+class TooManySchedulesOfOwner(TooLarge):
+    """One person or agent has the maximum number of schedules."""
+
+    code = "schedule.too_many_of_owner"
+
+    def __init__(self, owner: str, *, count_max: int) -> None:
+        super().__init__(
+            f"{owner} has too many schedules",
+            because=f"the limit is {count_max} for everyone but the owner of this server",
+            try_this="delete one that you no longer use: retinue schedule delete NAME",
+        )
+
+
+class ScheduleTooOften(NotAllowed):
+    """The schedule would run more often than the caller may have it run."""
+
+    code = "schedule.too_often"
+
+    def __init__(self, interval: str) -> None:
+        super().__init__(
+            f"this schedule would run every {interval}",
+            because="only a schedule of the owner may run more often than once a minute",
+            try_this="choose a longer interval",
+        )
+
+
+class ScheduleModelNotAllowed(NotAllowed):
+    """The caller may not choose the model of a schedule."""
+
+    code = "schedule.model_not_allowed"
+
+    def __init__(self, *, level: str) -> None:
+        super().__init__(
+            "you cannot choose the model of a schedule",
+            because=f"it needs level standard; you have {level}",
+            try_this="leave out `model`",
+        )
+
+
+class ScheduleGateNotAllowed(NotAllowed):
+    """The caller may not run commands without approval, and a gate is a command."""
+
+    code = "schedule.gate_not_allowed"
+
+    def __init__(self, *, because: str) -> None:
+        super().__init__(
+            "you cannot add a schedule with a gate",
+            because=because,
+            try_this="leave out the gate, or ask the owner to set it",
+        )
+
+
+class ScheduleChangeEmpty(Invalid):
+    """A change of a schedule names no field."""
+
+    code = "schedule.change_empty"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "nothing to change",
+            because="no field was given",
+            try_this="give a field, for example: --text 'Good morning'",
+        )
+
+
+class ScheduleMissedInvalid(Invalid):
+    """The policy for missed occurrences is unknown."""
+
+    code = "schedule.missed_invalid"
+
+    def __init__(self, text: str) -> None:
+        super().__init__(
+            f"invalid value for missed: '{text[:32]}'",
+            because="it must be skip or run",
+            try_this="use missed=skip, or missed=run to run late",
+        )
+
+
+class DeclaredScheduleInvalid(Invalid):
+    """A schedule in the settings file is invalid. `error` says what is wrong with it."""
+
+    code = "schedule.declaration_invalid"
+
+    def __init__(self, name: str, error: RetinueError) -> None:
+        super().__init__(
+            f"schedules.{name} cannot be applied: {error.sentence}", because=error.because, try_this=error.try_this
+        )
+
+
+class ScheduleOwnerUnclear(ToolFailed):
+    """A run on behalf of several or unknown people cannot set anything for later."""
+
+    code = "schedule.owner_unclear"
+
+    def __init__(self, requesters: str) -> None:
+        super().__init__(
+            f"you cannot schedule anything on behalf of {requesters[:200]}",
+            because="a schedule must belong to one person of this server, and runs with that person's rights",
+            try_this="ask the owner, or a member in a direct conversation, to set it",
+        )
+
+
+class ScheduleMemoryUnavailable(ToolFailed):
+    """A tool for the memory of a schedule was called outside a run of a schedule."""
+
+    code = "schedule.memory_unavailable"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this conversation belongs to no schedule",
+            because="only a run of a schedule has this memory, and the schedule may have been deleted",
+            try_this="list your schedules with the tool `cron`, action `list`",
+        )
+
+
+# --- heartbeats ---
+
+
+class HeartbeatNotFound(NotFound):
+    """The agent has no heartbeat."""
+
+    code = "heartbeat.not_found"
+
+    def __init__(self, agent: str) -> None:
+        super().__init__(
+            f"{agent} has no heartbeat",
+            because="none is set for it; the default agent has one only while it has tasks",
+            try_this=f"set one: retinue agent set {agent} --heartbeat-every-s 1800",
+        )
+
+
+class HeartbeatNotAllowed(NotAllowed):
+    """Only the agent itself and the owner may see and change a heartbeat."""
+
+    code = "heartbeat.not_allowed"
+
+    def __init__(self, agent: str) -> None:
+        super().__init__(
+            f"you cannot use the heartbeat of {agent}",
+            because="an agent may only use its own heartbeat, and the owner all of them",
+            try_this="ask the owner",
+        )
+
+
+class HeartbeatTaskUnusable(Invalid):
+    """A heartbeat task has an error and cannot run."""
+
+    code = "heartbeat.task_unusable"
+
+    def __init__(self, task: str, *, because: str) -> None:
+        super().__init__(
+            f"the task '{task}' cannot run", because=because, try_this=f"look at it: retinue heartbeat show {task}"
+        )
+
+
+class HeartbeatNotEditable(Invalid):
+    """A heartbeat was changed as a schedule, although it follows from settings."""
+
+    code = "heartbeat.not_editable"
+
+    def __init__(self, agent: str) -> None:
+        super().__init__(
+            f"the heartbeat of {agent} cannot be changed as a schedule",
+            because=f"it follows from the settings of {agent}, or from [defaults.heartbeat]",
+            try_this=f"change the settings: retinue agent set {agent} --heartbeat-every-s 3600 (0 for no heartbeat)",
+        )
+
+
+# --- reminders and wake-ups ---
+
+
+class ReminderNotFound(NotFound):
+    """The id belongs to another kind of schedule than a reminder."""
+
+    code = "reminder.not_found"
+
+    def __init__(self, id_: str) -> None:
+        super().__init__(
+            f"no reminder {shorten_name(id_)}",
+            because="this id belongs to something else",
+            try_this="list the reminders: retinue reminder list",
+        )
+
+
+class WakeUpNotFound(NotFound):
+    """The id belongs to another kind of schedule than a wake-up."""
+
+    code = "wakeup.not_found"
+
+    def __init__(self, id_: str) -> None:
+        super().__init__(
+            f"no wake-up {shorten_name(id_)}",
+            because="this id belongs to something else",
+            try_this="list the wake-ups: retinue wakeup list",
+        )
+
+
+class TooManyReminders(TooLarge):
+    """A person has the maximum number of pending reminders."""
+
+    code = "reminder.too_many"
+
+    def __init__(self, recipient: str, *, count_max: int) -> None:
+        super().__init__(
+            f"{recipient} has too many pending reminders",
+            because=f"the limit is {count_max} for each person",
+            try_this="delete one: retinue reminder delete ID",
+        )
+
+
+class TooManyWakeUps(TooLarge):
+    """A session has the maximum number of pending wake-ups."""
+
+    code = "wakeup.too_many"
+
+    def __init__(self, recipient: str, *, count_max: int) -> None:
+        super().__init__(
+            f"{recipient} has too many pending wake-ups",
+            because=f"the limit is {count_max} for each conversation",
+            try_this="delete one: retinue wakeup delete ID",
+        )
+
+
+class ReminderRecipientInvalid(Invalid):
+    """Only people can be reminded."""
+
+    code = "reminder.recipient_invalid"
+
+    def __init__(self, recipient: str) -> None:
+        super().__init__(
+            f"{recipient} cannot be reminded",
+            because="only people can; an agent gets a wake-up in one of its conversations",
+            try_this="use to=person:NAME",
+        )
+
+
+class ReminderNotAllowed(NotAllowed):
+    """A person may only remind themselves."""
+
+    code = "reminder.not_allowed"
+
+    def __init__(self, caller: str) -> None:
+        super().__init__(
+            "you can only remind yourself",
+            because=f"you are {caller}",
+            try_this="send a message for later: retinue send ADDRESS TEXT --deliver-at TIME",
+        )
+
+
+class ReminderTimeMissing(Invalid):
+    """A reminder or wake-up has no time, or two."""
+
+    code = "reminder.time_missing"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the time is missing or given twice",
+            because="exactly one of `at` and `delay_s` must be given",
+            try_this="give a time, for example: at=+2h",
+        )
+
+
+class ReminderDelayInvalid(Invalid):
+    """The delay of a reminder or wake-up is too short or too long."""
+
+    code = "reminder.delay_invalid"
+
+    def __init__(self, delay_s: int, *, delay_s_max: int) -> None:
+        super().__init__(
+            f"invalid value for delay_s: {delay_s}",
+            because=f"it must be a number from 1 to {delay_s_max}",
+            try_this="give the time with `at`",
+        )
+
+
+class TimeOffsetMissing(Invalid):
+    """A time has no UTC offset, so it would depend on a time zone setting."""
+
+    code = "time.no_offset"
+
+    def __init__(self, text: str) -> None:
+        super().__init__(
+            f"the time '{text[:64]}' has no UTC offset",
+            because="without one, it is a different time in every zone",
+            try_this="add one, as in 2026-01-28T20:30:00+01:00, or use a time relative to now: +2h",
+        )

@@ -1,0 +1,220 @@
+"""Errors of schedules, gates and heartbeat tasks: one class for each code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from retinue.domain.errors import Conflict, Invalid, NotFound, TooLarge
+from retinue.tools.base import ToolFailed
+
+# --- schedules ---
+
+
+class ScheduleRecipientMissing(Invalid):
+    """A schedule has no recipient."""
+
+    code = "schedule.recipient_missing"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no recipient for this schedule",
+            because="`to` names the recipient",
+            try_this="set to = agent:NAME",
+        )
+
+
+class ScheduleDeliveryInvalid(Invalid):
+    """The answers of a schedule cannot be delivered to this address."""
+
+    code = "schedule.deliver_invalid"
+
+    def __init__(self, recipient: str) -> None:
+        super().__init__(
+            f"an answer cannot be delivered to {recipient}",
+            because="`deliver` must be a person, a channel or none",
+            try_this="set deliver = person:NAME, or none",
+        )
+
+
+class ScheduleTriggerInvalid(Invalid):
+    """A schedule needs exactly one of `at`, `every` and `cron`. `given` are those that it has."""
+
+    code = "schedule.when_invalid"
+
+    def __init__(self, given: Sequence[str]) -> None:
+        super().__init__(
+            "a schedule needs exactly one of `at`, `every` and `cron`",
+            because=f"{' and '.join(given)} are given" if given else "none of them is given",
+            try_this="set one of them, for example: cron = 0 9 * * 1-5",
+        )
+
+
+class DurationInvalid(Invalid):
+    """The text is not a duration such as 1h30m."""
+
+    code = "schedule.duration_invalid"
+
+    def __init__(self, text: str) -> None:
+        super().__init__(
+            f"invalid duration {text!r}",
+            because="it must be numbers with the units d h m s, each at most once",
+            try_this="use for example 30m, 1h30m or 1d",
+        )
+
+
+class ScheduleFileInvalid(Invalid):
+    """A schedule file cannot be read."""
+
+    code = "schedule.file_invalid"
+
+    def __init__(self, because: str) -> None:
+        super().__init__(
+            "invalid schedule file",
+            because=because,
+            try_this="see docs/guides/schedules.md for the fields",
+        )
+
+
+class ScheduleFileIdMismatch(Invalid):
+    """A schedule file has the id of another schedule."""
+
+    code = "schedule.file_id_mismatch"
+
+    def __init__(self, name: str, *, id_: str) -> None:
+        super().__init__(
+            "this file is for another schedule",
+            because=f"line 2: its id is not that of the schedule '{name}', {id_}",
+            try_this=f"set `id: {id_}`, or rename the file",
+        )
+
+
+class ScheduleFileCopied(Invalid):
+    """Two schedule files have the same id."""
+
+    code = "schedule.file_copied"
+
+    def __init__(self, original: str, *, new_id: str) -> None:
+        super().__init__(
+            "this file is a copy",
+            because=f"line 2: {original}.md has the same id",
+            try_this=f"give it its own id: {new_id}",
+        )
+
+
+# --- gates ---
+
+
+class GateSandboxMissing(ToolFailed):
+    """There is no sandbox for a gate that the owner did not write."""
+
+    code = "gate.sandbox_missing"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "it was not run",
+            because="this server has no sandbox, and only gates of the owner run without one",
+            try_this="configure a sandbox, or let the owner write the gate",
+        )
+
+
+class GateFolderMissing(ToolFailed):
+    """The working directory of a gate is not a folder."""
+
+    code = "gate.folder_missing"
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"'{path[:200]}' is not a folder",
+            because="a gate runs in a folder",
+            try_this="set `cwd` to an existing folder, or leave it out",
+        )
+
+
+class GateWebDenied(ToolFailed):
+    """A gate names domains, but has no permission to reach the web."""
+
+    code = "gate.web_denied"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "it cannot reach the web",
+            because="the permission `web` was not granted to it",
+            try_this="add `web` to its `permissions`, and grant it to the session",
+        )
+
+
+# --- heartbeat tasks ---
+
+
+class HeartbeatTaskInvalid(Invalid):
+    """A task file of a heartbeat cannot be read."""
+
+    code = "heartbeat.task_invalid"
+
+    def __init__(self, because: str) -> None:
+        super().__init__(
+            "invalid heartbeat task",
+            because=because,
+            try_this="see docs/guides/heartbeats.md for the fields",
+        )
+
+
+class HeartbeatTaskEmpty(Invalid):
+    """A heartbeat task has no text."""
+
+    code = "heartbeat.empty"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this task has no text",
+            because="the text below the front matter says what to do",
+            try_this="write what to do",
+        )
+
+
+class HeartbeatTaskTooLarge(TooLarge):
+    """A heartbeat task is longer than the limit."""
+
+    code = "heartbeat.too_large"
+
+    def __init__(self, *, bytes_max: int) -> None:
+        super().__init__(
+            "this task is too long",
+            because=f"the limit for its file is {bytes_max:,} bytes",
+            try_this="move the rest into another file, and name that file in the task",
+        )
+
+
+class HeartbeatTaskExists(Conflict):
+    """The agent already has a heartbeat task with this id."""
+
+    code = "heartbeat.id_taken"
+
+    def __init__(self, id_: str) -> None:
+        super().__init__(
+            f"a task named '{id_}' already exists",
+            because="it is overwritten only on request",
+            try_this="choose another id, or set overwrite = true with exactly this id",
+        )
+
+
+class HeartbeatFolderUnusable(Invalid):
+    """The folder of heartbeat tasks cannot be opened."""
+
+    code = "heartbeat.folder_unusable"
+
+    def __init__(self, folder: str, *, because: str) -> None:
+        super().__init__(
+            f"the folder {folder} cannot be used",
+            because=f"it may be a symbolic link, which is not followed ({because})",
+            try_this=f"check what {folder} is in the agent directory",
+        )
+
+
+class HeartbeatTaskNotFound(NotFound):
+    """The agent has no heartbeat task with this id."""
+
+    code = "heartbeat.task_not_found"
+
+    def __init__(self, id_: str) -> None:
+        super().__init__(f"no heartbeat task '{id_}'", try_this="list the tasks: retinue heartbeat list")

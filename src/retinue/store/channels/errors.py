@@ -1,0 +1,83 @@
+"""Errors of bindings, identities and the state of connectors."""
+
+from __future__ import annotations
+
+from retinue.domain.errors import Conflict, Invalid
+
+
+class ConnectorStateInvalid(Invalid):
+    """A connector tried to store a key or value that is too long or not storable text."""
+
+    code = "connector.state_invalid"
+
+    def __init__(self, connector: str, *, key_chars_max: int, value_chars_max: int) -> None:
+        super().__init__(
+            f"the connector '{connector}' cannot store this value",
+            because=f"a key has 1 to {key_chars_max} characters, a value at most {value_chars_max:,}, and none is NUL",
+            try_this="store less under one key",
+        )
+
+
+class IdentityTaken(Conflict):
+    """The platform id is linked to another person."""
+
+    code = "identity.taken"
+
+    def __init__(self, service: str, *, person: str) -> None:
+        super().__init__(
+            f"this {service} id is already linked to {person}",
+            because="an id belongs to one person",
+            try_this=f"unlink it from {person} first: retinue identity unlink {service} ID",
+        )
+
+
+class TooManyIdentities(Conflict):
+    """The number of identities has reached the limit."""
+
+    code = "identity.too_many"
+
+    def __init__(self, *, count_max: int) -> None:
+        super().__init__(
+            "too many identities",
+            because=f"the limit is {count_max:,}",
+            try_this="unlink one that is no longer used: retinue identity unlink SERVICE ID",
+        )
+
+
+class BindingExists(Conflict):
+    """There is a binding with exactly the same match."""
+
+    code = "binding.exists"
+
+    def __init__(self, *, agent: str, binding: str) -> None:
+        super().__init__(
+            f"{agent} is already bound to this channel",
+            because=f"binding {binding} has exactly the same match",
+            try_this="replace it with `retinue binding set`, or narrow the match",
+        )
+
+
+class BindingAgentsInvalid(Invalid):
+    """The agents of a binding are too many, or one is named twice."""
+
+    code = "binding.agents_invalid"
+
+    def __init__(self, *, count_max: int) -> None:
+        super().__init__(
+            "invalid agents for a binding",
+            because=f"each agent is named once, and the limit is {count_max}",
+            try_this="name each agent once",
+        )
+
+
+class TooManyBindings(Conflict):
+    """The number of bindings has reached the limit."""
+
+    code = "binding.too_many"
+
+    def __init__(self, *, count_max: int) -> None:
+        super().__init__(
+            "too many bindings",
+            because=f"the limit is {count_max:,}",
+            try_this="bind a whole account, guild or team instead of each of its channels",
+        )

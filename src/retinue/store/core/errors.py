@@ -1,0 +1,388 @@
+"""Errors of the database: opening, migrating, locking and writing it, and finding an object by its id."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+
+from retinue.domain.errors import NotFound, StoreError
+
+_REPORT = "report this as a bug"
+_RESTORE = "stop the server, move the file and its -wal file elsewhere, and restore the latest backup: retinue restore"
+
+
+def _at(path: Path | None) -> str:
+    return f" at {path}" if path is not None else ""
+
+
+# --- open ---
+
+
+class StoreUrlInvalid(StoreError):
+    """The URL of the database cannot be parsed."""
+
+    code = "store.url_invalid"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "invalid database URL",
+            because="it is not the URL of a PostgreSQL database",
+            try_this="write it as postgresql://USER@HOST/DATABASE",
+        )
+
+
+class PostgresDriverMissing(StoreError):
+    """A Python package that PostgreSQL needs is not installed."""
+
+    code = "store.driver_missing"
+
+    def __init__(self, package: str) -> None:
+        super().__init__(
+            "this installation has no PostgreSQL support",
+            because=f"the package {package} is not installed",
+            try_this="pip install 'retinue[postgres]'",
+        )
+
+
+class DatabaseEncodingUnsupported(StoreError):
+    """The PostgreSQL database has an encoding other than UTF-8."""
+
+    code = "store.encoding"
+
+    def __init__(self, encoding: str) -> None:
+        super().__init__(
+            "the database cannot store every text",
+            because=f"its encoding is {encoding}; it must be UTF8",
+            try_this="create it with: CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0",
+        )
+
+
+class StoreCannotOpen(StoreError):
+    """The database file cannot be opened."""
+
+    code = "store.cannot_open"
+
+    def __init__(self, *, because: str, path: Path | None = None) -> None:
+        super().__init__(
+            f"cannot open the database{_at(path)}",
+            because=because,
+            try_this="check that its directory exists, who owns it, and whether its disk is mounted read-only",
+        )
+
+
+class StoreReadOnly(StoreError):
+    """The database cannot be written: file permissions, a read-only disk, or a transaction that may only read."""
+
+    code = "store.read_only"
+
+    def __init__(self, *, because: str, path: Path | None = None) -> None:
+        super().__init__(
+            f"cannot write to the database{_at(path)}",
+            because=because,
+            try_this="check who owns RETINUE_HOME, and whether its disk is mounted read-only",
+        )
+
+
+class StoreDiskFull(StoreError):
+    """The disk is full. Nothing was changed. `path` is set if the database could not be opened."""
+
+    code = "store.disk_full"
+
+    def __init__(self, *, because: str, path: Path | None = None) -> None:
+        super().__init__(
+            f"cannot write to the database{_at(path)}: the disk is full",
+            because=because,
+            try_this="free some disk space: a running server then continues by itself; start one that has stopped",
+        )
+
+
+class StoreDamaged(StoreError):
+    """The database file is damaged."""
+
+    code = "store.damaged"
+
+    def __init__(self, *, because: str) -> None:
+        super().__init__("the database file is damaged", because=because, try_this=_RESTORE)
+
+
+class ForeignDatabase(StoreError):
+    """The file is a database of another program."""
+
+    code = "store.foreign_database"
+
+    def __init__(self, path: Path, *, tables: Sequence[str]) -> None:
+        super().__init__(
+            f"{path} is not a retinue database",
+            because=f"it has other tables: {', '.join(tables)}",
+            try_this="choose another path for the database",
+        )
+
+
+class SchemaTooNew(StoreError):
+    """A newer version of retinue has written this database."""
+
+    code = "store.newer_schema"
+
+    def __init__(self, revision: str, *, known: str) -> None:
+        super().__init__(
+            "this database was written by a newer version of retinue",
+            because=f"its schema is {revision}; this version knows {known}",
+            try_this="install the newer version again, or restore a backup from before the upgrade",
+        )
+
+
+class StoreUpgradeFailed(StoreError):
+    """A migration failed. The database is unchanged."""
+
+    code = "store.upgrade_failed"
+
+    def __init__(self, *, because: str) -> None:
+        super().__init__(
+            "the database was not upgraded and is unchanged",
+            because=because,
+            try_this="keep using the previous version, and report this as a bug",
+        )
+
+
+class WalUnavailable(StoreError):
+    """SQLite cannot use a write-ahead log for this file."""
+
+    code = "store.wal_unavailable"
+
+    def __init__(self, journal_mode: str) -> None:
+        super().__init__(
+            "the database file does not support a write-ahead log",
+            because=f"SQLite uses the journal mode '{journal_mode}' here, which blocks readers during a write",
+            try_this="move the database to a local disk: network disks lack the shared memory that the log needs",
+        )
+
+
+class DurableCommitsUnavailable(StoreError):
+    """This build of SQLite ignores `PRAGMA synchronous`."""
+
+    code = "store.sync_unavailable"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this build of SQLite does not support durable commits",
+            because="PRAGMA synchronous = FULL had no effect",
+            try_this="use another Python build",
+        )
+
+
+# --- lock ---
+
+
+class StoreLocked(StoreError):
+    """Another server uses the PostgreSQL database. `holder` describes its connection."""
+
+    code = "store.locked"
+
+    def __init__(self, holder: str) -> None:
+        super().__init__(
+            "another server uses this database",
+            because=f"it is locked by {holder}",
+            try_this="stop that server, or set house.store to another database",
+        )
+
+
+class StoreTakenOver(StoreError):
+    """This server lost its lock, and another server has acquired it."""
+
+    code = "store.taken_over"
+
+    def __init__(self, holder: str) -> None:
+        super().__init__(
+            "another server has taken over this database, so this one stops",
+            because=f"the connection that held the lock was lost, and now it is locked by {holder}",
+            try_this="stop one of the two servers, then start the other again",
+        )
+
+
+class StoreLockLost(StoreError):
+    """The connection that holds the lock broke repeatedly. Nothing was changed."""
+
+    code = "store.lock_lost"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "nothing was changed: the lock of the database was lost",
+            because="its connection broke repeatedly",
+            try_this="check the connection to PostgreSQL; the server acquires the lock again by itself",
+        )
+
+
+class StoreBusy(StoreError):
+    """Another program has locked the database file."""
+
+    code = "store.busy"
+
+    def __init__(self, *, because: str) -> None:
+        super().__init__(
+            "another program has locked the database file",
+            because=because,
+            try_this="close other programs that have the file open for writing",
+        )
+
+
+# --- read and write ---
+
+
+class StoreClosed(StoreError):
+    """The database was closed because the server is stopping."""
+
+    code = "store.closed"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the server is stopping",
+            because="its database is closed",
+            try_this="try again when the server has started",
+        )
+
+
+class StoreUnreachable(StoreError):
+    """PostgreSQL did not answer."""
+
+    code = "store.unreachable"
+
+    def __init__(self, *, because: str) -> None:
+        super().__init__(
+            "the database did not answer",
+            because=because,
+            try_this="check that PostgreSQL is running and that its URL in retinue.toml is right",
+        )
+
+
+class StoreDiskFailed(StoreError):
+    """The disk reported an error. Nothing was changed."""
+
+    code = "store.disk_failed"
+
+    def __init__(self, *, because: str) -> None:
+        super().__init__(
+            "nothing was changed: the disk failed",
+            because=because,
+            try_this="check the disk and its free space; the server continues by itself once the disk works",
+        )
+
+
+class ConstraintViolated(StoreError):
+    """A write violates a constraint of the database. Nothing was changed."""
+
+    code = "store.constraint_violated"
+
+    def __init__(self, *, because: str) -> None:
+        super().__init__(
+            "nothing was changed: the change contradicts stored data",
+            because=because,
+            try_this="run `retinue ledger`; if it finds nothing, report this as a bug",
+        )
+
+
+class StatementRejected(StoreError):
+    """The database rejected a statement. Nothing was changed."""
+
+    code = "store.statement_rejected"
+
+    def __init__(self, *, because: str) -> None:
+        super().__init__(
+            "nothing was changed: the database rejected a statement",
+            because=because,
+            try_this=_REPORT,
+        )
+
+
+class WriteInterrupted(StoreError):
+    """A write failed in an unexpected way, so it is unknown whether it was stored."""
+
+    code = "store.write_interrupted"
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(
+            "a write failed, and it is unknown whether it was stored",
+            because=f"{type(error).__name__}: {error}",
+            try_this="check what is stored before you repeat the request, and report this as a bug",
+        )
+
+
+class CommitUnknown(StoreError):
+    """The connection was lost during a commit, so it is unknown whether the change was stored."""
+
+    code = "store.commit_unknown"
+
+    def __init__(self, *, because: str) -> None:
+        super().__init__(
+            "the database connection was lost during a commit, and it is unknown whether the change was stored",
+            because=because,
+            try_this="repeat the request with the same idempotency key: a stored change is not repeated",
+        )
+
+
+# --- find by id ---
+
+
+class IdNotFound(NotFound):
+    """No envelope, run, approval or session has this id, or the caller may not see it."""
+
+    code = "id.not_found"
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__(
+            f"nothing has the id {prefix}",
+            because="no envelope, run, approval or session has an id that starts with it",
+            try_this="copy the id from a list: retinue envelope recent, or retinue run list",
+        )
+
+
+class EnvelopeNotFound(NotFound):
+    """No envelope has this id, or the caller may not see it."""
+
+    code = "envelope.not_found"
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__(
+            f"no envelope {prefix}",
+            because="no id of an envelope starts with it",
+            try_this="list the envelopes: retinue envelope recent",
+        )
+
+
+class EnvelopePurged(NotFound):
+    """The envelope was purged after it was done. Only its outcome is left."""
+
+    code = "envelope.purged"
+
+    def __init__(self, id_: str, *, outcome: str, purged_on: date) -> None:
+        super().__init__(
+            f"envelope {id_} was purged",
+            because=f"it ended {outcome}, and was purged on {purged_on}",
+            try_this="look in a backup from before that day",
+        )
+
+
+class RunNotFound(NotFound):
+    """No run has this id, or the caller may not see it."""
+
+    code = "run.not_found"
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__(
+            f"no run {prefix}",
+            because="no id of a run starts with it",
+            try_this="list the runs: retinue run list",
+        )
+
+
+class ApprovalNotFound(NotFound):
+    """No approval has this id, or the caller may not see it."""
+
+    code = "approval.not_found"
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__(
+            f"no approval {prefix}",
+            because="no id of an approval starts with it",
+            try_this="list the pending approvals: retinue approval list",
+        )

@@ -1,0 +1,57 @@
+"""Errors of the attachment files."""
+
+from __future__ import annotations
+
+from retinue.domain.errors import Invalid, StoreError
+
+
+class AttachmentHashInvalid(Invalid):
+    """The text is not the hash of an attachment."""
+
+    code = "attachment.hash_invalid"
+
+    def __init__(self, hash_: str) -> None:
+        super().__init__(
+            f"invalid attachment hash: {hash_[:80]!r}",
+            because="it must have 64 lower-case hex digits",
+            try_this="copy it from the envelope that has the attachment",
+        )
+
+
+class AttachmentDiskFull(StoreError):
+    """The disk has no space left. Nothing was changed. `action` is what was attempted."""
+
+    code = "attachment.disk_full"
+
+    def __init__(self, action: str) -> None:
+        super().__init__(
+            f"cannot {action}: the disk is full",
+            because="the disk of the data directory has no space left, or a quota is used up",
+            try_this="free some disk space; nothing was changed",
+        )
+
+
+class AttachmentDiskFailed(StoreError):
+    """The operating system refused access to the attachment directory. `action` is what was attempted."""
+
+    code = "attachment.disk_failed"
+
+    def __init__(self, action: str, *, because: str) -> None:
+        super().__init__(
+            f"cannot {action}: the disk failed",
+            because=because,
+            try_this="check that the server can write to its data directory, and check the disk",
+        )
+
+
+class AttachmentNotPlainFile(StoreError):
+    """There is a link, a directory or a device in the place of an attachment. `action` is what was attempted."""
+
+    code = "attachment.not_plain_file"
+
+    def __init__(self, action: str) -> None:
+        super().__init__(
+            f"cannot {action}: it is not a plain file",
+            because="there is a link, or something else that is not a plain file, in the place of the attachment",
+            try_this="find out who put it there, then remove it",
+        )

@@ -1,0 +1,127 @@
+"""Errors of backups: creating, reading and restoring one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from retinue.domain.errors import Conflict, Invalid, StoreError
+
+
+class BackupUnsupported(Invalid):
+    """An instance on PostgreSQL is backed up with the tools of PostgreSQL. `url` has no password."""
+
+    code = "backup.postgres"
+
+    def __init__(self, url: str, *, folders: Sequence[str]) -> None:
+        copied = " and ".join(f"RETINUE_HOME/{folder}" for folder in folders)
+        super().__init__(
+            "`retinue backup` does not support PostgreSQL",
+            because="PostgreSQL has its own backup tool, whose dumps also work with later versions",
+            try_this=f"pg_dump --format=custom --file=house.dump '{url}', then copy {copied}; "
+            f"restore with pg_restore --clean --if-exists --dbname='{url}' house.dump",
+        )
+
+
+class BackupSpaceMissing(StoreError):
+    """The disk has too little free space for a backup."""
+
+    code = "backup.no_space"
+
+    def __init__(self, folder: Path, *, needed_bytes: int, free_bytes: int) -> None:
+        super().__init__(
+            "not enough disk space for a backup",
+            because=f"it needs {needed_bytes:,} bytes, and {free_bytes:,} are free at {folder}",
+            try_this="free some disk space, or choose a folder on another disk",
+        )
+
+
+class BackupFolderExists(Conflict):
+    """The folder for a new backup already exists."""
+
+    code = "backup.exists"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(
+            f"{folder} already exists",
+            because="a backup never overwrites a folder",
+            try_this="choose a folder that does not exist yet",
+        )
+
+
+class BackupManifestUnreadable(Invalid):
+    """The folder has no readable manifest, so it is not a backup."""
+
+    code = "backup.invalid"
+
+    def __init__(self, folder: Path, *, manifest: str, reason: str) -> None:
+        super().__init__(
+            f"{folder} is not a backup",
+            because=f"its {manifest} cannot be read ({reason})",
+            try_this="name a folder that `retinue backup` created",
+        )
+
+
+class BackupVersionUnsupported(Invalid):
+    """The backup was created by another version of retinue."""
+
+    code = "backup.version_unsupported"
+
+    def __init__(self, folder: Path, *, format_: int, schema: str, version: str) -> None:
+        super().__init__(
+            f"the backup {folder} was created by another version of retinue",
+            because=f"its format is {format_} and its schema {schema}",
+            try_this=f"install retinue {version} or later",
+        )
+
+
+class BackupUnsound(StoreError):
+    """The backup failed its verification. Nothing was changed."""
+
+    code = "backup.unsound"
+
+    def __init__(self, folder: Path, *, problems: Sequence[str]) -> None:
+        super().__init__(
+            f"the backup {folder} is damaged, so nothing was changed",
+            because="; ".join(problems),
+            try_this="restore another backup",
+        )
+
+
+class BackupChanged(StoreError):
+    """A file of the backup changed while it was copied. Nothing was changed."""
+
+    code = "backup.changed"
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            "the backup changed while it was read, so nothing was changed",
+            because=f"{path} differs from its verified content",
+            try_this="check the disk that the backup is on",
+        )
+
+
+class BackupWriteFailed(StoreError):
+    """The operating system refused to read or write a file of a new backup."""
+
+    code = "backup.write_failed"
+
+    def __init__(self, *, because: str) -> None:
+        super().__init__(
+            "cannot create the backup",
+            because=because,
+            try_this="check the folder, who owns it and its free space; the running instance is unchanged",
+        )
+
+
+class RestoreFailed(StoreError):
+    """The operating system refused to read or write a file while a backup was restored."""
+
+    code = "backup.restore_failed"
+
+    def __init__(self, *, because: str, marker: str) -> None:
+        super().__init__(
+            "cannot restore the backup",
+            because=because,
+            try_this=f"read RETINUE_HOME/{marker} if it exists, then try again",
+        )

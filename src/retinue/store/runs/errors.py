@@ -1,0 +1,31 @@
+"""Errors of finding delegations and subagents."""
+
+from __future__ import annotations
+
+from retinue.domain.errors import NotFound
+
+
+class SubagentNotFound(NotFound):
+    """No subagent has this id, or session id, or the caller may not see it."""
+
+    code = "subagent.not_found"
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__(
+            f"no subagent {prefix}",
+            because="no id of a subagent that you can see, or of its session, starts with it",
+            try_this="list the subagents: retinue subagent list",
+        )
+
+
+class DelegationNotFound(NotFound):
+    """No delegation has this id, or the caller may not see it."""
+
+    code = "delegation.not_found"
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__(
+            f"no delegation {prefix}",
+            because="no id of a delegation that you can see starts with it",
+            try_this="list the delegations: retinue delegation list",
+        )

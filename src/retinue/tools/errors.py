@@ -1,0 +1,459 @@
+"""Errors of the tools for people, channels, panels and permissions: one class for each code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError, TooLarge
+from retinue.tools.base import ToolFailed
+
+_ANSWER_INSTEAD = "put it in your answer instead"
+
+
+# --- notify, ask_questions ---
+
+
+class NotificationTitleMissing(ToolFailed):
+    """The title of a notification is blank."""
+
+    code = "notification.title_missing"
+
+    def __init__(self) -> None:
+        super().__init__("no title given", because="a notification needs a title", try_this="set `title` to one line")
+
+
+class NotificationPersonGone(ToolFailed):
+    """The person to notify does not exist any more."""
+
+    code = "notification.person_not_found"
+
+    def __init__(self, person: str) -> None:
+        super().__init__(f"cannot notify {person}", because="no person has this name", try_this=_ANSWER_INSTEAD)
+
+
+class QuestionnairePersonMissing(ToolFailed):
+    """No person wrote what the run works on, so there is no one to ask."""
+
+    code = "questionnaire.no_person"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no person to ask",
+            because="this run does not work on a person's message",
+            try_this="ask in your answer instead",
+        )
+
+
+class QuestionnaireSessionMissing(ToolFailed):
+    """The call is not part of a session, so the answers could not be delivered."""
+
+    code = "questionnaire.no_session"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "you cannot ask questions here",
+            because="this call is not part of a conversation, so the answers could not be delivered",
+            try_this="ask in your answer instead",
+        )
+
+
+class TooManyQuestionnaires(ToolFailed):
+    """Too many questionnaires of the session are unanswered."""
+
+    code = "questionnaire.too_many"
+
+    def __init__(self, *, count_max: int) -> None:
+        super().__init__(
+            "too many open questionnaires",
+            because=f"{count_max} in this conversation are unanswered, which is the limit",
+            try_this="wait until some are answered",
+        )
+
+
+# --- panels and windows ---
+
+
+class PanelPersonMissing(ToolFailed):
+    """No person wrote what the run works on, so there is no screen to use."""
+
+    code = "panel.no_person"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "you cannot use a screen here",
+            because="this run does not work on a person's message",
+            try_this=_ANSWER_INSTEAD,
+        )
+
+
+class LinkInvalid(ToolFailed):
+    """The link is not a plain http or https URL."""
+
+    code = "link.invalid"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "invalid link",
+            because="it must be an http or https URL with a host, without user name, password and spaces",
+            try_this="use a URL such as https://example.org/",
+        )
+
+
+class WindowRenamed(Invalid):
+    """A connection reports another window id than before."""
+
+    code = "window.renamed"
+
+    def __init__(self, *, before: str) -> None:
+        super().__init__(
+            "a window cannot change its id",
+            because=f"this connection reported the id {before} before",
+            try_this="open a connection for each window",
+        )
+
+
+class WindowInventoryInvalid(Invalid):
+    """The inventory of a window exceeds a limit. The earlier inventory stays valid."""
+
+    code = "window.inventory_invalid"
+
+    def __init__(self, *, because: str) -> None:
+        super().__init__(
+            "invalid window inventory",
+            because=because,
+            try_this="send a smaller inventory; the earlier one is used until then",
+        )
+
+
+class TooManyWindows(TooLarge):
+    """The person has as many windows open as the limit allows."""
+
+    code = "window.too_many"
+
+    def __init__(self, *, windows_max: int) -> None:
+        super().__init__(
+            "too many open windows", because=f"the limit is {windows_max} for each person", try_this="close one"
+        )
+
+
+class NoWindowOpen(NotFound):
+    """The person has no window of the web app open."""
+
+    code = "window.none_open"
+
+    def __init__(self, person: str) -> None:
+        super().__init__(
+            "no window is open", because=f"{person} does not have the web app open", try_this=_ANSWER_INSTEAD
+        )
+
+
+class WindowNotFound(NotFound):
+    """The person has no window with this id."""
+
+    code = "window.not_found"
+
+    def __init__(self, window: str, *, known: Iterable[str]) -> None:
+        super().__init__(
+            f"no window '{window}'",
+            because=f"the open windows are: {', '.join(known)}",
+            try_this="leave `window` out for the most recently used one",
+        )
+
+
+class PanelNotFound(NotFound):
+    """No window shows a panel with this id."""
+
+    code = "panel.not_found"
+
+    def __init__(self, panel: str) -> None:
+        super().__init__(
+            f"no panel '{panel}'",
+            because="it was closed, or was never open",
+            try_this="use panels_list to see the panels",
+        )
+
+
+class WindowBusy(Conflict):
+    """The window has not answered earlier commands."""
+
+    code = "window.busy"
+
+    def __init__(self, *, commands_max: int) -> None:
+        super().__init__(
+            "too many commands for this window",
+            because=f"{commands_max} are unanswered, which is the limit",
+            try_this="wait until they are answered",
+        )
+
+
+class WindowFailed(RetinueError):
+    """A window did not perform a command."""
+
+    def __init__(self, sentence: str, *, because: str) -> None:
+        super().__init__(sentence, because=because, try_this=_ANSWER_INSTEAD)
+
+
+class WindowCommandFailed(WindowFailed):
+    """The window reported that it could not perform a command."""
+
+    code = "window.failed"
+
+    def __init__(self, *, because: str) -> None:
+        super().__init__("the window could not do that", because=because or "it gave no reason")
+
+
+class WindowClosed(WindowFailed):
+    """The window was closed before it answered."""
+
+    code = "window.closed"
+
+    def __init__(self) -> None:
+        super().__init__("the window was closed before it answered", because="it is no longer connected")
+
+
+class WindowTimeout(WindowFailed):
+    """The window did not answer in time."""
+
+    code = "window.timeout"
+
+    def __init__(self, *, timeout_s: float) -> None:
+        super().__init__("the window did not answer", because=f"it timed out after {timeout_s:g} s")
+
+
+# --- permissions ---
+
+
+class PermissionForAnother(ToolFailed):
+    """A permission for another agent was requested in a session without a person."""
+
+    code = "permission.for_another"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "you can request permissions only for yourself here",
+            because="no person takes part in this conversation who could decide for another agent",
+            try_this="leave `agent` out",
+        )
+
+
+class PermissionToSelf(ToolFailed):
+    """An agent tried to grant itself a permission."""
+
+    code = "permission.to_yourself"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "you cannot grant yourself a permission",
+            because="a permission for one conversation would then apply in others",
+            try_this="request it with request_permission",
+        )
+
+
+class PermissionNotHeld(ToolFailed):
+    """The granting agent does not have the permission, or may not pass it on."""
+
+    code = "permission.not_held"
+
+    def __init__(self, permission: str) -> None:
+        super().__init__(
+            f"you cannot grant {permission}",
+            because="no person has granted it to you here, and a permission from another agent cannot be passed on",
+            try_this="request it with request_permission",
+        )
+
+
+class PrincipalCannotGrant(ToolFailed):
+    """The run principal has too low a level to decide about permissions."""
+
+    code = "permission.principal_level"
+
+    def __init__(self, principal: str, *, level: str, needed: str) -> None:
+        super().__init__(
+            f"you cannot grant permissions on behalf of {principal}",
+            because=f"it needs level {needed}; {principal} has {level}",
+            try_this="request the permission from the owner with request_permission",
+        )
+
+
+class PermissionReasonMissing(ToolFailed):
+    """The reason for a permission is blank."""
+
+    code = "permission.reason_missing"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no reason given",
+            because="a person decides by the reason",
+            try_this="set `reason` to a few words about what it is for",
+        )
+
+
+# --- results ---
+
+
+class ResultNotFound(ToolFailed):
+    """This session has no truncated result with this id."""
+
+    code = "result.not_found"
+
+    def __init__(self, result: str) -> None:
+        super().__init__(
+            f"no result '{result}' in this session",
+            because="a truncated result can be read only in its own session, by the id at its end",
+            try_this="copy the id again, or call the tool again",
+        )
+
+
+class ResultGone(ToolFailed):
+    """The full text of a truncated result is not stored any more."""
+
+    code = "result.gone"
+
+    def __init__(self, result: str, *, because: str) -> None:
+        super().__init__(f"the result '{result}' is no longer stored", because=because, try_this="call the tool again")
+
+
+# --- messages, files and reactions in channels ---
+
+
+class MessageRecipientInvalid(ToolFailed):
+    """The tool `message` cannot write to this kind of address."""
+
+    code = "message.recipient_invalid"
+
+    def __init__(self, recipient: str) -> None:
+        super().__init__(
+            f"you cannot send a message to '{recipient[:100]}'",
+            because="`message` is for people, for channels and for agent:background",
+            try_this="use an address such as person:owner; for other agents, use agents_message",
+        )
+
+
+class ChannelMissing(ToolFailed):
+    """The call names no channel, and no channel wrote to the agent. `given` is what it names instead."""
+
+    code = "channel.missing"
+
+    def __init__(self, *, given: str = "") -> None:
+        super().__init__(
+            "no channel to send to",
+            because=f"'{given[:80]}' is not a channel"
+            if given
+            else "the message you answer did not come from a channel",
+            try_this="set `to` to channel:CONNECTOR:CHANNEL",
+        )
+
+
+class FilesNotSupported(ToolFailed):
+    """The platform of the channel does not support files."""
+
+    code = "channel.no_files"
+
+    def __init__(self, channel: str) -> None:
+        super().__init__(
+            f"{channel} does not support files",
+            because="its connector cannot send files",
+            try_this="put the content in your answer",
+        )
+
+
+class FileTooLargeForChannel(ToolFailed):
+    """The file exceeds the limit of the platform."""
+
+    code = "channel.file_too_large"
+
+    def __init__(self, channel: str, *, size_bytes: int, bytes_max: int) -> None:
+        super().__init__(
+            f"the file is too large for {channel}",
+            because=f"it has {size_bytes:,} bytes; the limit is {bytes_max:,}",
+            try_this="send a smaller file, or put the content in your answer",
+        )
+
+
+class FileNotChosen(ToolFailed):
+    """The call names no file, or two."""
+
+    code = "file.not_chosen"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no file given, or more than one",
+            because="exactly one of `file_id` and `path` is needed",
+            try_this="set one of them",
+        )
+
+
+class SessionFileNotFound(ToolFailed):
+    """The session has no attachment with this id."""
+
+    code = "file.not_found"
+
+    def __init__(self, id_: str) -> None:
+        super().__init__(
+            f"no file '{id_[:80]}' in this conversation",
+            because="`file_id` must be the first characters of the id of a file of this conversation",
+            try_this="use `path`, if you can read the file",
+        )
+
+
+class FileTypeMismatch(ToolFailed):
+    """The file is not of the type as which it should be sent."""
+
+    code = "file.wrong_type"
+
+    def __init__(self, name: str, *, send_as: str, media_type: str) -> None:
+        super().__init__(
+            f"{name} cannot be sent as a {send_as}",
+            because=f"its type is {media_type}",
+            try_this="set `send_as` to document",
+        )
+
+
+class ReactionsNotSupported(ToolFailed):
+    """The platform of the channel does not support reactions."""
+
+    code = "reaction.not_supported"
+
+    def __init__(self, channel: str) -> None:
+        super().__init__(
+            f"{channel} does not support reactions",
+            because="its connector cannot send reactions",
+            try_this="answer with text",
+        )
+
+
+class ReactionMessageMissing(ToolFailed):
+    """The envelope has no message on a platform."""
+
+    code = "reaction.no_message"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no message to react to",
+            because="only messages from a channel, or sent to one, can have reactions",
+            try_this="answer with text",
+        )
+
+
+class ReactionRefused(ToolFailed):
+    """The platform refused the reaction."""
+
+    code = "reaction.refused"
+
+    def __init__(self, channel: str, *, because: str) -> None:
+        super().__init__(
+            f"{channel} refused the reaction", because=because, try_this="try another emoji, or answer with text"
+        )
+
+
+class ReactionUnconfirmed(ToolFailed):
+    """The connection failed while the reaction was sent."""
+
+    code = "reaction.unconfirmed"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "it is unknown whether the reaction was sent",
+            because="the connection failed, or timed out",
+            try_this="send the same reaction again; repeating it changes nothing",
+        )
