@@ -123,7 +123,7 @@ import pytest
 from web.conftest import app, browser, server
 
 def test_page(app):
-    page = app.window("/")
+    page = app.open_window("/")
     with page.expect_console_message(lambda message: message.text == "it broke"):
         page.evaluate("fetch('/api/nothing', {method: 'POST'}).then(() => console.error('it broke'))")
     assert page.title() == "nothing"
@@ -217,7 +217,7 @@ def test_the_last_line_is_that_of_pytest(flows: FailedRun) -> None:
 
 def test_a_server_that_hangs_is_described_from_its_files(processes: FailedRun) -> None:
     shown = processes.sections("test_hangs")
-    assert '"house open"' in shown["server log"]
+    assert '"server started"' in shown["server log"]
     assert "[named in the failure] message" in shown["why"] and "is being worked on" in shown["why"]
 
 

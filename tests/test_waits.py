@@ -11,7 +11,7 @@ import retinue.testing
 
 TESTS = Path(__file__).parent
 TESTING = Path(retinue.testing.__file__).parent
-WAITING = TESTING / "waiting.py"
+WAITING = TESTING / "wait_conditions.py"
 
 
 def test_no_test_waits_for_time_to_pass_and_every_limit_is_generous() -> None:
