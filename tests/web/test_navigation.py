@@ -29,6 +29,21 @@ def test_the_sign_in_screen_accepts_a_valid_code_only(app: WebApp) -> None:
     app.console_errors.clear()  # the refused requests were expected
 
 
+def test_an_address_of_an_earlier_version_leads_to_the_screen_of_today(app: WebApp) -> None:
+    page = app.open_window()
+    addresses = {
+        "/doors": "/channels",
+        "/doors/bindings": "/channels/routing",
+        "/house/settings": "/settings/configuration",
+        "/live/dead": "/activity/failed",
+        "/money?days=7": "/usage?days=7",
+    }
+    for old, new in addresses.items():
+        page.goto(app.server.address + old)
+        expect(page).to_have_url(app.server.address + new)
+        expect(page.locator("main")).not_to_be_empty()
+
+
 @pytest.mark.parametrize(("size", "theme"), SIZES_AND_THEMES)
 def test_every_screen_is_accessible(app: WebApp, size: str, theme: str) -> None:
     page = app.open_window(size=size, theme=theme)  # pyright: ignore[reportArgumentType]

@@ -3,7 +3,12 @@
 /** Routes of earlier versions, by their first parts. The rest of the path is kept. */
 const OLD_ROUTES: Readonly<Record<string, string>> = {
   "/doors": "/channels",
+  "/doors/aside": "/channels/unprocessed",
+  "/doors/bindings": "/channels/routing",
+  "/doors/people": "/channels/identities",
   "/house": "/settings",
+  "/house/settings": "/settings/configuration",
+  "/house/settings/staff": "/settings/configuration/apply",
   "/live": "/activity",
   "/live/dead": "/activity/failed",
   "/live/handed": "/activity/delegated",
