@@ -1,11 +1,11 @@
-"""Checks an exported audit, with nothing but Python's standard library, and without trusting the house it came from.
+"""Verifies an exported audit log with Python's standard library only, without trusting the server that wrote it.
 
     retinue audit export > audit.jsonl
-    python3 verify_audit.py audit.jsonl [house:POSITION:HASH ...]
+    python3 verify_audit.py audit.jsonl [server:POSITION:HASH ...]
 
-Each line's hash is the SHA-256 of the line as JSON, with its keys in order, no blanks, everything but ASCII escaped,
-without `hash` and with the hash of the line before it (empty for the first of a chain) as `before`. Anchors that you
-kept elsewhere, such as those in the log, are checked when you name them. Ends with 0 if all of it holds, else with 1.
+The hash of an entry is the SHA-256 of the entry as JSON: sorted keys, no spaces, non-ASCII characters escaped, without
+`hash`, and with the hash of the previous entry as `before` (empty for the first entry of a chain). Anchors from
+elsewhere, such as those in the log, are checked if you pass them. The exit code is 0 if the log is valid, else 1.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ def hash_of(form):
 
 
 def flaws_in(lines, kept=()):
-    """Everything that is wrong, in words. `kept` are anchors from elsewhere: chain (empty: house), position, hash."""
+    """Yield each error. `kept` has anchors from elsewhere: chain (empty: the server's), position, hash."""
     heads, hashes, begun, anchorings, anchors, whole, cut = {}, {}, set(), [], [], False, False
     for line in lines:
         form = json.loads(line)
@@ -29,25 +29,28 @@ def flaws_in(lines, kept=()):
         elif "anchor" in form:
             anchors.append(form["anchor"])
         else:
-            cut = False  # parts that follow each other are one whole
-            said = form.pop("hash")
+            cut = False  # the next part of the export follows
+            stored_hash = form.pop("hash")
             chain, position = form["chain"], form["position"]
             last, before = heads.get(chain, (0, ""))
             if position != last + 1:
-                yield f"{chain or 'house'} line {position}: it comes after line {last}"
-            elif hash_of({**form, "before": before}) != said:
-                yield f"{chain or 'house'} line {position}: it is not as it was written, or the line before it is not"
-            heads[chain] = (position, said)
-            hashes[chain, position] = said
+                yield f"{chain or 'server'} entry {position}: it follows entry {last}"
+            elif hash_of({**form, "before": before}) != stored_hash:
+                yield f"{chain or 'server'} entry {position}: it or the entry before it was changed"
+            heads[chain] = (position, stored_hash)
+            hashes[chain, position] = stored_hash
             if chain == "" and form["kind"] == "chain-begun":
                 begun.add(form["subject"])
             if chain == "" and form["kind"] == "anchored":
                 anchorings.append(form)
     if cut:
         return
-    for chain, position, said in [*kept, *((each["chain"], each["position"], each["hash"]) for each in anchors)]:
-        if hashes.get((chain, position)) != said:
-            yield f"{chain or 'house'} line {position}: it is not the one that was anchored, or is missing"
+    for chain, position, anchored_hash in [
+        *kept,
+        *((each["chain"], each["position"], each["hash"]) for each in anchors),
+    ]:
+        if hashes.get((chain, position)) != anchored_hash:
+            yield f"{chain or 'server'} entry {position}: it is missing or differs from its anchor"
     if not whole:
         return
     for form in anchorings:
@@ -55,19 +58,19 @@ def flaws_in(lines, kept=()):
         others = sorted([each["chain"], each["position"], each["hash"]] for each in then if each["chain"])
         own = [each["position"] for each in then if not each["chain"]]
         if hash_of(others) != form["content"] or own != [form["position"]]:
-            yield f"house line {form['position']}: the anchors that were taken with it are not as they were"
+            yield f"server entry {form['position']}: the anchors recorded in it have changed"
     for chain in sorted(begun - set(heads)):
         yield f"{chain}: the whole chain is missing"
     for chain in sorted(set(heads) - begun - {""}):
-        yield f"{chain}: the house's own chain does not know of it"
+        yield f"{chain}: this chain is not recorded in the server's chain"
 
 
 def main(path, *anchors):
     kept = [each.split(":") for each in anchors]
-    outside = [("" if chain == "house" else chain, int(position), said) for chain, position, said in kept]
+    outside = [("" if chain in ("server", "house") else chain, int(position), hash_) for chain, position, hash_ in kept]
     with open(path, encoding="utf-8") as lines:
         found = list(flaws_in(lines, outside))
-    sys.stdout.write("".join(f"{each}\n" for each in found) or "it holds\n")
+    sys.stdout.write("".join(f"{each}\n" for each in found) or "the audit log is intact\n")
     return 1 if found else 0
 
 

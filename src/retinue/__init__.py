@@ -1,3 +1,3 @@
-"""Retinue: a house with a staff of AI agents, where every envelope is accounted for."""
+"""Retinue: a server for a team of AI agents that accounts for every message."""
 
 __version__ = "0.1.0"

@@ -15,7 +15,7 @@ _DEFAULT_AGENT = Agent(name="plain")
 _GROUP_FIELDS = tuple(each.name for each in fields(Agent) if is_dataclass(getattr(_DEFAULT_AGENT, each.name)))
 _EXCLUDED_FIELDS = ("name", "version")  # the name never changes, and the store counts versions
 
-SELF_EDITABLE_FIELDS = frozenset({"description", "instructions", "provider", "model", "effort", "icon", "colour"})
+SELF_EDITABLE_FIELDS = frozenset({"description", "instructions", "provider", "model", "effort", "icon", "color"})
 """What an agent may change of itself, given the right to change at all. The rest are bounds, set by a boss."""
 
 

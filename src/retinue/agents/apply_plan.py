@@ -67,7 +67,7 @@ def _plan_agent(declared: Agent, stored: StoredAgent | None, *, prefer_file: boo
     if not changed:
         return PlannedChange(ApplyAction.KEEP, wanted.name, "it is unchanged")
     if stored.source not in OVERWRITABLE_SOURCES and not prefer_file:
-        because = f"it was changed through the {stored.source} since; use `--take file` to overwrite that"
+        because = f"it was changed through the {stored.source} since; use `--overwrite` to overwrite that"
         return PlannedChange(ApplyAction.DRIFT, wanted.name, because, agent=wanted, changes=changed)
     return PlannedChange(ApplyAction.CHANGE, wanted.name, "the file differs", agent=wanted, changes=changed)
 

@@ -333,12 +333,12 @@ def parse_files(files: dict[str, str], session: SessionId) -> DaycareImport:
         _check_time(STATE_FILE, at_ms)
     kept = list(_parse_history(files[HISTORY_FILE], session, created_ms=times.createdAt))
     marks = [k.record.seq for k in kept if k.record.kind in (RecordKind.START, RecordKind.RESET)]
-    said = [k.record.body.text for k in kept if isinstance(k.record.body, UserTurn | Reply)]
+    texts = [k.record.body.text for k in kept if isinstance(k.record.body, UserTurn | Reply)]
     return DaycareImport(
         records=kept,
         files=ImportedFiles(files[DESCRIPTOR_FILE], files[STATE_FILE], kept[-1].record.seq),
         context_from=marks[-1],
-        snippet=said[-1] if said else "",
+        snippet=texts[-1] if texts else "",
         created_ms=times.createdAt,
         updated_ms=times.updatedAt,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from retinue.config.renamed_settings import find_new_parameter
 from retinue.domain.errors import Conflict, Invalid, TooLarge
 
 # --- agents ---
@@ -16,9 +17,10 @@ class AgentFieldUnknown(Invalid):
     code = "agent.field_unknown"
 
     def __init__(self, name: str, *, fields: Sequence[str]) -> None:
+        new = find_new_parameter(name, fields)
         super().__init__(
             f"an agent has no field {name[:64]!r}",
-            because=f"its fields are {', '.join(fields)}",
+            because=f"`{name}` is now `{new}`" if new else f"its fields are {', '.join(fields)}",
             try_this="clear one of these fields",
         )
 

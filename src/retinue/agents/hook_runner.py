@@ -66,7 +66,7 @@ class _HookOutput(Struct):
 
 
 SendHookMessage = Callable[[HookEvent, Hook, str], Awaitable[None]]
-"""Brings a hook's words to whoever sits where it happened."""
+"""Sends a message of a hook to the session, or to the owner, in which its event happened."""
 
 GetSandbox = Callable[[], Awaitable[Sandbox]]
 """The sandbox as the settings have it now. Raises where there is none that holds."""
@@ -75,7 +75,7 @@ GetSandbox = Callable[[], Awaitable[Sandbox]]
 def hook_events_of(stored: StoredEvent) -> list[HookEvent]:
     """Return the hook events of a stored event; most have none. Pure."""
     body = stored.body
-    told = partial(
+    build_event = partial(
         HookEvent,
         at=stored.at.isoformat(),
         session=stored.session or "",
@@ -94,10 +94,10 @@ def hook_events_of(stored: StoredEvent) -> list[HookEvent]:
             name = CommandName.STOP if name is CommandName.ABORT else name
             event = f"command:{name.value if name is not None else word}"
             sender, text = str(body.get("from", "")), str(body.get("text", ""))
-            return [told(event=event, key=f"{stored.seq}/{event}", sender=sender, text=text)]
+            return [build_event(event=event, key=f"{stored.seq}/{event}", sender=sender, text=text)]
         case _:
             return []
-    return [told(event=event, key=f"{stored.seq}/{event}") for event in events]
+    return [build_event(event=event, key=f"{stored.seq}/{event}") for event in events]
 
 
 class HookRunner:
@@ -246,7 +246,7 @@ def parse_messages(output: bytes) -> list[str]:
     if not output.lstrip().startswith(b"{"):
         return []
     try:
-        said = msgspec.json.decode(output, type=_HookOutput).messages
+        messages = msgspec.json.decode(output, type=_HookOutput).messages
     except (msgspec.DecodeError, RecursionError):
         return []
-    return [make_storable(text.strip())[:MESSAGE_CHARS_MAX] for text in said[:MESSAGES_MAX] if text.strip()]
+    return [make_storable(text.strip())[:MESSAGE_CHARS_MAX] for text in messages[:MESSAGES_MAX] if text.strip()]

@@ -58,7 +58,7 @@ class HookSource(StrEnum):
     """Where a hook was found, in order of precedence."""
 
     WORKSPACE = "workspace"
-    INSTANCE = "house"
+    INSTANCE = "instance"
     BUNDLED = "bundled"
 
 
@@ -69,7 +69,7 @@ class HookState(StrEnum):
     NEW = "new"  # not approved yet
     CHANGED = "changed"  # changed since its approval
     OFF = "off"
-    UNFIT = "unfit"  # a requirement is not met
+    UNAVAILABLE = "unavailable"  # a requirement is not met
 
 
 class Hook(Struct, frozen=True, kw_only=True):
@@ -158,7 +158,7 @@ def _evaluate_hook(
     if any(matches_glob(glob, hook.name) for glob in settings.deny):
         return EvaluatedHook(hook, HookState.OFF, "`hooks.deny` lists it")
     if why := unmet_requirement(hook.requirements, host_facts):
-        return EvaluatedHook(hook, HookState.UNFIT, why)
+        return EvaluatedHook(hook, HookState.UNAVAILABLE, why)
     pinned = approved.get(hook.key)
     if pinned == hook.hash:
         return EvaluatedHook(hook, HookState.READY)

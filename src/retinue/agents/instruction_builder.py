@@ -24,7 +24,7 @@ from msgspec import Struct, field
 from retinue.agents import instruction_templates
 from retinue.agents.instruction_files import InstructionSnapshot, ReadWithTrust, read_snapshot
 from retinue.agents.instruction_sections import BUILT_IN_SECTIONS
-from retinue.agents.instruction_templates import FileFingerprints, InstructionTemplate, InvalidTemplate
+from retinue.agents.instruction_templates import FileFingerprints, InstructionTemplate, InvalidTemplate, RenamedName
 from retinue.agents.instructions import (
     InstructionSection,
     Mode,
@@ -53,6 +53,8 @@ log = logging.getLogger(__name__)
 CACHED_SESSIONS_MAX = 1_000  # whose prompt is cached
 CACHED_AGENTS_MAX = 1_000
 APPROVAL_KIND = "instructions"  # in the table of approved hashes
+SHARED_TEMPLATE = ""  # stands for the shared template in a mapping by agent
+SHARED_TEMPLATE_SCOPE = "instance"  # stands for it in the table of approved hashes
 
 _encode = msgspec.json.Encoder().encode
 _snapshot_decoder = msgspec.json.Decoder(InstructionSnapshot)
@@ -182,7 +184,7 @@ class SystemPromptBuilder:
         made = self._render(situation, template or await self._templates.get_template(scope.agent.name))
         within = {
             "files": situation.files,
-            "context-files": situation.context_files,
+            "context_files": situation.context_files,
             "memory": (situation.memory.longterm, *situation.memory.days),
         }
         used = {part.name for part in made.section_sizes}
@@ -223,7 +225,7 @@ class SystemPromptBuilder:
         if scope.session is None:
             return None
         kept = await self._store.read(partial(instructions.get, session=scope.session.id))
-        if kept is None or kept.began != scope.conversation_key:
+        if kept is None or kept.context_key != scope.conversation_key:
             return None
         try:
             snapshot, parts = _snapshot_decoder.decode(kept.snapshot), _sizes_decoder.decode(kept.parts)
@@ -232,7 +234,9 @@ class SystemPromptBuilder:
         if not scope.matches(snapshot):
             return None
         # It is rendered again: the stored text only shows whether the prompt has changed.
-        return _SessionPrompt(kept.began, self._share_snapshot(scope, snapshot), prompt=SystemPrompt(kept.text, parts))
+        return _SessionPrompt(
+            kept.context_key, self._share_snapshot(scope, snapshot), prompt=SystemPrompt(kept.text, parts)
+        )
 
     async def _read_snapshot(self, scope: PromptScope) -> InstructionSnapshot:
         snapshot = await read_snapshot(
@@ -285,7 +289,7 @@ class SystemPromptBuilder:
 
     async def _store_prompt(self, session: Session, known: _SessionPrompt, prompt: SystemPrompt) -> None:
         kept = StoredInstructions(
-            began=known.conversation_key,
+            context_key=known.conversation_key,
             snapshot=_encode(known.snapshot).decode(),
             text=prompt.text,
             parts=_encode(prompt.section_sizes).decode(),
@@ -366,7 +370,9 @@ class TemplateLoader:
         return template
 
     async def _load_last_valid(self, scope: str) -> InstructionTemplate | None:
-        pin = await self._store.read(partial(approved_hashes.find, kind=APPROVAL_KIND, name=scope or "house"))
+        pin = await self._store.read(
+            partial(approved_hashes.find, kind=APPROVAL_KIND, name=scope or SHARED_TEMPLATE_SCOPE)
+        )
         if pin is None:
             return None
         template = InstructionTemplate(msgspec.json.decode(pin.content, type=dict[str, str]))
@@ -385,7 +391,7 @@ class TemplateLoader:
         notice = Notification(
             id=NotificationId(derive_id(what, "template")),
             person=self._owner,
-            sender="house",
+            sender="server",
             session=None,
             title="Invalid instructions template",
             text=f"{error.sentence}: {error.because}. The last valid template stays in use."[
@@ -402,12 +408,12 @@ class TemplateLoader:
 
 
 def _store_valid_template(conn: sa.Connection, *, scope: str, template: InstructionTemplate, at_ms: int) -> None:
-    name = scope or "house"
+    name = scope or SHARED_TEMPLATE_SCOPE
     pin = approved_hashes.find(conn, APPROVAL_KIND, name)
     if pin is None or pin.hash != template.hash:
         content = _encode(dict(template.files)).decode()
         approved_hashes.upsert(
-            conn, APPROVAL_KIND, name, hash_=template.hash, content=content, decided_by="house", at_ms=at_ms
+            conn, APPROVAL_KIND, name, hash_=template.hash, content=content, decided_by="server", at_ms=at_ms
         )
 
 
@@ -419,10 +425,26 @@ def _notify(conn: sa.Connection, *, notification: Notification, at_ms: int) -> N
     page.close()
 
 
+def find_renamed_template_names(data_dir: Path, agents: Sequence[str]) -> dict[str, list[RenamedName]]:
+    """Return the old names in the templates on disk by agent, for `doctor`. Keys as in `find_invalid_templates`."""
+    folder = data_dir / instruction_templates.TEMPLATES_FOLDER
+    found: dict[str, list[RenamedName]] = {}
+    if not folder.is_dir():
+        return found
+    for agent in ("", *(name for name in agents if os.path.isdir(folder / name))):
+        try:
+            template = instruction_templates.load_template(folder, agent)
+            if template is not None and (names := instruction_templates.find_renamed_names(template)):
+                found[agent or SHARED_TEMPLATE] = names
+        except (InvalidTemplate, OSError):
+            continue  # `find_invalid_templates` reports it
+    return found
+
+
 def find_invalid_templates(
     data_dir: Path, agents: Sequence[str], sections: Sequence[InstructionSection] = BUILT_IN_SECTIONS
 ) -> dict[str, InvalidTemplate]:
-    """Return the invalid templates on disk by agent, for `doctor`. The shared template has the key `house`."""
+    """Return the invalid templates on disk by agent, for `doctor`. The shared one has the key `SHARED_TEMPLATE`."""
     folder = data_dir / instruction_templates.TEMPLATES_FOLDER
     found: dict[str, InvalidTemplate] = {}
     if not folder.is_dir():
@@ -433,5 +455,5 @@ def find_invalid_templates(
             if template is not None:
                 template.check(sections)
         except InvalidTemplate as broken:
-            found[agent or "house"] = broken
+            found[agent or SHARED_TEMPLATE] = broken
     return found

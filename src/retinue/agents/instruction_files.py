@@ -117,8 +117,8 @@ ReadNamedFile = Callable[[str, str], Awaitable[InstructionFile]]
 
 async def _read_first(read_one: ReadNamedFile, roots: Sequence[str], name: str) -> InstructionFile:
     """Return the file of the workspace, or else that of the agent directory."""
-    told = [await read_one(root, name) for root in roots]
-    return next((each for each in told if each.state is not InstructionFileState.MISSING), told[0])
+    found = [await read_one(root, name) for root in roots]
+    return next((each for each in found if each.state is not InstructionFileState.MISSING), found[0])
 
 
 async def _read_file(read_file: ReadWithTrust, redact: Callable[[str], str], root: str, name: str) -> InstructionFile:
@@ -127,32 +127,32 @@ async def _read_file(read_file: ReadWithTrust, redact: Callable[[str], str], roo
     A link that leads out of its root counts as missing: it could show any file of the machine.
     """
     path = os.path.join(root, name)
-    told = InstructionFile(name=name, path=path)
+    file = InstructionFile(name=name, path=path)
     try:
         status = os.lstat(path)
     except OSError:  # most files are missing or empty; then there is no need to read them
-        return _with_state(told, InstructionFileState.MISSING)
+        return _with_state(file, InstructionFileState.MISSING)
     real = os.path.realpath(path)
     if real != path and os.path.commonpath((real, root)) != root:
-        return _with_state(told, InstructionFileState.MISSING)
+        return _with_state(file, InstructionFileState.MISSING)
     if not status.st_size:
-        return _with_state(told, InstructionFileState.EMPTY)
+        return _with_state(file, InstructionFileState.EMPTY)
     try:
-        looked = await read_file(path)
+        content = await read_file(path)
     except RetinueError:
-        return _with_state(told, InstructionFileState.UNREADABLE)
-    if looked is None:
-        return _with_state(told, InstructionFileState.MISSING)
-    if not looked.data.strip():
-        return _with_state(told, InstructionFileState.EMPTY)
-    if looked.trust is Trust.UNTRUSTED:
-        return _with_state(told, InstructionFileState.UNTRUSTED)
+        return _with_state(file, InstructionFileState.UNREADABLE)
+    if content is None:
+        return _with_state(file, InstructionFileState.MISSING)
+    if not content.data.strip():
+        return _with_state(file, InstructionFileState.EMPTY)
+    if content.trust is Trust.UNTRUSTED:
+        return _with_state(file, InstructionFileState.UNTRUSTED)
     try:
-        text = looked.data.decode()
+        text = content.data.decode()
     except UnicodeDecodeError:
-        return _with_state(told, InstructionFileState.UNREADABLE)
+        return _with_state(file, InstructionFileState.UNREADABLE)
     if "\0" in text:
-        return _with_state(told, InstructionFileState.UNREADABLE)
+        return _with_state(file, InstructionFileState.UNREADABLE)
     return InstructionFile(name=name, path=path, text=redact(make_storable(text)).strip())
 
 

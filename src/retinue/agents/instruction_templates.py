@@ -17,9 +17,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+from msgspec import Struct
 
 from retinue.agents.errors import InvalidTemplate
 from retinue.agents.instructions import (
@@ -42,6 +43,7 @@ from retinue.agents.instructions import (
     VisibleAgent,
     render_sections,
 )
+from retinue.domain.renamed_names import TEMPLATE_SECTIONS, TEMPLATE_VARIABLES
 
 if TYPE_CHECKING:
     from jinja2.sandbox import SandboxedEnvironment
@@ -111,6 +113,7 @@ class _TrackedSections(dict[str, str]):
         self.used_names: set[str] = set()
 
     def __getitem__(self, name: str) -> str:
+        name = TEMPLATE_SECTIONS.get(name, name)
         self.used_names.add(name)
         return super().__getitem__(name)
 
@@ -133,7 +136,15 @@ def variable_names() -> tuple[str, ...]:
 
 
 def _variable_values(context: PromptContext) -> dict[str, Any]:
-    return {name: getattr(context, name) for name in PromptContext.__struct_fields__}
+    values = {name: getattr(context, name) for name in PromptContext.__struct_fields__}
+    return values | {old: values[new] for old, new in _RENAMED_VARIABLES.items()}
+
+
+_RENAMED_VARIABLES = {old: new for old, new in TEMPLATE_VARIABLES.items() if "." not in old}
+_RENAMED_FIELDS = {
+    old.rpartition(".")[2]: new.rpartition(".")[2] for old, new in TEMPLATE_VARIABLES.items() if "." in old
+}
+"""Old field names. No variable has a field with one of these names now, so the type of the object does not matter."""
 
 
 @lru_cache(ENVIRONMENTS_MAX)
@@ -142,6 +153,15 @@ def _environment(files: tuple[tuple[str, str], ...]) -> SandboxedEnvironment:
     from jinja2 import FunctionLoader, StrictUndefined, TemplateNotFound
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+    class TemplateEnvironment(ImmutableSandboxedEnvironment):
+        """An environment in which the old names of fields still work."""
+
+        def getattr(self, obj: Any, attribute: str) -> Any:
+            return super().getattr(obj, _current_field(obj, attribute))
+
+        def getitem(self, obj: Any, argument: Any) -> Any:
+            return super().getitem(obj, _current_field(obj, argument))
+
     known = {BUILT_IN_FILE: BUILT_IN_TEXT, **dict(files)}
 
     def load(name: str) -> tuple[str, str, None]:
@@ -149,9 +169,14 @@ def _environment(files: tuple[tuple[str, str], ...]) -> SandboxedEnvironment:
             raise TemplateNotFound(name)
         return known[name], name, None
 
-    return ImmutableSandboxedEnvironment(
+    return TemplateEnvironment(
         loader=FunctionLoader(load), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, auto_reload=False
     )
+
+
+def _current_field(obj: object, name: Any) -> Any:
+    """Return the current name of a field of a variable."""
+    return _RENAMED_FIELDS.get(name, name) if isinstance(obj, Struct) and isinstance(name, str) else name
 
 
 def _join_within_limit(pieces: Any) -> str:
@@ -175,13 +200,52 @@ def _check_names(template: InstructionTemplate) -> None:
             tree = environment.parse(source, name, name)
         except TemplateSyntaxError as error:
             raise _to_invalid_template(error) from error
-        unknown = meta.find_undeclared_variables(tree) - set(variable_names())
+        unknown = meta.find_undeclared_variables(tree) - {*variable_names(), *_RENAMED_VARIABLES}
         for node in tree.find_all(nodes.Name):
             if node.name in unknown:
                 raise _invalid_template(name, node.lineno, f"unknown variable '{node.name}'")
         for include in meta.find_referenced_templates(tree):
             if include is not None and include not in (BUILT_IN_FILE, *template.files):
                 raise _invalid_template(name, None, f"the file '{include}' does not exist")
+
+
+class RenamedName(NamedTuple):
+    """An old name that a template uses, with the file and line where it is used first."""
+
+    file: str
+    line: int
+    old: str
+    new: str
+
+
+def find_renamed_names(template: InstructionTemplate) -> list[RenamedName]:
+    """Return the old names of variables, fields and sections, each once per file. Skips files with a syntax error."""
+    from jinja2 import TemplateSyntaxError, meta, nodes
+
+    environment = _environment(tuple(sorted(template.files.items())))
+    found: dict[tuple[str, str], RenamedName] = {}
+    for file, source in sorted(template.files.items()):
+        try:
+            tree = environment.parse(source, file, file)
+        except TemplateSyntaxError:
+            continue
+        undeclared = meta.find_undeclared_variables(tree)
+        for node in tree.find_all((nodes.Name, nodes.Getattr, nodes.Getitem)):
+            match node:
+                case nodes.Name(name=old) if old in _RENAMED_VARIABLES and old in undeclared:
+                    new = _RENAMED_VARIABLES[old]
+                case nodes.Getattr(node=nodes.Name(name="sections"), attr=old) if old in TEMPLATE_SECTIONS:
+                    old, new = f"sections.{old}", f"sections.{TEMPLATE_SECTIONS[old]}"
+                case nodes.Getitem(node=nodes.Name(name="sections"), arg=nodes.Const(value=old)) if (
+                    old in TEMPLATE_SECTIONS
+                ):
+                    old, new = f'sections["{old}"]', f"sections.{TEMPLATE_SECTIONS[old]}"
+                case nodes.Getattr(attr=old) if old in _RENAMED_FIELDS:
+                    old, new = f".{old}", f".{_RENAMED_FIELDS[old]}"
+                case _:
+                    continue
+            found.setdefault((file, old), RenamedName(file, node.lineno, old, new))
+    return list(found.values())
 
 
 def _to_invalid_template(error: BaseException) -> InvalidTemplate:
@@ -269,8 +333,8 @@ def _read_folder(folder: Path) -> dict[str, str]:
 _SAMPLE_FILE = InstructionFile(name="SOUL.md", path="/home/ada/SOUL.md", text="Be kind.")
 _FULL_SAMPLE = PromptContext(
     agent=PromptAgent(name="ada", description="Keeps the lists.", instructions="Be brief.", level="standard"),
-    house=PromptInstance(version="1", owner="owner", zone="UTC", documentation="/docs", commands=True),
-    where=PromptWorkspace(workspace="/work", home="/home/ada", read_only=True, sandbox="bubblewrap"),
+    instance=PromptInstance(version="1", owner="owner", zone="UTC", documentation="/docs", commands=True),
+    workspace=PromptWorkspace(path="/work", agent_directory="/home/ada", read_only=True, sandbox="bubblewrap"),
     runtime=PromptRuntime(
         host="host",
         os="Linux",
@@ -279,7 +343,7 @@ _FULL_SAMPLE = PromptContext(
         model="m",
         channel="web",
         reasoning="on",
-        tags=True,
+        needs_reasoning_tags=True,
     ),
     tools=(
         PromptTool("read", "Read a file."),
@@ -302,7 +366,7 @@ _MINIMAL_SAMPLE = PromptContext(
 )
 _SUBAGENT_SAMPLE = msgspec.structs.replace(
     _FULL_SAMPLE,
-    errand=SubagentTask(
+    subagent_task=SubagentTask(
         task="Find it.", label="find", requester="ada", requester_session="s", requester_channel="web", session="t"
     ),
 )

@@ -35,7 +35,7 @@ class InstructionFileState(StrEnum):
 
 class PromptAgent(Struct, frozen=True, kw_only=True):
     name: str
-    called: Annotated[str, Meta(description="display name; empty: its name")] = ""
+    display_name: Annotated[str, Meta(description="display name; empty: its name")] = ""
     description: str = ""
     instructions: Annotated[str, Meta(description="instructions of its definition; may be empty")] = ""
     level: Annotated[str, Meta(description="its permission level")] = "standard"
@@ -61,8 +61,8 @@ class SubagentTask(Struct, frozen=True, kw_only=True):
 
 
 class PromptWorkspace(Struct, frozen=True, kw_only=True):
-    workspace: Annotated[str, Meta(description="its workspace")] = ""
-    home: Annotated[str, Meta(description="its agent directory")] = ""
+    path: Annotated[str, Meta(description="its workspace")] = ""
+    agent_directory: Annotated[str, Meta(description="its agent directory")] = ""
     read_only: Annotated[bool, Meta(description="whether the workspace is read-only")] = False
     sandbox: Annotated[str, Meta(description="sandbox of its commands; empty if there is none")] = ""
 
@@ -75,9 +75,9 @@ class PromptRuntime(Struct, frozen=True, kw_only=True):
     model: str = ""
     channel: Annotated[str, Meta(description="channel of the conversation: `web`, `telegram`")] = ""
     capabilities: Annotated[tuple[str, ...], Meta(description="what the channel and the model can show and read")] = ()
-    thinking: Annotated[str, Meta(description="effort of the model")] = ""
+    effort: Annotated[str, Meta(description="effort of the model")] = ""
     reasoning: Annotated[str, Meta(description="whether its thinking is shown: `off`, `on`, `stream`")] = "off"
-    tags: Annotated[bool, Meta(description="whether it must put its thinking between tags")] = False
+    needs_reasoning_tags: Annotated[bool, Meta(description="whether it must put its thinking between tags")] = False
 
 
 class PromptTool(Struct, frozen=True):
@@ -87,7 +87,7 @@ class PromptTool(Struct, frozen=True):
 
 class VisibleAgent(Struct, frozen=True):
     name: Annotated[str, Meta(description="its name")]
-    called: Annotated[str, Meta(description="display name")]
+    display_name: Annotated[str, Meta(description="display name")]
     description: str = ""
 
 
@@ -124,9 +124,9 @@ class PromptContext(Struct, frozen=True, kw_only=True):
 
     mode: Annotated[Mode, Meta(description="how much the prompt contains: `full`, `minimal` or `none`")] = Mode.FULL
     agent: PromptAgent
-    house: PromptInstance = PromptInstance()
-    errand: Annotated[SubagentTask | None, Meta(description="task of a subagent; none for others")] = None
-    where: PromptWorkspace = PromptWorkspace()
+    instance: PromptInstance = PromptInstance()
+    subagent_task: Annotated[SubagentTask | None, Meta(description="task of a subagent; none for others")] = None
+    workspace: PromptWorkspace = PromptWorkspace()
     runtime: PromptRuntime = PromptRuntime()
     tools: Annotated[tuple[PromptTool, ...], Meta(description="tools it can call, without `system_*`")] = ()
     skills: Annotated[str, Meta(description="text about its skills")] = ""
@@ -184,34 +184,34 @@ _FULL_ONLY = frozenset({Mode.FULL})
 # The order of all sections, and the modes that each is in. Sections for planned features already have their position.
 SECTION_MODES: Mapping[str, frozenset[Mode]] = {
     "identity": _ALL_MODES,
-    "house": _FULL_AND_MINIMAL,
+    "instance": _FULL_AND_MINIMAL,
     "subagent": _FULL_AND_MINIMAL,
     "tools": _FULL_AND_MINIMAL,
-    "call-style": _FULL_AND_MINIMAL,
+    "call_style": _FULL_AND_MINIMAL,
     "commands": _FULL_AND_MINIMAL,
     "skills": _FULL_ONLY,
-    "memory-recall": _FULL_ONLY,
-    "model-aliases": _FULL_ONLY,
+    "memory_recall": _FULL_ONLY,
+    "model_aliases": _FULL_ONLY,
     "workspace": _FULL_AND_MINIMAL,
     "documentation": _FULL_ONLY,
     "sandbox": _FULL_AND_MINIMAL,
-    "user-identity": _FULL_ONLY,
+    "user_identity": _FULL_ONLY,
     "time": _FULL_AND_MINIMAL,
-    "reply-tags": _FULL_ONLY,
+    "reply_tags": _FULL_ONLY,
     "messaging": _FULL_ONLY,
     "voice": _FULL_ONLY,
     "artifacts": _FULL_ONLY,
-    "message-context": _FULL_ONLY,
+    "message_context": _FULL_ONLY,
     "panels": _FULL_ONLY,
     "agents": _FULL_ONLY,
     "plugins": _FULL_AND_MINIMAL,  # each plugin section declares whether it is in the minimal mode
     "context": _FULL_AND_MINIMAL,
     "reactions": _FULL_ONLY,
-    "reasoning-format": _FULL_AND_MINIMAL,
+    "reasoning_format": _FULL_AND_MINIMAL,
     "files": _FULL_AND_MINIMAL,
-    "context-files": _FULL_AND_MINIMAL,
+    "context_files": _FULL_AND_MINIMAL,
     "memory": _FULL_AND_MINIMAL,
-    "silent-replies": _FULL_ONLY,
+    "silent_replies": _FULL_ONLY,
     "heartbeats": _FULL_ONLY,
     "runtime": _FULL_AND_MINIMAL,
 }

@@ -139,12 +139,12 @@ class SessionMirror:
 
     async def _write_session(self, session: SessionId, written: _WrittenHistory | None) -> bool:
         first = written.record_seq + 1 if written else 1
-        files, told = await self._store.scan(partial(_read_session, session=session, first_seq=first))
+        files, new_records = await self._store.scan(partial(_read_session, session=session, first_seq=first))
         if files is None or files.session.deleted_at is not None:
             self._written.pop(session, None)
             await asyncio.to_thread(self._remove_files, session)
             return True
-        size = await asyncio.to_thread(self._write_files, session, files, told, written)
+        size = await asyncio.to_thread(self._write_files, session, files, new_records, written)
         if size is None:
             return False
         self._written[session] = _WrittenHistory(files.session.record_seq, size)

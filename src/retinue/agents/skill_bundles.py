@@ -42,7 +42,7 @@ class BundleOption:
     required: bool = False
     repeated: bool = False
     nullable: bool = False
-    place: bool = False
+    positional: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,15 +117,15 @@ def _quote_yaml(text: str) -> str:
 def _usage_line(cli: str, command: BundleCommand) -> str:
     words = [cli, command.verb]
     for option in command.parameters:
-        typed = option.name.upper() if option.place else f"{option.option} {option.name.upper()}"
-        if option.place or option.required:
+        typed = option.name.upper() if option.positional else f"{option.option} {option.name.upper()}"
+        if option.positional or option.required:
             words.append(typed if option.required else f"[{typed}]")
-    rest = any(not option.place and not option.required for option in command.parameters)
+    rest = any(not option.positional and not option.required for option in command.parameters)
     return " ".join([*words, *(["[OPTIONS]"] if rest else [])])
 
 
 def _option_line(option: BundleOption) -> str:
-    name = option.name.upper() if option.place else option.option
+    name = option.name.upper() if option.positional else option.option
     kind = "one of " + ", ".join(option.choices) if option.choices else option.kind
     marks = [kind, *(["repeatable"] if option.repeated else []), *(["or null"] if option.nullable else [])]
     default = f"; default: {option.default}" if option.default not in (None, "") else ""

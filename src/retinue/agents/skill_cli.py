@@ -82,12 +82,12 @@ def build_parser() -> SkillCliParser:
 
 def _add_argument(parser: SkillCliParser, parameter: dict[str, Any]) -> None:
     shown = {"help": parameter["help"].replace("%", "%%"), "dest": parameter["name"]}
-    if parameter["place"]:
+    if parameter["positional"]:
         del shown["dest"]
         if not parameter["required"]:
             shown["nargs"] = "?"
         parser.add_argument(parameter["name"], metavar=parameter["name"].upper(), **shown)
-    elif parameter["kind"] == "flag" and not parameter["nullable"]:
+    elif parameter["kind"] == "boolean" and not parameter["nullable"]:
         parser.add_argument(
             parameter["option"], action=argparse.BooleanOptionalAction, required=parameter["required"], **shown
         )
@@ -146,7 +146,7 @@ def _parse_value(parameter: dict[str, Any], typed: Any) -> Any:
         raise SkillCliError(
             EXIT_USAGE, "usage.invalid", f"invalid value for {option}: '{typed}'", because="it must be a number"
         ) from None
-    if kind == "flag":
+    if kind == "boolean":
         if typed not in ("true", "false"):
             raise SkillCliError(
                 EXIT_USAGE,
@@ -162,7 +162,7 @@ def _parse_value(parameter: dict[str, Any], typed: Any) -> Any:
         return _parse_json(parameter, typed)
     if kind == "file":
         return _read_upload(typed)
-    if kind == "words" and typed == "-":
+    if kind == "long_text" and typed == "-":
         return _read_stdin()
     return typed
 

@@ -141,10 +141,10 @@ def _parse_scalar(text: str, number: int) -> Any:
         return _parse_flow(text, number)
     if text[:1] == '"':
         try:
-            said: Any = json.loads(text)
+            value: Any = json.loads(text)
         except ValueError:
             raise SkillFrontMatterInvalid(number, "text in double quotes must be a valid JSON string") from None
-        return said
+        return value
     if text[:1] == "'":
         if len(text) < 2 or text[-1] != "'" or "'" in text[1:-1].replace("''", ""):
             raise SkillFrontMatterInvalid(number, "text in single quotes must end with one")

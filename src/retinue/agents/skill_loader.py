@@ -110,10 +110,10 @@ class SkillLoader:
         settings = self._settings().skills
         _, stood = await self.find_skills(agent=agent, agent_directory=agent_directory, workspace=workspace)
         lists = skill_lists_for(settings, agent)
-        told = select_skills(
+        selected = select_skills(
             stood, lists=lists, subset=subset
         ).skills  # an agent that does not have a bundle keeps its tools
-        exposed = select_exposure(lists.display_lists.exposure, bundle_by_tool or {}, told, lists)
+        exposed = select_exposure(lists.display_lists.exposure, bundle_by_tool or {}, selected, lists)
         choice = select_skills(
             stood, lists=lists, subset=subset, bundles=exposed.bundles, requested_skill=requested_skill
         )
@@ -137,7 +137,8 @@ def gather_host_facts(settings: Settings, environment: Mapping[str, str]) -> Hos
 def _is_setting_on(settings: Settings, dotted: str) -> bool:
     """Whether a setting, given by its path in the file, exists and is not empty or false."""
     value: Any = settings
-    for word in dotted.removeprefix("house.").split("."):
+    # `house` was the name of the section `server`, and skills may still use it.
+    for word in dotted.removeprefix("server.").removeprefix("house.").split("."):
         if word in field_names(value):
             value = getattr(value, word)
         elif isinstance(value, Mapping):

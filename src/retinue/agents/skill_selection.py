@@ -35,7 +35,7 @@ class SkillState(StrEnum):
     NEW = "new"  # not approved yet
     CHANGED = "changed"  # changed since its approval
     OFF = "off"  # disabled in the settings
-    UNFIT = "unfit"  # a requirement is not met
+    UNAVAILABLE = "unavailable"  # a requirement is not met
 
 
 class EvaluatedSkill(Struct, frozen=True):
@@ -95,7 +95,7 @@ def _evaluate_skill(
     if why := lists.denied_because(skill.name):
         return EvaluatedSkill(skill, SkillState.OFF, why)
     if why := unmet_requirement(skill.front_matter.requirements, _with_skill_env(host_facts, settings, skill.name)):
-        return EvaluatedSkill(skill, SkillState.UNFIT, why)
+        return EvaluatedSkill(skill, SkillState.UNAVAILABLE, why)
     pinned = approved.get(skill.key)
     # The owner has installed and enabled the plugin's code, so its skills need no further approval.
     if pinned == skill.hash or skill.source is SkillSource.PLUGIN or skill.source.value in settings.trusted:

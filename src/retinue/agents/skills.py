@@ -32,7 +32,7 @@ class SkillSource(StrEnum):
 
     WORKSPACE = "workspace"
     AGENT = "agent"  # in the agent directory
-    INSTANCE = "house"  # in RETINUE_HOME/skills
+    INSTANCE = "instance"  # in RETINUE_HOME/skills
     PLUGIN = "plugin"
     EXTRA = "extra"  # in a folder from the settings
 
@@ -160,8 +160,8 @@ def _merge_metadata(front_matter: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the front matter merged with the `metadata` entry of a known project, if there is one."""
     metadata = front_matter.get("metadata")
     if isinstance(metadata, dict):
-        for house in _METADATA_KEYS:
-            theirs = cast("dict[str, Any]", metadata).get(house)
+        for project in _METADATA_KEYS:
+            theirs = cast("dict[str, Any]", metadata).get(project)
             if isinstance(theirs, dict):
                 return {**front_matter, **cast("dict[str, Any]", theirs)}
     return front_matter

@@ -30,6 +30,7 @@ from retinue.api.errors import (
 from retinue.api.event_feed import EventFeed, OwnEnvelopeRegistry, stream_server_sent_events
 from retinue.api.host_check import UNIX_SOCKET_SOURCE, WEBHOOK_PREFIX, HttpSettings, RequestSource, check_source
 from retinue.api.metrics import HttpCounters
+from retinue.api.renamed_routes import find_renamed_operation, find_renamed_path
 from retinue.api.request_limits import PrincipalRateLimit
 from retinue.api.responses import API_HEADERS, Headers, build_error_response
 from retinue.api.static_files import StaticFiles
@@ -141,8 +142,8 @@ class HttpApp:
             ("GET", "/api/openapi.json"): self._serve_openapi,
             ("GET", "/api/operations"): self._serve_operation_list,
             ("GET", "/api/state"): self._serve_initial_state,
-            ("GET", "/api/news"): self._serve_events,
-            ("POST", "/api/blob"): self._upload_attachment,
+            ("GET", "/api/events"): self._serve_events,
+            ("POST", "/api/attachments"): self._upload_attachment,
             ("POST", "/api/sign-in"): self._sign_in_browser,
             ("POST", "/api/sign-out"): self._sign_out_browser,
             ("POST", "/api/join"): self._accept_invitation,
@@ -246,9 +247,13 @@ class HttpApp:
             and (page := self._find_static_file(request, path)) is not None
         ):
             return page
+        if (renamed := find_renamed_path(f"{method} {path}")) is not None:
+            raise renamed
         allowed = [known for known in ("GET", "POST") if (known, path) in self._routes]
         if self._find_operation(path) is not None:
             allowed.append("POST")
+        if not allowed and (renamed := find_renamed_operation(path)) is not None:
+            raise renamed
         raise WrongMethod(method, path, ", ".join(allowed)) if allowed else RouteNotFound(path, method=method)
 
     def apply_settings(self, settings: HttpSettings) -> None:
@@ -326,7 +331,7 @@ class HttpApp:
             keep = partial(self.services.attachment_files.store, [body], name="file", media_type="")
             kept = await asyncio.to_thread(keep)
         uploads.add(who, kept)
-        return HttpResponse(200, _encode({"hash": kept.hash, "size-bytes": kept.size_bytes}), [JSON_CONTENT_TYPE])
+        return HttpResponse(200, _encode({"hash": kept.hash, "size_bytes": kept.size_bytes}), [JSON_CONTENT_TYPE])
 
     async def _download_attachment(self, request: HttpRequest, hash_: str) -> HttpResponse | None:
         """Send the bytes of an attachment if the caller sees the envelope or record that contains it."""
@@ -392,7 +397,7 @@ class HttpApp:
         caller = await self._authenticate(request.headers, request.source, method="POST")
         cookie = await self._authenticator.sign_out(request.source, caller)
         return HttpResponse(
-            200, _encode({"signed-out": caller.is_by_cookie}), [JSON_CONTENT_TYPE, (b"set-cookie", cookie)]
+            200, _encode({"signed_out": caller.is_by_cookie}), [JSON_CONTENT_TYPE, (b"set-cookie", cookie)]
         )
 
     async def _accept_invitation(self, request: HttpRequest) -> HttpResponse:
@@ -442,7 +447,9 @@ class HttpApp:
         from retinue.api import openapi
 
         caller = await self._authenticate(request.headers, request.source, method="GET")
-        if request.query("of") == "plugins":
+        if (of := request.query("of")) is not None and (renamed := find_renamed_path(f"GET /api/operations?of={of}")):
+            raise renamed
+        if request.query("source") == "plugins":
             return HttpResponse(
                 200,
                 _encode(openapi.build_command_table(self.services, caller.principal, self._list_plugin_operations())),
@@ -455,11 +462,11 @@ class HttpApp:
         )
 
     async def _serve_initial_state(self, request: HttpRequest) -> HttpResponse:
-        """Perform `house.state`, for a browser that opens the web app."""
+        """Perform `server.initial_state`, for a browser that opens the web app."""
         caller = await self._authenticate(request.headers, request.source, method="GET")
         return HttpResponse(
             200,
-            await perform_operation(self.services, caller.principal, OPERATIONS["house.state"], b""),
+            await perform_operation(self.services, caller.principal, OPERATIONS["server.initial_state"], b""),
             [JSON_CONTENT_TYPE],
         )
 

@@ -26,7 +26,7 @@ from retinue.store.envelopes import envelopes
 from retinue.store.envelopes.attachment_files import AttachmentFiles
 from retinue.store.sessions import records, sessions
 
-DOWNLOAD_PREFIX = "/api/blob/"
+DOWNLOAD_PREFIX = "/api/attachments/"
 CHUNK_BYTES = 256 * 1024
 SNIFFED_BYTES = 16
 SEQ_DIGITS_MAX = 18

@@ -43,4 +43,4 @@ async def receive_callback(
         body=body,
     )
     accepted = await callbacks.accept(callback)
-    return _encode({"sessionId": session, "envelope": accepted.envelope, "answers": accepted.answered_envelope})
+    return _encode({"session": session, "envelope": accepted.envelope, "answered_envelope": accepted.answered_envelope})

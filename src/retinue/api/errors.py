@@ -20,12 +20,38 @@ class RouteNotFound(NotFound):
         *,
         method: str = "POST",
         form: str = "/api/NOUN/VERB",
-        use: str = "a path such as /api/house/status",
+        use: str = "a path such as /api/server/status",
     ) -> None:
         super().__init__(
             f"no route for {method[:20]} {path[:PATH_SHOWN_CHARS]}",
             because=f"the path of a request must have the form {form}",
             try_this=f"use {use}",
+        )
+
+
+class RouteRenamed(NotFound):
+    """The path of the request was renamed."""
+
+    code = "route.renamed"
+
+    def __init__(self, old: str, new: str) -> None:
+        super().__init__(
+            f"`{old}` is now `{new}`",
+            because="names of the HTTP API changed once, before version 1.0",
+            try_this=f"use {new}; docs/reference/renamed.md lists all changes",
+        )
+
+
+class OperationRenamed(NotFound):
+    """The path is that of an operation which has another name now."""
+
+    code = "operation.renamed"
+
+    def __init__(self, old: str, *, new: str) -> None:
+        super().__init__(
+            f"`{old}` is now `{new}`",
+            because="the operation was renamed, and its old name is not accepted",
+            try_this=f"send POST to /api/{new.replace('.', '/')}",
         )
 
 
@@ -242,7 +268,7 @@ class TooManyConnections(RetinueError):
     def __init__(self) -> None:
         super().__init__(
             "too many open connections",
-            because="`house.limits.connections_max` of them are open, and none is idle",
+            because="`server.limits.connections_max` of them are open, and none is idle",
             try_this="try again in a moment",
         )
 
@@ -268,7 +294,7 @@ class RequestTooSlow(Invalid):
     def __init__(self) -> None:
         super().__init__(
             "the request took too long to arrive",
-            because="all of it must arrive within `house.limits.request_wait_s`",
+            because="all of it must arrive within `server.limits.request_wait_s`",
             try_this="send it again, without a pause",
         )
 
@@ -340,14 +366,14 @@ class TooManyFollowedSessions(Invalid):
 
 
 class EventFilterInvalid(Invalid):
-    """The filter of a subscription names an unknown event or phase."""
+    """The filter of a subscription names an unknown type or phase."""
 
     code = "live.filter_invalid"
 
-    def __init__(self, unknown: str, *, events: str, phases: str) -> None:
+    def __init__(self, unknown: str, *, types: str, phases: str) -> None:
         super().__init__(
             f"invalid value in the event filter: {unknown}",
-            because=f"events are {events}; phases are {phases}",
+            because=f"types are {types}; phases are {phases}",
             try_this="leave out a list to get everything of its kind",
         )
 

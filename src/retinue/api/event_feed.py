@@ -56,19 +56,19 @@ class EventFilter(Struct, frozen=True, kw_only=True):
     Each list applies only to messages that have that property; all lists must match.
     """
 
-    events: frozenset[str] | None = None
+    types: frozenset[str] | None = None
     event_kinds: frozenset[str] | None = None
     tools: frozenset[str] | None = None
     phases: frozenset[str] | None = None
 
     def matches_delta(self, delta: Delta) -> bool:
-        return _allows(self.events, "delta") and _allows(self.phases, delta.kind.value)
+        return _allows(self.types, "delta") and _allows(self.phases, delta.kind.value)
 
     def matches_nested(self) -> bool:
-        return _allows(self.events, "nested")
+        return _allows(self.types, "nested")
 
     def matches_event(self, event: StoredEvent) -> bool:
-        if not (_allows(self.events, "news") and _allows(self.event_kinds, event.kind.value)):
+        if not (_allows(self.types, "event") and _allows(self.event_kinds, event.kind.value)):
             return False
         if self.tools is None and self.phases is None:
             return True
@@ -77,7 +77,7 @@ class EventFilter(Struct, frozen=True, kw_only=True):
 
 
 NO_FILTER = EventFilter()
-MESSAGE_NAMES = frozenset({"news", "delta", "nested"})
+MESSAGE_TYPES = frozenset({"event", "delta", "nested"})
 PHASES = frozenset({"thinking", "text", "call", "result", "interim", "final"})
 
 
@@ -342,22 +342,22 @@ class EventFeed:
         deltas, watcher.deltas = watcher.deltas, []
         messages: list[FeedMessage] = []
         for delta in deltas:
-            mask = self._filter_for(delta.session)
+            allowed = self._filter_for(delta.session)
             if isinstance(delta, NestedActivity):
-                if mask is not None and mask.matches_nested() and await self._visibility.can_see(delta.session):
+                if allowed is not None and allowed.matches_nested() and await self._visibility.can_see(delta.session):
                     messages.append(FeedMessage("nested", delta))
-            elif mask is not None and mask.matches_delta(delta) and await self._visibility.can_see(delta.session):
+            elif allowed is not None and allowed.matches_delta(delta) and await self._visibility.can_see(delta.session):
                 messages.append(FeedMessage("delta", delta))
         return messages
 
     async def _list_partial_replies(self, sessions: Collection[SessionId] | None = None) -> list[PartialReplyDetails]:
         forms: list[PartialReplyDetails] = []
         for reply in self._services.event_broadcast.partial_replies():
-            mask = self._filter_for(reply.session)
-            if mask is None or (sessions is not None and reply.session not in sessions):
+            allowed = self._filter_for(reply.session)
+            if allowed is None or (sessions is not None and reply.session not in sessions):
                 continue
-            if _allows(mask.events, "delta") and await self._visibility.can_see(reply.session):
-                silenced = {kind.value: "" for kind in DeltaKind if not _allows(mask.phases, kind.value)}
+            if _allows(allowed.types, "delta") and await self._visibility.can_see(reply.session):
+                silenced = {kind.value: "" for kind in DeltaKind if not _allows(allowed.phases, kind.value)}
                 forms.append(msgspec.structs.replace(to_partial_reply_details(reply), **silenced))
         return forms
 
@@ -365,8 +365,12 @@ class EventFeed:
         """Return the progress of work that waiting calls delegated, if the caller sees the call's session."""
         found: list[NestedRun] = []
         for within in self._services.event_broadcast.nested_runs():
-            mask = self._filter_for(within.session)
-            if mask is None or not mask.matches_nested() or (sessions is not None and within.session not in sessions):
+            allowed = self._filter_for(within.session)
+            if (
+                allowed is None
+                or not allowed.matches_nested()
+                or (sessions is not None and within.session not in sessions)
+            ):
                 continue
             if await self._visibility.can_see(within.session):
                 found.append(within)
@@ -429,8 +433,8 @@ class EventFeed:
             if await self._is_own(event):
                 return []
             body = self._without_own_record(body)
-        form = {**body, "seq": event.seq, "news": event.kind, "session": event.session, "at": event.at}
-        return [FeedMessage("news", form, cursor=event.seq)]
+        form = {**body, "seq": event.seq, "event": event.kind, "session": event.session, "at": event.at}
+        return [FeedMessage("event", form, cursor=event.seq)]
 
     async def _is_own(self, event: StoredEvent) -> bool:
         """Whether this client sent the envelope.

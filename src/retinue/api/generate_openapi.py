@@ -44,13 +44,13 @@ def render_typescript(operations: Iterable[Operation]) -> str:
         lines += [f"export type {_to_type_name(name)} = {to_typescript(components[name])};", ""]
     lines.append("export interface Operations {")
     for index, operation in enumerate(offered):
-        asked, answered = to_typescript(schemas[1 + 2 * index]), to_typescript(schemas[2 + 2 * index])
-        effect = json.dumps(operation.has_effect)
+        parameters, result = to_typescript(schemas[1 + 2 * index]), to_typescript(schemas[2 + 2 * index])
+        has_effect = json.dumps(operation.has_effect)
         lines += [
             f"  /** {operation.summary} */",
-            f'  "{operation.name}": {{ asked: {asked}; answered: {answered}; effect: {effect} }};',
+            f'  "{operation.name}": {{ parameters: {parameters}; result: {result}; hasEffect: {has_effect} }};',
         ]
-    lines += ["}", "", f"export type Refused = {to_typescript(schemas[0])};", ""]
+    lines += ["}", ""]
     lines.append("export const routes: { [Name in keyof Operations]: string } = {")
     lines += [f'  "{operation.name}": "{operation.route}",' for operation in offered]
     lines += ["};", ""]

@@ -22,8 +22,9 @@ log = logging.getLogger(__name__)
 
 PROTOCOL_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 INSTRUCTIONS = "Operations of a retinue server, and tools of its agents. An error names its reason and a next step."
-IDEMPOTENCY_KEY_META = "retinue/key"
+IDEMPOTENCY_KEY_META = "retinue/idempotency_key"
 """Key in the `_meta` of a call with an effect: a repeated call with the same idempotency key is performed once."""
+_OLD_IDEMPOTENCY_KEY_META = "retinue/key"
 
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS = -32700, -32600, -32601, -32602
 
@@ -133,7 +134,10 @@ async def _call_tool(endpoint: McpEndpoint, params: ToolCallParams) -> dict[str,
 
     An error is returned as the result, so that the calling model reads the reason.
     """
-    key = (params.meta or {}).get(IDEMPOTENCY_KEY_META, "")
+    meta = params.meta or {}
+    if _OLD_IDEMPOTENCY_KEY_META in meta:  # to ignore it would perform a repeated call twice
+        raise RpcError(INVALID_PARAMS, f"`{_OLD_IDEMPOTENCY_KEY_META}` is now `{IDEMPOTENCY_KEY_META}`")
+    key = meta.get(IDEMPOTENCY_KEY_META, "")
     if not isinstance(key, str) or not is_storable(key):
         raise RpcError(INVALID_PARAMS, f"`{IDEMPOTENCY_KEY_META}` must be a string")
     try:

@@ -56,22 +56,22 @@ async def render_metrics(services: Services, counters: HttpCounters, limiter: Co
             "retinue_envelopes", "Envelopes in the store.", "status", _with_zeros(envelopes, EnvelopeStatus)
         ),
         *_format_labeled_metric("retinue_runs", "Runs in the store.", "status", _with_zeros(runs, RunStatus)),
-        *_format_metric("retinue_queue", "Envelopes that are due and waiting for a run.", due),
+        *_format_metric("retinue_envelopes_due", "Envelopes that are due and waiting for a run.", due),
         *_format_metric("retinue_lanes_active", "Sessions with a run in progress.", active),
         *_format_metric("retinue_commits_total", "Commits since the server started.", counters.commits, kind="counter"),
         *_format_labeled_metric(
-            "retinue_http_answers_total",
+            "retinue_http_responses_total",
             "HTTP responses by status.",
             "status",
             _with_text_keys(counters.responses),
             kind="counter",
         ),
         *_format_labeled_metric(
-            "retinue_turned_away_total", "Refused requests.", "code", limiter.refusals.counts, kind="counter"
+            "retinue_refused_total", "Refused requests.", "code", limiter.refusals.counts, kind="counter"
         ),
         *_format_labeled_metric("retinue_connectors", "Connectors by state.", "state", _count_connectors(services)),
         *_format_metric(
-            "retinue_set_aside", "Unprocessed messages (poison messages) that wait for a person.", poisoned
+            "retinue_poison_messages", "Unprocessed messages (poison messages) that wait for a person.", poisoned
         ),
         *_format_metric("retinue_connections", "Open TCP connections.", len(limiter.open_connections)),
         *_format_metric("retinue_websockets", "Open WebSockets.", counters.websockets),

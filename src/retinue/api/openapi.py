@@ -30,7 +30,7 @@ ERROR_DESCRIPTIONS = {
 }
 
 
-class ErrorForm(msgspec.Struct, rename={"try_this": "try", "retry_after_s": "retry-after-s"}):
+class ErrorForm(msgspec.Struct, rename={"try_this": "try"}):
     code: str
     sentence: str
     because: str
@@ -67,8 +67,8 @@ def build_openapi(
     for operation in offered:
         types += [operation.parameters, operation.result]
     schemas, components = msgspec.json.schema_components(types, ref_template=REF_TEMPLATE)
-    refused = {
-        f"refused-{status}": {"description": says, "content": {"application/json": {"schema": schemas[0]}}}
+    errors = {
+        f"error-{status}": {"description": says, "content": {"application/json": {"schema": schemas[0]}}}
         for status, says in ERROR_DESCRIPTIONS.items()
     }
     paths = {
@@ -81,7 +81,7 @@ def build_openapi(
         "paths": paths,
         "components": {
             "schemas": components,
-            "responses": refused,
+            "responses": errors,
             "securitySchemes": {
                 "token": {"type": "http", "scheme": "bearer"},
                 "browser": {
@@ -108,7 +108,7 @@ def _build_path(
         "requestBody": {"required": _needs_body(operation), "content": {"application/json": {"schema": parameters}}},
         "responses": {
             "200": {"description": "Done.", "content": {"application/json": {"schema": result}}},
-            **{status: {"$ref": f"#/components/responses/refused-{status}"} for status in ERROR_DESCRIPTIONS},
+            **{status: {"$ref": f"#/components/responses/error-{status}"} for status in ERROR_DESCRIPTIONS},
         },
     }
     if operation.has_effect:

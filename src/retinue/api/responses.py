@@ -103,7 +103,7 @@ def to_error_form(error: RetinueError) -> dict[str, Any]:
     if isinstance(error, InvalidFields):
         form["fields"] = error.fields
     if isinstance(error, RetryLater):
-        form["retry-after-s"] = math.ceil(error.retry_after_s)
+        form["retry_after_s"] = math.ceil(error.retry_after_s)
     return form
 
 

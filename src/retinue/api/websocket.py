@@ -15,7 +15,7 @@ from starlette.types import Receive, Send
 from retinue.api.errors import EventFilterInvalid, EventFilterTooLong, WindowOwnerInvalid
 from retinue.api.event_feed import (
     BATCH_DELAY_S,
-    MESSAGE_NAMES,
+    MESSAGE_TYPES,
     PHASES,
     EventFeed,
     EventFilter,
@@ -33,7 +33,7 @@ from retinue.operations.base import Services
 from retinue.store.sessions import sessions
 from retinue.tools.ui_windows import Panel, Window, WindowInventory
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 HELLO_TIMEOUT_S = 10.0
 FRAMES_MAX = 120  # within FRAMES_WINDOW_S
 FRAMES_WINDOW_S = 10.0
@@ -55,24 +55,24 @@ _encode = msgspec.json.Encoder().encode
 class EventFilterForm(msgspec.Struct, forbid_unknown_fields=True):
     """Filter of a subscription. A list that is omitted allows everything."""
 
-    events: list[str] | None = None
-    news: list[EventKind] | None = None
+    types: list[str] | None = None
+    kinds: list[EventKind] | None = None
     tools: list[str] | None = None
     phases: list[str] | None = None
 
     def to_filter(self) -> EventFilter:
-        if unknown := {*(self.phases or ())} - PHASES | {*(self.events or ())} - MESSAGE_NAMES:
+        if unknown := {*(self.phases or ())} - PHASES | {*(self.types or ())} - MESSAGE_TYPES:
             raise EventFilterInvalid(
                 ", ".join(sorted(unknown))[:80],
-                events=", ".join(sorted(MESSAGE_NAMES)),
+                types=", ".join(sorted(MESSAGE_TYPES)),
                 phases=", ".join(sorted(PHASES)),
             )
-        lists = (self.events, self.news, self.tools, self.phases)
+        lists = (self.types, self.kinds, self.tools, self.phases)
         if any(len(each) > FILTER_ITEMS_MAX for each in lists if each):
             raise EventFilterTooLong(items_max=FILTER_ITEMS_MAX)
         return EventFilter(
-            events=_to_set(self.events),
-            event_kinds=_to_set(self.news),
+            types=_to_set(self.types),
+            event_kinds=_to_set(self.kinds),
             tools=_to_set(self.tools),
             phases=_to_set(self.phases),
         )
@@ -90,7 +90,7 @@ class FollowForm(msgspec.Struct, forbid_unknown_fields=True):
     """A session to follow, or `*` for all visible sessions."""
 
     session: str
-    mask: EventFilterForm = msgspec.field(default_factory=EventFilterForm)
+    filter: EventFilterForm = msgspec.field(default_factory=EventFilterForm)
 
 
 class HelloFrame(_Frame, tag="hello"):
@@ -108,7 +108,7 @@ class HelloFrame(_Frame, tag="hello"):
 
 class SubscribeFrame(_Frame, tag="subscribe"):
     session: str
-    mask: EventFilterForm = msgspec.field(default_factory=EventFilterForm)
+    filter: EventFilterForm = msgspec.field(default_factory=EventFilterForm)
     after: int | None = None
 
 
@@ -118,6 +118,13 @@ class UnsubscribeFrame(_Frame, tag="unsubscribe"):
 
 class PingFrame(_Frame, tag="ping"):
     nonce: str = ""
+
+
+class _ClientProtocol(msgspec.Struct):
+    """The protocol version of a hello frame, whatever else a client of that version sends."""
+
+    type: str = ""
+    protocol: int = PROTOCOL_VERSION
 
 
 class PanelForm(msgspec.Struct, forbid_unknown_fields=True):
@@ -150,8 +157,8 @@ class PanelsFrame(_Frame, tag="panels"):
     layout: Any = None
 
 
-class PanelDoneFrame(_Frame, tag="panel-done"):
-    """Result of a `panel-command`. `panel` is the id of an opened panel."""
+class PanelDoneFrame(_Frame, tag="panel_done"):
+    """Result of a `panel_command`. `panel` is the id of an opened panel."""
 
     command: str
     ok: bool
@@ -162,6 +169,7 @@ class PanelDoneFrame(_Frame, tag="panel-done"):
 ClientFrame = HelloFrame | SubscribeFrame | UnsubscribeFrame | PingFrame | PanelsFrame | PanelDoneFrame
 
 _decode = msgspec.json.Decoder(ClientFrame).decode
+_decode_protocol = msgspec.json.Decoder(_ClientProtocol).decode
 
 
 class WebSocketClosed(Exception):
@@ -209,16 +217,13 @@ class LiveWebSocket:
 
     async def _receive_hello(self) -> HelloFrame:
         try:
-            frame = await asyncio.wait_for(self._receive_frame(), HELLO_TIMEOUT_S)
+            data = await asyncio.wait_for(self._receive_data(), HELLO_TIMEOUT_S)
         except TimeoutError:
             raise WebSocketClosed(CLOSE_NO_HELLO, "no hello frame received") from None
+        _check_protocol(data)  # first: another protocol may have other fields
+        frame = _decode_frame(data)
         if not isinstance(frame, HelloFrame):
             raise WebSocketClosed(CLOSE_BAD_FRAME, "the first frame must be hello")
-        if frame.protocol != PROTOCOL_VERSION:
-            raise WebSocketClosed(
-                CLOSE_WRONG_PROTOCOL,
-                f"unsupported protocol {frame.protocol}; this server has protocol {PROTOCOL_VERSION}",
-            )
         if len(frame.client) > CLIENT_NAME_CHARS_MAX:
             raise WebSocketClosed(CLOSE_BAD_FRAME, f"the client name is longer than {CLIENT_NAME_CHARS_MAX} characters")
         return frame
@@ -261,11 +266,11 @@ class LiveWebSocket:
         Returns an error message if that fails; the others go on.
         """
         try:
-            mask = request.mask.to_filter()
+            event_filter = request.filter.to_filter()
             if request.session == self.ALL_SESSIONS:
-                feed.follow_all(mask)
+                feed.follow_all(event_filter)
             else:
-                feed.follow(await self._resolve_session(request.session), mask)
+                feed.follow(await self._resolve_session(request.session), event_filter)
         except RetinueError as error:
             return _to_error_message(error, request.session)
         return None
@@ -293,10 +298,10 @@ class LiveWebSocket:
             case PingFrame(nonce=nonce):
                 feed.queue_reply(FeedMessage("pong", {"nonce": nonce[:CLIENT_NAME_CHARS_MAX], "cursor": feed.cursor}))
             case SubscribeFrame(session=self.ALL_SESSIONS):
-                feed.follow_all(frame.mask.to_filter())
+                feed.follow_all(frame.filter.to_filter())
                 feed.queue_reply(FeedMessage("subscribed", {"session": self.ALL_SESSIONS, "cursor": feed.cursor}))
             case SubscribeFrame():
-                await feed.subscribe(await self._resolve_session(frame.session), frame.mask.to_filter(), frame.after)
+                await feed.subscribe(await self._resolve_session(frame.session), frame.filter.to_filter(), frame.after)
             case UnsubscribeFrame(session=self.ALL_SESSIONS):
                 feed.unfollow_all()
                 feed.queue_reply(FeedMessage("unsubscribed", {"session": self.ALL_SESSIONS}))
@@ -323,21 +328,21 @@ class LiveWebSocket:
             WindowInventory(
                 panels=tuple(each.to_panel() for each in frame.panels), selected=frame.selected, layout=frame.layout
             ),
-            send=lambda command: feed.queue_reply(FeedMessage("panel-command", command)),
+            send=lambda command: feed.queue_reply(FeedMessage("panel_command", command)),
             window=self._window,
         )
 
     async def _receive_frame(self) -> ClientFrame:
+        return _decode_frame(await self._receive_data())
+
+    async def _receive_data(self) -> str | bytes:
         message = await self._receive()
         while message["type"] == "websocket.connect":
             message = await self._receive()
         if message["type"] == "websocket.disconnect":
             raise WebSocketClosed
         self._check_frame_rate()
-        try:
-            return _decode(message.get("text") or message.get("bytes") or b"")
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            raise WebSocketClosed(CLOSE_BAD_FRAME, f"invalid frame: {error}") from None
+        return message.get("text") or message.get("bytes") or b""
 
     def _check_frame_rate(self) -> None:
         """Close the connection if the client sends too many frames."""
@@ -380,6 +385,24 @@ class LiveWebSocket:
             await self._send({"type": "websocket.close", "code": closed.code, "reason": reason})
         except OSError:
             pass  # already disconnected
+
+
+def _check_protocol(data: str | bytes) -> None:
+    try:
+        hello = _decode_protocol(data)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return  # decoding the whole frame reports it
+    if hello.type == "hello" and hello.protocol != PROTOCOL_VERSION:
+        raise WebSocketClosed(
+            CLOSE_WRONG_PROTOCOL, f"unsupported protocol {hello.protocol}; this server has protocol {PROTOCOL_VERSION}"
+        )
+
+
+def _decode_frame(data: str | bytes) -> ClientFrame:
+    try:
+        return _decode(data)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise WebSocketClosed(CLOSE_BAD_FRAME, f"invalid frame: {error}") from None
 
 
 def _to_error_message(error: RetinueError, session: str | None) -> FeedMessage:

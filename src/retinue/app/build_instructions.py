@@ -188,16 +188,16 @@ class RunPrompts:
             mode=mode or instruction_mode_of(agent, session.origin.kind),
             agent=PromptAgent(
                 name=agent.name,
-                called=agent.display_name,
+                display_name=agent.display_name,
                 description=agent.description,
                 instructions=agent.instructions,
                 level=agent.permission_level.value,
             ),
-            house=_prompt_instance(OWNER.name, self._zone),
-            errand=await self._store.read(partial(_read_subagent_task, session=session)) if sent else None,
-            where=PromptWorkspace(
-                workspace=str(assignment.workspace),
-                home=str(assignment.tools_directory),
+            instance=_prompt_instance(OWNER.name, self._zone),
+            subagent_task=await self._store.read(partial(_read_subagent_task, session=session)) if sent else None,
+            workspace=PromptWorkspace(
+                path=str(assignment.workspace),
+                agent_directory=str(assignment.tools_directory),
                 read_only=resources.is_read_only,
                 sandbox=_sandbox_name(settings, assignment),
             ),
@@ -218,19 +218,19 @@ class RunPrompts:
         if known is None or known[0] is not tools:
             if len(self._tools) >= CACHED_TOOL_LISTS_MAX:
                 self._tools.clear()
-            told = tuple(
+            shown = tuple(
                 PromptTool(spec.name, to_one_line(_SENTENCE_END.split(spec.description, 1)[0]))
                 for spec in tools
                 if not spec.name.startswith(INTERNAL_TOOL_PREFIX)
             )
-            known = self._tools[id(tools)] = (tools, told)
+            known = self._tools[id(tools)] = (tools, shown)
         return known[1]
 
     def _prompt_aliases(self, settings: Settings) -> tuple[ModelAlias, ...]:
         entries = settings.models.entries
         if self._aliases[0] is not entries:
-            told = (ModelAlias(entry.alias, name) for name, entry in entries.items() if entry.alias)
-            self._aliases = (entries, tuple(sorted(told, key=lambda alias: alias.name)))
+            aliases = (ModelAlias(entry.alias, name) for name, entry in entries.items() if entry.alias)
+            self._aliases = (entries, tuple(sorted(aliases, key=lambda alias: alias.name)))
         return self._aliases[1]
 
     async def _prompt_agents(self, agent: Agent) -> tuple[VisibleAgent, ...]:
@@ -339,9 +339,9 @@ def _prompt_runtime(settings: Settings, assignment: RunAssignment, facts: ModelF
         model=str(facts.ref),
         channel=_channel_name(session.origin),
         capabilities=("images",) if facts.vision else (),
-        thinking=session.options.effort or settings.defaults.effort_of(agent) or "",
+        effort=session.options.effort or settings.defaults.effort_of(agent) or "",
         reasoning=reasoning or "off",
-        tags=facts.efforts == (),
+        needs_reasoning_tags=facts.efforts == (),
     )
 
 

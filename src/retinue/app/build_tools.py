@@ -266,7 +266,7 @@ class BuiltInTools:
 
     def provenance_policy(self) -> ProvenancePolicy:
         """Return the provenance policy: the owner's rules before the built-in ones. Cached by settings object."""
-        own = self._settings().origin
+        own = self._settings().provenance
         if self._cached_policy is None or self._cached_policy[0] is not own:
             self._cached_policy = (own, build_policy_with_defaults(own))
         return self._cached_policy[1]

@@ -48,8 +48,11 @@ class RandomIds:
 
 
 def new_token() -> str:
-    """Return a random token of 256 bits."""
-    return secrets.token_urlsafe(32)
+    """Return a random token of 256 bits. It never begins with a hyphen: a command would read it as an option."""
+    while True:
+        token = secrets.token_urlsafe(32)
+        if not token.startswith("-"):
+            return token
 
 
 def new_random() -> random.Random:

@@ -52,7 +52,7 @@ class ListenPortTaken(RetinueError):
         super().__init__(
             f"cannot listen on {host}, port {port}",
             because="another program listens on this port",
-            try_this="set another `port` under [house.listen] in retinue.toml, or `enabled = false` to disable TCP",
+            try_this="set another `port` under [server.listen] in retinue.toml, or `enabled = false` to disable TCP",
         )
 
 
@@ -65,7 +65,7 @@ class ListenFailed(RetinueError):
         super().__init__(
             f"cannot listen on {host}, port {port}",
             because=because,
-            try_this="set `host` and `port` under [house.listen] in retinue.toml, or `enabled = false` to disable TCP",
+            try_this="set `host` and `port` under [server.listen] in retinue.toml, or `enabled = false` to disable TCP",
         )
 
 
@@ -104,7 +104,7 @@ class RestoreUnsupported(Invalid):
         super().__init__(
             "`retinue restore` does not support PostgreSQL",
             because="the store is a database, which has its own tool for that",
-            try_this="pg_restore --clean --if-exists --dbname=ADDRESS house.dump",
+            try_this="pg_restore --clean --if-exists --dbname=ADDRESS retinue.dump",
         )
 
 

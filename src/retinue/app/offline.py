@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import sqlite3
 import sys
 from collections.abc import Callable, Generator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -41,20 +42,22 @@ from retinue.operations.doctor_registry import DoctorContext
 from retinue.operations.doctor_registry import run_checks as examine_health
 from retinue.operations.server.doctor import DoctorRequest, build_report, check_security
 from retinue.operations.server.security_facts import SecurityContext
+from retinue.policy.access.permissions import override_levels
 from retinue.store.core.connection import AfterCommit, Store, TransactionBody, translate_error
 from retinue.store.core.file_inspection import inspect_file
+from retinue.store.core.former_file import STORE_NAME, find_store_file
 from retinue.store.core.sqlite import configure
 from retinue.store.envelopes.attachment_files import AttachmentFiles
-from retinue.store.open_store import SCHEMA
+from retinue.store.open_store import OFFLINE_COPY, SCHEMA, copy_and_upgrade
 from retinue.store.people import principals
 
 T = TypeVar("T")
 
 OFFLINE_OPERATIONS = (
-    "house.ledger",
-    "house.why",
-    "house.doctor",
-    "house.backup",
+    "server.ledger",
+    "server.why",
+    "server.doctor",
+    "server.backup",
     "session.export",
     "audit.list",
     "audit.verify",
@@ -118,8 +121,31 @@ def open_offline_store(settings: Settings) -> Generator[Store]:
         raise ServerNotRunning(settings.home, because=NEVER_STARTED)
     if isinstance(settings.store, str):
         raise OfflineStoreUnsupported
-    with instance_lock(settings.home), open_read_only(settings.store) as store:
+    with instance_lock(settings.home), _open_upgraded(find_store_file(settings.store)) as store:
         yield store
+
+
+@contextmanager
+def _open_upgraded(path: Path) -> Generator[Store]:
+    """Open a store file read-only. If its schema is older, a private copy is upgraded and read instead.
+
+    So `retinue ledger` or `retinue backup` work between the installation of a new version and its
+    first start, and change nothing.
+    """
+    if not path.exists():
+        raise ServerNotRunning(path.parent, because=NEVER_STARTED)
+    folder = path.parent / OFFLINE_COPY
+    with ExitStack() as opened:
+        try:
+            revision = inspect_file(path, SCHEMA.known_revisions)
+            if revision in SCHEMA.known_revisions and revision != SCHEMA.head:
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir(mode=0o700)
+                opened.callback(shutil.rmtree, folder, ignore_errors=True)
+                path = copy_and_upgrade(path, folder / STORE_NAME)
+        except (exc.SQLAlchemyError, sqlite3.Error) as error:
+            raise translate_error(error) from error
+        yield opened.enter_context(open_read_only(path))
 
 
 @contextmanager
@@ -159,7 +185,7 @@ async def perform_offline(settings: Settings, store: Store, operation: str, body
         attachment_files=AttachmentFiles(settings.home / "files"),
         zone=settings.zone,
         version=__version__,
-        permission_policy={**DEFAULT_PERMISSIONS, **settings.permission_policy},
+        permission_policy=override_levels(DEFAULT_PERMISSIONS, settings.permission_policy),
     )
     return await perform_operation(services, caller, OPERATIONS[operation], body)
 
@@ -193,7 +219,7 @@ def main(arguments: list[str]) -> int:
                 token = _read_token(settings.home, os.environ)
                 response = asyncio.run(perform_offline(settings, store, operation, parameters, token))
         except RetinueError as error:
-            if operation != "house.doctor" or isinstance(error, NotSignedIn | NotAllowed | Invalid):
+            if operation != "server.doctor" or isinstance(error, NotSignedIn | NotAllowed | Invalid):
                 raise
             response = asyncio.run(_doctor_without_store(settings, error, parse_request(parameters, DoctorRequest)))
     except RetinueError as error:

@@ -111,6 +111,7 @@ from retinue.outbox.posted_questions import PostedQuestions
 from retinue.outbox.typing_and_previews import ProgressDisplays
 from retinue.plugins.lifecycle import PluginLoader
 from retinue.plugins.registry import EntryKind, PluginRegistry, SettingsWithPlugins
+from retinue.policy.access.permissions import override_levels
 from retinue.runners.attachment_reader import StoredAttachmentReader
 from retinue.runners.base import Runner
 from retinue.runners.external import ExternalRunner
@@ -127,7 +128,7 @@ from retinue.store.agents import agents
 from retinue.store.core.connection import LockRequest, Store
 from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes.attachment_files import AttachmentFiles
-from retinue.store.open_store import open_store
+from retinue.store.open_store import open_store, prepare_store_file
 from retinue.store.people import people, tokens
 from retinue.text.redaction import Redactor
 from retinue.tools.base import Tool
@@ -206,6 +207,8 @@ async def open_server(
             stop()
 
     lock = LockRequest(host=socket.gethostname(), pid=os.getpid(), directory=settings.home, on_lost=on_taken_over)
+    if isinstance(settings.store, Path):
+        prepare_store_file(settings.store, faults=parts.crash_points)
     store = await open_store(settings.store, faults=parts.crash_points, lock=lock)
     try:
         await store.write(
@@ -340,7 +343,7 @@ async def open_server(
             zone=str(settings.zone),
             load_resources=load_resources,
             offered_tools=toolbox.offered_specs,
-            model_facts=lambda agent, mind: _first_model_facts(model_router, agent, mind),
+            model_facts=lambda agent, options: _first_model_facts(model_router, agent, options),
         )
         programs = OwnerPrograms(
             current,
@@ -408,10 +411,10 @@ async def open_server(
             faults=parts.crash_points,
         )
         outbox.set_wake_callback(engine.wake)
-        policy = {**DEFAULT_PERMISSIONS, **settings.permission_policy}
+        policy = override_levels(DEFAULT_PERMISSIONS, settings.permission_policy)
 
         def apply_settings(now: Settings) -> None:
-            policy.update({**_default_permissions(plugins), **now.permission_policy})
+            policy.update(override_levels(_default_permissions(plugins), now.permission_policy))
             toolbox.limit_calls(now.limits.calls_per_minute)
             engine.set_slot_limits(parts.slots or _slot_limits(now))
 
@@ -446,7 +449,7 @@ async def open_server(
                 del runners[name]
             runners.update(registry.runners())
             connector_supervisor.schedule_sync(current().connectors)
-            policy.update({**_default_permissions(plugins), **current().permission_policy})
+            policy.update(override_levels(_default_permissions(plugins), current().permission_policy))
 
         registry.on_change(apply_plugin_change)
         built_in_tools.mcp_servers.on_change(update_tools)
@@ -614,15 +617,15 @@ async def open_server(
 def _access_rules(settings: Callable[[], Settings], connector: str) -> AccessSettings:
     """Return the access rules of a connector. One that the settings do not name accepts no one."""
     named = settings().connectors.get(connector)
-    return DEFAULT_ACCESS if named is None else named.door
+    return DEFAULT_ACCESS if named is None else named.access
 
 
 def _reply_delivery(settings: Callable[[], Settings], connector: str) -> ReplyDelivery:
     """Return how replies are delivered by a connector: its own settings over those of the server."""
     now = settings()
     named = now.connectors.get(connector)
-    defaults = now.words.with_defaults()
-    return defaults if named is None else named.words.with_defaults(defaults)
+    defaults = now.replies.with_defaults()
+    return defaults if named is None else named.replies.with_defaults(defaults)
 
 
 def _first_model_facts(models: ModelRouter, agent: Agent, options: SessionOptions) -> ModelFacts:
@@ -757,7 +760,9 @@ async def serve(settings: Settings, parts: ServerParts, *, announce: bool = True
         loop.add_signal_handler(number, _on_signal, stop)
     with instance_lock(settings.home):
         if keep_log:  # only with the lock: a refused start must not rotate the log of the running server
-            _set_up_server_logs(settings)
+            in_background = _set_up_server_logs(settings)
+            if parts.configuration is not None and parts.configuration.renamed:
+                parts = replace(parts, configuration=_rename_settings(in_background=in_background))
         await _serve_locked(settings, parts, stop, announce=announce)
 
 
@@ -878,10 +883,35 @@ def default_parts() -> ServerParts:
     return ServerParts(clock=RealClock(), ids=RandomIds(), crash_points=crash_points_from(dict(os.environ)))
 
 
-def _set_up_server_logs(settings: Settings) -> None:
-    """Log to the data directory, and to stderr too unless that goes to a file that is never rotated."""
-    in_background = os.environ.pop("RETINUE_BACKGROUND", "") and settings.logs.file
+def _set_up_server_logs(settings: Settings) -> bool:
+    """Log to the data directory, and to stderr too unless that goes to a file that is never rotated.
+
+    Returns whether only the data directory has the log.
+    """
+    in_background = bool(os.environ.pop("RETINUE_BACKGROUND", "")) and settings.logs.file
     set_up_logs(None if in_background else sys.stderr, data_dir=settings.home, logs=settings.logs)
+    return in_background
+
+
+def _rename_settings(*, in_background: bool) -> Configuration:
+    """Rewrite settings files with names of an earlier version, and return the settings read from them.
+
+    What was renamed is logged. A log that no terminal shows is not enough: `retinue up` prints these lines, too.
+    """
+    from retinue.config.settings_upgrade import upgrade_settings_files  # lazy: imports what most starts never need
+
+    for each in upgrade_settings_files(os.environ):
+        if each.problem:
+            log.warning(
+                "settings file has old names and cannot be rewritten",
+                extra={"settings_file": each.file, "because": each.problem, "try": "rename them in the file"},
+            )
+        for renamed in each.renamed:
+            log.warning("setting renamed", extra={"old": renamed.old, "new": renamed.new, "settings_file": each.file})
+        if in_background:
+            sys.stdout.write("".join(f"settings: {line}\n" for line in each.format_lines()))
+            sys.stdout.flush()
+    return load_configuration(os.environ, accept_old_names=True)
 
 
 def run(settings: Settings, parts: ServerParts, *, announce: bool = True, keep_log: bool = False) -> None:
@@ -919,7 +949,7 @@ def main() -> int:
     set_up_logs(sys.stderr)
     try:
         parts = default_parts()
-        configuration = load_configuration(os.environ)
+        configuration = load_configuration(os.environ, accept_old_names=True)
         settings = configuration.settings
         settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         run(settings, replace(parts, configuration=configuration), keep_log=True)

@@ -25,7 +25,7 @@ _ALL_ALIASES: dict[str, CommandAlias] = {
         (),
         (),
     ),
-    "status": ("house.status", "Show the agents and your pending approvals.", "retinue status", (), ()),
+    "status": ("server.status", "Show the agents and your pending approvals.", "retinue status", (), ()),
     "logs": (
         "",
         "Show the server's log.",
@@ -59,20 +59,20 @@ _ALL_ALIASES: dict[str, CommandAlias] = {
         (),
     ),
     "why": (
-        "house.why",
+        "server.why",
         "Explain what happened to an envelope, run, approval or session.",
         "retinue why 1a2b3c4d",
         (),
         (),
     ),
-    "ledger": ("house.ledger", "Check from the store that nothing was lost.", "retinue ledger", (), ()),
+    "ledger": ("server.ledger", "Check from the store that nothing was lost.", "retinue ledger", (), ()),
     "dead": ("envelope.dead", "List dead letters: envelopes that failed for good.", "retinue dead --limit 50", (), ()),
     "retry": ("envelope.retry", "Send a dead letter again.", "retinue retry 1a2b3c4d", (), ()),
     "sessions": ("session.list", "List recent sessions.", "retinue sessions --limit 50", (), ()),
     "stop": (
         "session.stop",
         "Stop the current run of a session, and clear its queue.",
-        'retinue stop 5e6f7a8b --why "wrong file"',
+        'retinue stop 5e6f7a8b --reason "wrong file"',
         (),
         (),
     ),
@@ -84,7 +84,7 @@ _ALL_ALIASES: dict[str, CommandAlias] = {
         (),
     ),
     "queue": (
-        "session.queue",
+        "session.set_queue",
         "Set how messages queue while an agent is busy. Without options, use the agent's settings.",
         "retinue queue 5e6f7a8b --mode steer\nretinue queue 5e6f7a8b",
         (),
@@ -133,8 +133,8 @@ _ALL_ALIASES: dict[str, CommandAlias] = {
         (),
         (),
     ),
-    "doctor": ("house.doctor", "Check the server for problems.", "retinue doctor", (), ()),
-    "backup": ("house.backup", "Back up the data of the server.", "retinue backup", (), ()),
+    "doctor": ("server.doctor", "Check the server for problems.", "retinue doctor", (), ()),
+    "backup": ("server.backup", "Back up the data of the server.", "retinue backup", (), ()),
     "export": ("session.export", "Export a session as files.", "retinue export 5e6f7a8b --json", (), ()),
     "restore": (
         "",
@@ -143,11 +143,11 @@ _ALL_ALIASES: dict[str, CommandAlias] = {
         (),
         (),
     ),
-    "rehearse": (
+    "dry-run": (
         "",
         "Simulate the coming days on a copy of the data, and show which runs would start and their cost.",
-        "retinue rehearse\nretinue rehearse --days 7 --all\nretinue rehearse --from 2027-03-27 --days 3\n"
-        "retinue rehearse --run-takes 90s --json",
+        "retinue dry-run\nretinue dry-run --days 7 --all\nretinue dry-run --from 2027-03-27 --days 3\n"
+        "retinue dry-run --run-duration 90s --json",
         (),
         (),
     ),
@@ -174,11 +174,18 @@ _ALL_ALIASES: dict[str, CommandAlias] = {
     ),
     "version": ("", "Show the version.", "retinue version", (), ()),
 }
-_OPERATION_NAMES = frozenset([f"{each[0]}.{each[1]}" for each in OPERATIONS])
+_OPERATION_NAMES = frozenset([each[0] for each in OPERATIONS])
 
 ALIASES: dict[str, CommandAlias] = {
     name: short for name, short in _ALL_ALIASES.items() if not short[0] or short[0] in _OPERATION_NAMES
 }
+
+
+def split_command(operation: str) -> tuple[str, str]:
+    """Return the noun and the verb of an operation, as they are typed: kebab-case."""
+    noun, _, verb = operation.replace("_", "-").partition(".")
+    return noun, verb
+
 
 # Descriptions for the overview. A noun that is missing here is listed without one.
 NOUN_SUMMARIES: dict[str, str] = {
@@ -186,7 +193,6 @@ NOUN_SUMMARIES: dict[str, str] = {
     "approval": "requests of agents that need your approval",
     "audit": "tamper-evident log of decisions and actions",
     "binding": "which agent answers in which channel",
-    "command": "slash commands of a conversation",
     "config": "server settings",
     "connector": "connected Telegram, email, IRC and webhook accounts, and their status",
     "credential": "API keys of model providers, and their status",
@@ -195,7 +201,6 @@ NOUN_SUMMARIES: dict[str, str] = {
     "grant": "permissions granted to agents beyond their rules",
     "heartbeat": "periodic check-ins of agents",
     "hook": "local programs that run after events",
-    "house": "the server",
     "identity": "platform ids linked to people",
     "inbox": "your unread messages",
     "mcp": "MCP servers whose tools agents can use",
@@ -204,15 +209,17 @@ NOUN_SUMMARIES: dict[str, str] = {
     "pairing": "access requests of unknown senders",
     "person": "people and their roles",
     "plugin": "installed plugins",
+    "poison-message": "unprocessed messages (poison messages)",
     "policy": "rules for the use of tools, and their decisions",
     "preference": "your preferences",
     "questionnaire": "forms that agents ask you to fill in",
     "reminder": "messages to a person at a set time",
     "run": "runs and their results",
     "schedule": "envelopes sent at set times",
+    "server": "the server",
     "session": "conversations of agents",
-    "set-aside": "unprocessed messages (poison messages)",
     "skill": "instructions for agents, in folders",
+    "slash-command": "slash commands of a conversation",
     "subagent": "agents started by runs of other agents",
     "token": "access tokens",
     "tool": "tools of agents",

@@ -30,7 +30,7 @@ GRANT_SCOPES = ("once", "session", "always", "allow-once", "allow-session", "all
 
 
 def chat(options: Namespace) -> int:
-    status = call("house.status")
+    status = call("server.status")
     names = [agent["name"] for agent in status["agents"]]
     options.agent = options.agent or status["default_agent"] or ""
     if options.agent not in names:
@@ -102,7 +102,7 @@ def _dispatch_line(chat_session: ChatSession, line: str) -> None:
     head, _, words = line[1:].partition(" ")
     name = head.removesuffix(":").casefold()
     if name == "why":
-        chat_session.show(call("house.why", {"id": words.strip()})["lines"])
+        chat_session.show(call("server.why", {"id": words.strip()})["lines"])
         return
     deciding = name in DECISION_COMMANDS
     # The server answers other commands, and the run stays suspended.

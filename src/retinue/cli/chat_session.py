@@ -43,13 +43,13 @@ class ChatSession:
         self.on_terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not options.json
         self.is_interactive = self.on_terminal and sys.stdin.isatty() and options.once is None
         self.view = _build_view(options, on_terminal=self.on_terminal)
-        self.view.can_grant_always = status["you"] == OWNER_ADDRESS
+        self.view.can_grant_always = status["principal"] == OWNER_ADDRESS
         self.state = ChatState(self.view, cursor=status["cursor"])
         self.interrupts = InterruptHandler()
         self._conversation_name: str = options.session
         self._switched_session = ""  # the session after a switch to another agent
         self._sent_cursor = 0  # cursor of the last event that our last message caused
-        self._principal: str = status["you"]
+        self._principal: str = status["principal"]
         self._prints_json: bool = options.json
         self._wait_s: float = options.wait
         self._follower = EventFollower(self.state, self._on_server_change)
@@ -160,7 +160,7 @@ class ChatSession:
         print_error(error)
 
     def stop_session(self, reason: str = STOP_REASON) -> dict[str, Any]:
-        return call("session.stop", {"session": self.session, "why": reason})
+        return call("session.stop", {"session": self.session, "reason": reason})
 
     def _stop_on_interrupt(self) -> None:
         """Stop the session after the first Ctrl-C. The result arrives as an event."""

@@ -73,14 +73,14 @@ class StreamedReply:
 
     def add_delta(self, kind: str, offset: int, text: str) -> None:
         """Append a delta. Ignore a repeated one, and one after a gap: the next snapshot contains its text."""
-        said = self.thinking if kind == "thinking" else self.text
-        if offset > len(said) or offset + len(text) <= len(said):
+        current = self.thinking if kind == "thinking" else self.text
+        if offset > len(current) or offset + len(text) <= len(current):
             return
-        said = said[:offset] + text
+        current = current[:offset] + text
         if kind == "thinking":
-            self.thinking = said
+            self.thinking = current
         else:
-            self.text = said
+            self.text = current
 
 
 class ChatState:
@@ -132,10 +132,10 @@ class ChatState:
 
     def apply(self, name: str, data: dict[str, Any]) -> None:
         match name:
-            case "news":
+            case "event":
                 if data["seq"] > self.cursor:
                     self.cursor = data["seq"]
-                    self._apply_event(data["news"], data)
+                    self._apply_event(data["event"], data)
             case "delta":
                 if partial := self._find_streamed_reply(data):
                     partial.add_delta(data["kind"], data["offset"], data["text"])
@@ -178,7 +178,7 @@ class ChatState:
                 self._start_run(data["run"])
             case "run.joined":
                 self._join_envelopes(data["envelopes"])
-            case "run.parked":
+            case "run.suspended":
                 self.is_suspended = True
             case "run.ended":
                 self._end_run(data)
@@ -186,7 +186,7 @@ class ChatState:
                 self._view.show_call(data["tool"], data["arguments"])
             case "step.closed":
                 self._apply_step(data)
-            case "approval.asked":
+            case "approval.created":
                 self.open_approvals[data["approval"]] = data["run"]
                 self._view.show_approval(data)
             case "approval.decided":

@@ -49,7 +49,8 @@ def format_reset(because: str) -> str:
 def _format_grantee(event: dict[str, Any]) -> str:
     """Return the agent that would get the permission, unless it is the one that asks."""
     asker = event.get("agent", "")
-    return "" if event.get("for_whom", asker) == asker else f" for {event['for_whom']}"
+    grantee = event.get("grantee") or event.get("for_whom", asker)  # of an event, or of an approval that was listed
+    return "" if grantee == asker else f" for {grantee}"
 
 
 def _format_permissions(permissions: Sequence[str]) -> str:

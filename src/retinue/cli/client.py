@@ -236,9 +236,10 @@ def call(operation: str, parameters: dict[str, Any] | None = None) -> dict[str, 
 
 def list_plugin_operations() -> list[Any]:
     """Return the operations of plugins, in the form of `operation_table.OPERATIONS`."""
-    return json.loads(
-        _send_request(lambda host: _build_request("GET", "/api/operations?of=plugins", host), timeout_s=CALL_TIMEOUT_S)
-    )["commands"]
+    path = "/api/operations?source=plugins"
+    return json.loads(_send_request(lambda host: _build_request("GET", path, host), timeout_s=CALL_TIMEOUT_S))[
+        "commands"
+    ]
 
 
 def redeem_invitation(invitation: str) -> dict[str, Any]:
@@ -289,7 +290,7 @@ class EventStream:
         self._chunks = ChunkedDecoder()
         self._buffer = b""
         try:
-            _send(self._link, _build_request("GET", f"/api/news?after={after}&session={session}", host))
+            _send(self._link, _build_request("GET", f"/api/events?after={after}&session={session}", host))
             status, headers, received = _read_head(self._link)
             if status >= 400:
                 raise parse_error(_read_body(self._link, headers, received))

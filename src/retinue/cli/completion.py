@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from retinue.cli.aliases import ALIASES, NOUN_SUMMARIES
+from retinue.cli.aliases import ALIASES, NOUN_SUMMARIES, split_command
 from retinue.cli.operation_table import OPERATIONS
 from retinue.cli.parser import build_alias_parser, build_operation_parser, list_nouns, list_verbs
 
@@ -74,7 +74,7 @@ def _list_choices(parser: CommandParser) -> list[tuple[str, str]]:
 def _build_parsers() -> list[tuple[str, str, CommandParser]]:
     """Return the first word, the second word (empty for an alias) and the parser of every command."""
     found = [(name, "", build_alias_parser(name)) for name in ALIASES]
-    return found + [(operation[0], operation[1], build_operation_parser(operation)) for operation in OPERATIONS]
+    return found + [(*split_command(each[0]), build_operation_parser(each)) for each in OPERATIONS]
 
 
 def _build_bash() -> str:
@@ -114,7 +114,8 @@ def _build_fish_lines() -> list[str]:
         f"complete -c retinue -n {at_first} -a {word} -d {_quote_fish(about.get(word, ''))}"
         for word in dict.fromkeys([*ALIASES, *list_nouns(), "help"])
     ]
-    for noun, verb, summary, *_ in OPERATIONS:
+    for name, summary, *_ in OPERATIONS:
+        noun, verb = split_command(name)
         seen = " ".join(list_verbs(noun))
         condition = f"__fish_seen_subcommand_from {noun}; and not __fish_seen_subcommand_from {seen}"
         lines.append(f"complete -c retinue -n {_quote_fish(condition)} -a {verb} -d {_quote_fish(summary)}")

@@ -19,26 +19,26 @@ def prompt_for_parameters(parameters: JsonObject) -> JsonObject:
     """Return the parameters with prompted values added. Secrets are read without echo and without history."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return parameters
-    kind = next((each for each in _fetch_platforms() if each["kind"] == parameters.get("kind")), None)
-    if kind is None:  # the server reports it with a better error
+    platform = next((each for each in _fetch_platforms() if each["platform"] == parameters.get("platform")), None)
+    if platform is None:  # the server reports it with a better error
         return parameters
-    name = parameters.get("name") or _prompt_line(f"Connector name [{kind['kind']}]: ") or kind["kind"]
+    name = parameters.get("name") or _prompt_line(f"Connector name [{platform['platform']}]: ") or platform["platform"]
     answers, secrets = dict[str, str](), dict(parameters.get("secrets") or {})
-    for question in _find_unanswered(kind["questions"], parameters):
+    for question in _find_unanswered(platform["questions"], parameters):
         if question["help"]:
             print_lines([question["help"]])
         if question["secret"]:
-            if answer := _prompt_secret(f"{question['ask']}: "):
+            if answer := _prompt_secret(f"{question['question']}: "):
                 secrets[question["key"]] = answer
         else:
             shown = f" [{question['default']}]" if question["default"] else ""
-            if answer := _prompt_line(f"{question['ask']}{shown}: ") or question["default"]:
+            if answer := _prompt_line(f"{question['question']}{shown}: ") or question["default"]:
                 answers[question["key"]] = answer
     return {**parameters, "name": name, "answers": answers, "secrets": secrets}
 
 
 def _fetch_platforms() -> list[JsonObject]:
-    return json.loads(call_raw("connector.kinds"))["kinds"]
+    return json.loads(call_raw("connector.platforms"))["platforms"]
 
 
 def _find_unanswered(questions: list[JsonObject], parameters: JsonObject) -> list[JsonObject]:

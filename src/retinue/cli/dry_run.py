@@ -34,8 +34,8 @@ def run_dry_run(options: Namespace) -> int:
         )
     request = {
         "days": options.days,
-        "begin": options.begin,
-        "run-takes": options.run_takes,
+        "start": options.start,
+        "run_duration": options.run_duration,
         "seed": options.seed,
         "gates": options.gates,
         "keep": os.path.abspath(os.path.expanduser(options.keep)) if options.keep else "",
@@ -74,17 +74,17 @@ def format_report(report: JsonObject, *, all_runs: bool) -> list[str]:
                     f"runs ({len(runs):,})", format_table([_build_run_row(each) for each in runs[:shown]], width)
                 ),
                 _format_omitted(len(runs) - shown, "runs: --all shows all of them, --json has all details"),
-                _format_section(f"skipped ({report['sums']['skipped']:,})", _format_skips(skips, width)),
+                _format_section(f"skipped ({report['totals']['skipped']:,})", _format_skips(skips, width)),
                 _format_section(
                     "by day",
                     format_table(
-                        [_build_sums_row("day", each["name"], each["sums"]) for each in report["by-day"]], width
+                        [_build_totals_row("day", each["name"], each["totals"]) for each in report["by_day"]], width
                     ),
                 ),
                 _format_section(
                     "by agent",
                     format_table(
-                        [_build_sums_row("agent", each["name"], each["sums"]) for each in report["agents"]], width
+                        [_build_totals_row("agent", each["name"], each["totals"]) for each in report["agents"]], width
                     ),
                 ),
                 _format_section(
@@ -94,9 +94,14 @@ def format_report(report: JsonObject, *, all_runs: bool) -> list[str]:
                 _format_section("budgets", [_format_budget(each) for each in report["budgets"]]),
                 _format_section(
                     "busiest minutes",
-                    [f"{_format_time(each['at'])}: {each['runs']} concurrent runs" for each in report["busiest"]],
+                    [
+                        f"{_format_time(each['at'])}: {each['runs']} concurrent runs"
+                        for each in report["busiest_minutes"]
+                    ],
                 ),
-                _format_section("never", [f"{each['schedule']}: {each['because']}" for each in report["never"]]),
+                _format_section(
+                    "never", [f"{each['schedule']}: {each['because']}" for each in report["idle_schedules"]]
+                ),
                 _format_section("estimated from", _format_estimates(report["schedules"])),
                 _format_section("notes", _format_notes(report)),
                 _format_summary(report),
@@ -121,16 +126,16 @@ def _build_run_row(run: JsonObject) -> JsonObject:
         "agent": run["agent"],
         "session": run["session"],
         "state": run["state"],
-        "began": _format_late_start(run),
-        "tokens": f"{run['input-tokens']:,}/{run['output-tokens']:,}" if run["agent"] else "",
-        "cost": format_usd(run["cost-microusd"]) if run["agent"] else "",
+        "started": _format_late_start(run),
+        "tokens": f"{run['input_tokens']:,}/{run['output_tokens']:,}" if run["agent"] else "",
+        "cost": format_usd(run["cost_microusd"]) if run["agent"] else "",
         "because": run["because"],
     }
 
 
 def _format_late_start(run: JsonObject) -> str:
     """Return the start time if the run started late, because its agent or all slots were busy."""
-    return "" if run["began"] == run["at"] else _format_time(run["began"])
+    return "" if run["started_at"] == run["at"] else _format_time(run["started_at"])
 
 
 def _format_skips(skips: list[JsonObject], width: int) -> list[str]:
@@ -150,20 +155,20 @@ def _format_skips(skips: list[JsonObject], width: int) -> list[str]:
     ]
 
 
-def _build_sums_row(kind: str, name: str, sums: JsonObject) -> JsonObject:
+def _build_totals_row(kind: str, name: str, totals: JsonObject) -> JsonObject:
     return {
         kind: name or "(none)",
-        "runs": sums["runs"],
-        "failed": sums["failed"] or "",
-        "skipped": sums["skipped"] or "",
-        "tokens": f"{sums['input-tokens']:,}/{sums['output-tokens']:,}",
-        "cost": _format_cost(sums),
+        "runs": totals["runs"],
+        "failed": totals["failed"] or "",
+        "skipped": totals["skipped"] or "",
+        "tokens": f"{totals['input_tokens']:,}/{totals['output_tokens']:,}",
+        "cost": _format_cost(totals),
     }
 
 
 def _build_schedule_row(schedule: JsonObject) -> JsonObject:
     return {
-        **_build_sums_row("schedule", schedule["name"], schedule["sums"]),
+        **_build_totals_row("schedule", schedule["name"], schedule["totals"]),
         "to": schedule["to"],
         "model": schedule["model"],
         "when": schedule["when"],
@@ -172,66 +177,70 @@ def _build_schedule_row(schedule: JsonObject) -> JsonObject:
 
 def _format_gate(schedule: JsonObject) -> str:
     gate = schedule["gate"]
-    known = gate["was-open"] + gate["was-closed"]
-    history = f"it was open {gate['was-open']} of the last {known} times" if known else "it never ran before"
-    return f"{schedule['name']}: {gate['taken']}; {history}"
+    known = gate["was_open"] + gate["was_closed"]
+    history = f"it was open {gate['was_open']} of the last {known} times" if known else "it never ran before"
+    return f"{schedule['name']}: {gate['treatment']}; {history}"
 
 
 def _format_budget(budget: JsonObject) -> str:
-    whose = f" of {budget['whose']}" if budget["whose"] else ""
+    owner = f" of {budget['owner']}" if budget["owner"] else ""
     most = (
-        f"at most {format_usd(budget['most-microusd'])} of {format_usd(budget['cap-microusd'])}"
-        if budget["cap-microusd"]
+        f"at most {format_usd(budget['highest_microusd'])} of {format_usd(budget['cap_microusd'])}"
+        if budget["cap_microusd"]
         else "passed"
     )
-    on = f" ({budget['most-on']})" if budget["most-on"] else ""
+    on = f" ({budget['highest_on']})" if budget["highest_on"] else ""
     refused = (
-        f"; refuses {budget['refused']:,} runs, the first at {_format_time(budget['first-refused'])}"
+        f"; refuses {budget['refused']:,} runs, the first at {_format_time(budget['first_refused'])}"
         if budget["refused"]
         else ""
     )
-    return f"{budget['what']}{whose}: {most}{on}{refused}"
+    return f"{budget['name']}{owner}: {most}{on}{refused}"
 
 
 def _format_estimates(schedules: list[JsonObject]) -> list[str]:
     names: dict[str, list[str]] = {}
     for each in schedules:
-        if each["sums"]["runs"]:
-            names.setdefault(each["estimated"], []).append(each["name"])
+        if each["totals"]["runs"]:
+            names.setdefault(each["estimate_basis"], []).append(each["name"])
     return [f"{basis}: {', '.join(of)}" for basis, of in names.items()]
 
 
 def _format_notes(report: JsonObject) -> list[str]:
-    left = report["left-out"]
+    left = report["cancelled_runs"]
     under_way = [f"{left} runs in progress are not included"] if left else []
-    late = report["held-up"]
-    held_up = (
+    late = report["delayed"]
+    delayed = (
         [f"{late['runs']:,} runs start late because all slots are in use: {_format_longest_delay(late)}"]
         if late["runs"]
         else []
     )
-    stopped = [f"stopped early at {_format_time(report['until'])}, {report['stopped']}"] if report["stopped"] else []
-    return [*report["notes"], *under_way, *held_up, *stopped]
+    stopped = (
+        [f"stopped early at {_format_time(report['until'])}, {report['stopped_because']}"]
+        if report["stopped_because"]
+        else []
+    )
+    return [*report["notes"], *under_way, *delayed, *stopped]
 
 
 def _format_longest_delay(delay: JsonObject) -> str:
-    return f"{delay['schedule']} of {_format_time(delay['at'])} by {delay['longest-s']:,} s"
+    return f"{delay['schedule']} of {_format_time(delay['at'])} by {delay['longest_s']:,} s"
 
 
 def _format_summary(report: JsonObject) -> list[str]:
-    sums = report["sums"]
-    failed = f"{sums['failed']:,} of them failed, " if sums["failed"] else ""
-    when = f"{_format_time(report['begin'])} to {_format_time(report['until'])} ({report['zone']})"
+    totals = report["totals"]
+    failed = f"{totals['failed']:,} of them failed, " if totals["failed"] else ""
+    when = f"{_format_time(report['start'])} to {_format_time(report['until'])} ({report['zone']})"
     return [
-        f"dry run: {when}, on a copy of {report['house']}",
-        f"{sums['runs']:,} runs, {failed}{sums['skipped']:,} skipped, about {_format_cost(sums)}",
-        f"took {report['took-s']:g} s; seed {report['seed']}",
+        f"dry run: {when}, on a copy of {report['data_directory']}",
+        f"{totals['runs']:,} runs, {failed}{totals['skipped']:,} skipped, about {_format_cost(totals)}",
+        f"took {report['duration_s']:g} s; seed {report['seed']}",
     ]
 
 
-def _format_cost(sums: JsonObject) -> str:
-    unknown = f" and {sums['unpriced']:,} runs of unknown price" if sums["unpriced"] else ""
-    return f"{format_usd(sums['cost-microusd'])}{unknown}"
+def _format_cost(totals: JsonObject) -> str:
+    unknown = f" and {totals['unpriced']:,} runs of unknown price" if totals["unpriced"] else ""
+    return f"{format_usd(totals['cost_microusd'])}{unknown}"
 
 
 def format_usd(microusd: int | None) -> str:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from retinue.cli.output import format_call, format_pair, format_pairs, indent, join_blocks, shorten_id, to_exact_json
+from retinue.cli.output import (
+    format_call,
+    format_pair,
+    format_pairs,
+    indent,
+    join_blocks,
+    shorten_id,
+    to_exact_json,
+    to_kebab_case,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,12 +28,12 @@ ENVELOPE_KEYS = (
     "status",
     "outcome",
     "because",
-    "accepted-at",
-    "deliver-at",
-    "reply-to",
+    "accepted_at",
+    "deliver_at",
+    "reply_to",
     "answer",
 )
-ENVELOPE_COLUMNS = ("id", "from", "to", "status", "outcome", "accepted-at", "text")
+ENVELOPE_COLUMNS = ("id", "from", "to", "status", "outcome", "accepted_at", "text")
 GAP = "  "
 COLUMN_MIN, COLUMN_MAX = 8, 60
 
@@ -40,7 +49,7 @@ def format_for_terminal(operation: str, data: JsonObject, width: int) -> list[st
     if (drawn := TERMINAL_FORMATTERS.get(operation)) is not None:
         return drawn(data, width)
     found = [(key, rows) for key, value in data.items() if (rows := _get_rows(value))]
-    if len(found) != 1 or operation in ("envelope.thread", "house.status", "model.show"):
+    if len(found) != 1 or operation in ("envelope.thread", "server.status", "model.show"):
         return format_lines(operation, data)
     [(listed, rows)] = found
     columns = TABLE_COLUMNS.get(operation)
@@ -80,13 +89,6 @@ def _format_value(key: str, value: Any) -> list[str]:
         listed: list[Any] = value
         return format_pair(key, ", ".join(shorten_id(str(each)) for each in listed))
     return format_pair(key, value)
-
-
-def to_kebab_case(key: str) -> str:
-    """Convert a snake_case or camelCase key to kebab-case."""
-    return "".join(f"-{char.lower()}" if char.isupper() else "-" if char == "_" else char for char in str(key)).lstrip(
-        "-"
-    )
 
 
 # Tables for terminals
@@ -150,17 +152,17 @@ def format_envelope(data: JsonObject) -> list[str]:
     lines = format_pairs(data, ENVELOPE_KEYS)
     for attachment in data.get("attachments", ()):
         lines += format_pair("attachment", attachment["name"])
-        lines += indent(format_pairs(attachment, ("media-type", "size-bytes")))
+        lines += indent(format_pairs(attachment, ("media_type", "size_bytes")))
     return lines + format_pair("text", data["text"])
 
 
 def format_thread(data: JsonObject) -> list[str]:
     shown = [format_envelope(envelope) for envelope in data["envelopes"]]
-    return join_blocks([*shown, format_pairs(data, ("total", "left-out"))])
+    return join_blocks([*shown, format_pairs(data, ("total", "omitted_count"))])
 
 
 def format_dead_letters(data: JsonObject) -> list[str]:
-    return join_blocks([format_envelope(envelope) for envelope in data["letters"]]) or ["dead: none"]
+    return join_blocks([format_envelope(envelope) for envelope in data["dead_letters"]]) or ["dead-letters: none"]
 
 
 def format_envelopes(data: JsonObject) -> list[str]:
@@ -171,7 +173,7 @@ def format_envelopes(data: JsonObject) -> list[str]:
 
 
 def format_status(data: JsonObject) -> list[str]:
-    lines = format_pairs(data, ("version", "you", "now", "cursor"))
+    lines = format_pairs(data, ("version", "principal", "now", "cursor"))
     for agent in data["agents"]:
         lines += format_pair("agent", agent["name"]) + indent(format_pairs(agent, ("model", "description")))
     for approval in data["approvals"]:
@@ -181,20 +183,20 @@ def format_status(data: JsonObject) -> list[str]:
 
 def _format_approval(approval: JsonObject) -> list[str]:
     lines = [line for call in approval["calls"] for line in format_pair("call", format_call(call))]
-    for key in ("to-reach", "would-grant"):
+    for key in ("needed_permissions", "grant_permissions"):
         lines += [line for each in approval.get(key, ()) for line in format_pair(key, to_exact_json(each)[1:-1])]
-    whose = format_pairs(approval, ("agent", "for-whom"))
+    agents = format_pairs(approval, ("agent", "grantee"))
     return (
         lines
-        + whose
+        + agents
         + format_pair("because", to_exact_json(approval["because"])[1:-1])
-        + format_pairs(approval, ("asked-at", "expires-at"))
+        + format_pairs(approval, ("requested_at", "expires_at"))
     )
 
 
 def format_stop(data: JsonObject) -> list[str]:
-    runs = ", ".join(shorten_id(run) for run in data["cancelled-runs"])
-    return format_pair("cancelled-runs", runs) + format_pairs(data, ("cleared-pending-count",))
+    runs = ", ".join(shorten_id(run) for run in data["cancelled_runs"])
+    return format_pair("cancelled-runs", runs) + format_pairs(data, ("cleared_pending_count",))
 
 
 def format_queue(data: JsonObject) -> list[str]:
@@ -206,16 +208,14 @@ def format_queue(data: JsonObject) -> list[str]:
 def format_models(data: JsonObject) -> list[str]:
     """Format the models of each agent, in the order in which they are tried."""
     shown = [
-        format_pair("default", f"{data['default']} ({data['default-because']})") + format_pairs(data, ("known-on",))
+        format_pair("default", f"{data['default']} ({data['default_because']})") + format_pairs(data, ("catalog_date",))
     ]
     for agent in data["agents"]:
-        lines = format_pairs(
-            agent | {"effort": agent["effort"] or "default"}, ("agent", "session", "effort", "refused")
-        )
+        lines = format_pairs(agent | {"effort": agent["effort"] or "default"}, ("agent", "session", "effort", "error"))
         for number, link in enumerate(agent["chain"], start=1):
             lines += format_pair(f"model-{number}", f"{link['model']} ({link['because']})")
-            lines += indent(format_pairs(link, ("window-tokens", "price", "missing", "retired")))
-        shown.append(lines + [line for now in agent.get("now", ()) for line in format_pair("now", now)])
+            lines += indent(format_pairs(link, ("window_tokens", "price", "missing", "retired")))
+        shown.append(lines + [line for now in agent.get("current", ()) for line in format_pair("current", now)])
     return join_blocks(shown)
 
 
@@ -248,11 +248,20 @@ TERMINAL_FORMATTERS: dict[str, Callable[[JsonObject, int], list[str]]] = {
     "usage.budgets": draw_budgets,
 }
 TABLE_COLUMNS: dict[str, tuple[str, ...]] = {
-    "connector.list": ("name", "kind", "state", "since", "last-heard", "last-delivered", "dm", "because"),
+    "connector.list": (
+        "name",
+        "platform",
+        "state",
+        "since",
+        "last_received_at",
+        "last_delivered_at",
+        "dm_policy",
+        "because",
+    ),
     "envelope.list": ENVELOPE_COLUMNS,
     "envelope.dead": ENVELOPE_COLUMNS,
     "inbox.list": ENVELOPE_COLUMNS,
-    "model.list": ("number", "model", "alias", "window-tokens", "price", "vision", "default", "missing", "retired"),
+    "model.list": ("number", "model", "alias", "window_tokens", "price", "vision", "default", "missing", "retired"),
     "session.list": ("sessionId", "agentId", "name", "updatedAt", "lastSnippet", "origin"),
 }
 
@@ -272,9 +281,9 @@ LINE_FORMATTERS: dict[str, Callable[[JsonObject], list[str]]] = {
     "envelope.dead": format_dead_letters,
     "envelope.list": format_envelopes,
     "inbox.list": format_envelopes,
-    "house.status": format_status,
+    "server.status": format_status,
     "session.stop": format_stop,
-    "session.queue": format_queue,
+    "session.set_queue": format_queue,
     "model.show": format_models,
     "usage.show": format_usage,
     "usage.budgets": format_budgets,

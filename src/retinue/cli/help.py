@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from retinue.cli.aliases import ALIASES, NOUN_SUMMARIES
+from retinue.cli.aliases import ALIASES, NOUN_SUMMARIES, split_command
 from retinue.cli.parser import list_nouns, list_operations
 
 EXIT_CODES_TEXT = """\
@@ -36,9 +36,10 @@ def format_overview() -> str:
 def format_noun(noun: str) -> str:
     """Return the text of `retinue NOUN`, which lists its verbs."""
     rows = [
-        (_format_verb(operation[5], operation[1]), operation[2])
-        for operation in list_operations()
-        if operation[0] == noun
+        (_format_verb(parameters, verb), summary)
+        for name, summary, _, _, parameters in list_operations()
+        for found, verb in [split_command(name)]
+        if found == noun
     ]
     width = max(len(words) for words, _ in rows) + 2
     listed = "\n".join(f"  {words:<{width}}{summary}" for words, summary in rows)
@@ -47,5 +48,5 @@ def format_noun(noun: str) -> str:
 
 
 def _format_verb(parameters: tuple[tuple[object, ...], ...], verb: str) -> str:
-    places = [str(each[1])[2:].upper().replace("-", "_") for each in parameters if "place" in str(each[3])]
-    return " ".join([verb, *places])
+    positionals = [str(each[1])[2:].upper().replace("-", "_") for each in parameters if "positional" in str(each[3])]
+    return " ".join([verb, *positionals])

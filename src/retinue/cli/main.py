@@ -56,7 +56,7 @@ def _run_command(arguments: list[str]) -> int:
             return _exec_module("app.server")
         case "restore":
             return _exec_module("app.restore", options.folder)
-        case "rehearse":
+        case "dry-run":
             from retinue.cli.dry_run import run_dry_run
 
             return run_dry_run(options)

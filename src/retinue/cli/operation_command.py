@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 INPUT_BYTES_MAX = 12 * 1024 * 1024  # encoded, this fits into the server's request size limit
 OFFLINE_OPERATIONS = (
-    "house.ledger",
-    "house.why",
-    "house.doctor",
-    "house.backup",
+    "server.ledger",
+    "server.why",
+    "server.doctor",
+    "server.backup",
     "session.export",
     "audit.list",
     "audit.verify",
@@ -28,10 +28,10 @@ OFFLINE_OPERATIONS = (
 """Operations that also work without a running server, by opening its store: see `retinue.app.offline`."""
 SLOW_CALL_TIMEOUT_S = 900.0
 SLOW_OPERATIONS = (
-    "house.ledger",
-    "house.doctor",
-    "house.backup",
-    "house.purge",
+    "server.ledger",
+    "server.doctor",
+    "server.backup",
+    "server.purge",
     "session.export",
     "session.import",
     "audit.verify",
@@ -57,13 +57,13 @@ def collect_parameters(options: Namespace) -> dict[str, Any]:
     from retinue.cli.parser import NULL, find_operation, to_dest
 
     parameters: dict[str, Any] = {}
-    for name, _, kind, *_ in find_operation(options.operation)[5]:
+    for name, _, kind, *_ in find_operation(options.operation)[4]:
         value = getattr(options, to_dest(name), None)
         if value is None:
             continue
         if value is NULL:
             parameters[name] = None
-        elif kind == "words":
+        elif kind == "long_text":
             parameters[name] = read_text(value)
         elif kind == "file":
             parameters[name] = _read_attachments(value)
@@ -121,14 +121,14 @@ def run_call(options: Namespace, parameters: dict[str, Any]) -> int:
 
 def find_problem(operation: str, response: dict[str, Any]) -> CliError | None:
     """Return an error if a successful response reports a problem, such as a failed check."""
-    if operation == "house.ledger" and not response["holds"]:
+    if operation == "server.ledger" and not response["ok"]:
         return CliError(
             "the ledger is inconsistent",
             code="ledger.broken",
             because="an equation above does not hold",
             try_this="copy the data directory before you change anything, and report it",
         )
-    if operation == "house.doctor" and response.get("health") == "problem":
+    if operation == "server.doctor" and response.get("health") == "problem":
         return CliError(
             "the doctor found problems",
             code="server.unhealthy",
@@ -142,7 +142,7 @@ def find_problem(operation: str, response: dict[str, Any]) -> CliError | None:
             because=response["because"] or response["sentence"],
             try_this=response["try"] or "check its settings; docs/guides has a page for its platform",
         )
-    if operation == "audit.verify" and not response["holds"]:
+    if operation == "audit.verify" and not response["ok"]:
         return CliError(
             "the audit log is inconsistent",
             code="audit.broken",

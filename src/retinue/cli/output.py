@@ -64,6 +64,13 @@ def shorten_id(value: str) -> str:
     return head + slash + tail[:SHORT_ID_LENGTH] if is_id else value
 
 
+def to_kebab_case(key: str) -> str:
+    """Convert a snake_case or camelCase key to kebab-case."""
+    return "".join(f"-{char.lower()}" if char.isupper() else "-" if char == "_" else char for char in str(key)).lstrip(
+        "-"
+    )
+
+
 def format_pair(key: str, value: object) -> list[str]:
     """Format `key: value`. A value of several lines becomes an indented block below the key."""
     match value:
@@ -81,7 +88,7 @@ def format_pair(key: str, value: object) -> list[str]:
 
 def format_pairs(data: dict[str, Any], keys: Sequence[str]) -> list[str]:
     """Format those of the keys that the object has, in this order."""
-    return [line for key in keys if key in data for line in format_pair(key, data[key])]
+    return [line for key in keys if key in data for line in format_pair(to_kebab_case(key), data[key])]
 
 
 def join_blocks(line_blocks: Sequence[list[str]]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from retinue.cli.aliases import ALIASES
+from retinue.cli.aliases import ALIASES, split_command
 from retinue.cli.errors import CliError, UsageError, find_nearest
 from retinue.cli.operation_table import OPERATIONS
 
@@ -44,7 +44,10 @@ def _get_columns() -> int:
 class CommandParser(argparse.ArgumentParser):
     """Argument parser that raises `UsageError`, with a reason and a next step."""
 
+    typed_words: Sequence[str] = ()  # what is parsed, to find old options in it
+
     def error(self, message: str) -> NoReturn:
+        _raise_if_option_renamed(self.prog, self.typed_words)
         because, try_this = "the command line is invalid", f"{self.prog} --help"
         if message.startswith("unrecognized arguments: "):
             because = f"{self.prog} has no such option or argument"
@@ -79,35 +82,39 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         _load_plugin_operations()
     verbs = list_verbs(first)
     if verbs and rest and rest[0] in verbs:
-        return _parse_options(
-            build_operation_parser(find_operation(f"{first}.{rest[0]}")), f"{first} {rest[0]}", rest[1:]
-        )
+        return _parse_options(build_operation_parser(_find_command(first, rest[0])), f"{first} {rest[0]}", rest[1:])
     if first in ALIASES:
         return _parse_options(build_alias_parser(first), first, rest)
     if not verbs:
+        _raise_if_command_renamed(words)
         raise _unknown_command_error(first)
     if not rest or rest[0] in ("-h", "--help"):
         return argparse.Namespace(command="help", noun=first, json=False)
+    _raise_if_command_renamed(words)
     raise _unknown_verb_error(first, rest[0], verbs)
 
 
 def _parse_options(parser: CommandParser, command: str, arguments: list[str]) -> argparse.Namespace:
+    parser.typed_words = arguments
     options = parser.parse_args(arguments)
     options.command = command
     return options
 
 
 def list_verbs(noun: str) -> list[str]:
-    return [each[1] for each in list_operations() if each[0] == noun]
+    return [verb for each in list_operations() for found, verb in [split_command(each[0])] if found == noun]
 
 
 def list_nouns() -> list[str]:
-    return list(dict.fromkeys([each[0] for each in list_operations()]))
+    return list(dict.fromkeys([split_command(each[0])[0] for each in list_operations()]))
 
 
 def find_operation(name: str) -> Operation:
-    noun, _, verb = name.partition(".")
-    return next(each for each in list_operations() if each[0] == noun and each[1] == verb)
+    return next(each for each in list_operations() if each[0] == name)
+
+
+def _find_command(noun: str, verb: str) -> Operation:
+    return next(each for each in list_operations() if split_command(each[0]) == (noun, verb))
 
 
 def list_operations() -> tuple[Operation, ...]:
@@ -132,11 +139,9 @@ def _load_plugin_operations() -> None:
         return
 
 
-def _to_operation(
-    noun: str, verb: str, summary: str, has_effect: bool, level: str, parameters: Sequence[Parameter]
-) -> Operation:
+def _to_operation(name: str, summary: str, has_effect: bool, level: str, parameters: Sequence[Parameter]) -> Operation:
     """Convert an operation from JSON, which has lists instead of tuples."""
-    return (noun, verb, summary, has_effect, level, tuple((*each[:5], tuple(each[5]), each[6]) for each in parameters))
+    return (name, summary, has_effect, level, tuple((*each[:5], tuple(each[5]), each[6]) for each in parameters))
 
 
 def _suggest_command(word: str) -> str:
@@ -146,13 +151,47 @@ def _suggest_command(word: str) -> str:
 def _unknown_command_error(word: str) -> UsageError:
     meant = _suggest_command(word)
     if not meant:
-        verb = find_nearest(word, [each[1] for each in OPERATIONS])
-        meant = next((f"{each[0]} {each[1]}" for each in OPERATIONS if verb and each[1] == verb), "")
+        commands = [split_command(each[0]) for each in OPERATIONS]
+        verb = find_nearest(word, [each[1] for each in commands])
+        meant = next((f"{each[0]} {each[1]}" for each in commands if verb and each[1] == verb), "")
     return UsageError(
         f"no command named '{word}'" + (f": did you mean '{meant}'?" if meant else ""),
         because="no alias and no noun has this name",
         try_this=f"retinue {meant}" if meant else "retinue --help",
         code="usage.unknown_command",
+    )
+
+
+def _raise_if_command_renamed(words: Sequence[str]) -> None:
+    """Raise an error that names the new command, if the typed one is an old one or only its noun."""
+    from retinue.cli.renamed_commands import RENAMED_COMMANDS  # imported here because only old commands need it
+
+    for old in (" ".join(words[:2]), words[0]):
+        if (new := RENAMED_COMMANDS.get(old)) is not None:
+            raise _renamed_error(f"retinue {old}", f"retinue {new}")
+    nouns = {new.partition(" ")[0] for old, new in RENAMED_COMMANDS.items() if old.startswith(f"{words[0]} ")}
+    if len(nouns) == 1 and words[0] not in list_nouns():
+        raise _renamed_error(f"retinue {words[0]}", f"retinue {nouns.pop()}")
+
+
+def _raise_if_option_renamed(prog: str, words: Sequence[str]) -> None:
+    """Raise an error that names the new option, if one of the words is an old option of this command."""
+    from retinue.cli.renamed_commands import RENAMED_COMMANDS
+
+    command = prog.removeprefix("retinue ")
+    for word in words:
+        old = word.partition("=")[0]
+        if (new := RENAMED_COMMANDS.get(f"{command} {old}")) is not None:
+            option = new.removeprefix(f"{command} ")
+            raise _renamed_error(old, option, command=f"{prog} {option}")
+
+
+def _renamed_error(old: str, new: str, *, command: str = "") -> UsageError:
+    return UsageError(
+        f"`{old}` is now `{new}`",
+        because="it was renamed, and its old name is not accepted",
+        try_this=command or f"{new} --help",
+        code="usage.renamed",
     )
 
 
@@ -207,7 +246,7 @@ def build_alias_parser(alias: str) -> CommandParser:
             add("--follow", action="store_true", help="keep showing new lines")
         case "restore":
             add("folder", metavar="FOLDER", help="backup folder created by `retinue backup`")
-        case "rehearse":
+        case "dry-run":
             add(
                 "--days",
                 type=int,
@@ -217,12 +256,12 @@ def build_alias_parser(alias: str) -> CommandParser:
             )
             add(
                 "--from",
-                dest="begin",
+                dest="start",
                 default="",
                 metavar="TIME",
                 help="start time, in the format of `send --deliver-at` (now)",
             )
-            add("--run-takes", default="", metavar="SPAN", help="duration of each run (that of its last run)")
+            add("--run-duration", default="", metavar="SPAN", help="duration of each run (that of its last run)")
             add("--seed", type=int, default=0, metavar="N", help="random seed for the order of simultaneous runs (0)")
             add(
                 "--gates",
@@ -245,8 +284,8 @@ def build_alias_parser(alias: str) -> CommandParser:
 
 
 def build_operation_parser(operation: Operation) -> CommandParser:
-    noun, verb, summary, *_ = operation
-    parser = _build_parser(f"{noun} {verb}", summary, "")
+    name, summary, *_ = operation
+    parser = _build_parser(" ".join(split_command(name)), summary, "")
     _add_operation(parser, operation, positionals=(), fixed_values={})
     return parser
 
@@ -265,13 +304,13 @@ def _build_parser(command: str, summary: str, examples: str) -> CommandParser:
 def _add_operation(
     parser: CommandParser, operation: Operation, *, positionals: tuple[str, ...], fixed_values: dict[str, object]
 ) -> None:
-    noun, verb, _, effect, _, parameters = operation
-    parser.set_defaults(operation=f"{noun}.{verb}", key="", wait=0.0)
+    operation_name, _, effect, _, parameters = operation
+    parser.set_defaults(operation=operation_name, key="", wait=0.0)
     for parameter in parameters:
         name, _, _, marks, *_ = parameter
         if name in fixed_values:
             parser.set_defaults(**{to_dest(name): fixed_values[name]})
-        elif name in positionals or "place" in marks:
+        elif name in positionals or "positional" in marks:
             _add_positional(parser, parameter)
         else:
             _add_option(parser, parameter)
@@ -282,7 +321,7 @@ def _add_operation(
             metavar="KEY",
             help="idempotency key: a repeated request with the same key is performed once",
         )
-    if f"{noun}.{verb}" == "envelope.send":
+    if operation_name == "envelope.send":
         _add_wait(parser, "time to wait for a server that is not running", 0.0)
     _add_json(parser)
 
@@ -295,7 +334,7 @@ def to_dest(name: str) -> str:
 def _add_positional(parser: CommandParser, parameter: Parameter) -> None:
     name, option, _, marks, _, _, words = parameter
     metavar = option[2:].upper().replace("-", "_")
-    words += "; - reads it from stdin" if parameter[2] == "words" else ""
+    words += "; - reads it from stdin" if parameter[2] == "long_text" else ""
     nargs = None if "required" in marks else "?"
     parser.add_argument(to_dest(name), metavar=metavar, nargs=nargs, help=_escape_help(words))
 
@@ -307,7 +346,7 @@ def _add_option(parser: CommandParser, parameter: Parameter) -> None:
         words += f" ({'yes' if default is True else 'no' if default is False else default})"
     if choices:
         words += f": {', '.join(choices)}" if default in (None, "") else f" of {', '.join(choices)}"
-    if kind == "flag":
+    if kind == "boolean":
         group = parser.add_mutually_exclusive_group(required=required)
         shown, hidden = (f"--no-{option[2:]}", option) if default is True else (option, f"--no-{option[2:]}")
         no = "not: " if default is True else ""
@@ -317,7 +356,7 @@ def _add_option(parser: CommandParser, parameter: Parameter) -> None:
         plain = None if required else argparse.SUPPRESS
         group.add_argument(hidden, dest=to_dest(name), action="store_const", const=default is True, help=plain)
         return
-    metavar = {"number": "N", "decimal": "N", "file": "FILE", "json": "JSON", "words": "TEXT"}.get(kind)
+    metavar = {"number": "N", "decimal": "N", "file": "FILE", "json": "JSON", "long_text": "TEXT"}.get(kind)
     parser.add_argument(
         option,
         dest=to_dest(name),

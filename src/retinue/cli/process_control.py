@@ -9,7 +9,7 @@ import time
 
 from retinue.cli.client import call_raw, get_data_dir
 from retinue.cli.errors import EXIT_FAILED, EXIT_OK, CliError, ServerNotAnswering
-from retinue.cli.output import format_pair, print_error, print_lines
+from retinue.cli.output import format_pair, print_error, print_lines, to_kebab_case
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ ANSWER_TIMEOUT_S = 5.0
 START_LOGS_KEPT_MAX = 5
 LOCK_RELEASE_S_MAX = 5.0
 READ_BYTES = 64 * 1024
+SETTINGS_PREFIX = "settings: "  # of lines about renamed settings in the start log
 
 
 def find_server_pid(data_dir: str) -> int:
@@ -81,8 +82,18 @@ def start_server(options: Namespace) -> int:
     path, log = _new_start_log(folder)
     process = _spawn_server(log)
     _wait_until_running(folder, process, path, log, wait_s=options.wait)
+    _print_renamed_settings(_read_start_log(log))
     os.close(log)
-    return _print_result(options, {"house": "open", "home": folder, "process": process, "log": _find_log(folder)})
+    return _print_result(
+        options, {"server": "running", "data_directory": folder, "pid": process, "log": _find_log(folder)}
+    )
+
+
+def _print_renamed_settings(start_log: list[str]) -> None:
+    """Print which old names of settings the server found at its start. On stderr, which is never parsed."""
+    for line in start_log:
+        if line.startswith(SETTINGS_PREFIX):
+            sys.stderr.write(f"{line.removeprefix(SETTINGS_PREFIX)}\n")
 
 
 def _print_result(options: Namespace, data: dict[str, str | int]) -> int:
@@ -91,7 +102,7 @@ def _print_result(options: Namespace, data: dict[str, str | int]) -> int:
 
         print_lines([json.dumps(data, ensure_ascii=False)])
     else:
-        print_lines([line for key, value in data.items() for line in format_pair(key, value)])
+        print_lines([line for key, value in data.items() for line in format_pair(to_kebab_case(key), value)])
     return EXIT_OK
 
 
@@ -128,7 +139,7 @@ def _wait_until_running(data_dir: str, pid: int, path: str, log: int, *, wait_s:
 
 def _is_answering() -> bool:
     try:
-        call_raw("house.status", timeout_s=ANSWER_TIMEOUT_S)
+        call_raw("server.status", timeout_s=ANSWER_TIMEOUT_S)
     except ServerNotAnswering:
         return False
     except CliError:
@@ -188,7 +199,7 @@ def stop_server(options: Namespace) -> int:
     if not process:
         raise ServerNotAnswering("no process holds its lock")
     how = _stop_server(folder, process, wait_s=options.wait)
-    return _print_result(options, {"house": "closed", "home": folder, "process": process, "how": how})
+    return _print_result(options, {"server": "stopped", "data_directory": folder, "pid": process, "how": how})
 
 
 def _stop_server(data_dir: str, pid: int, *, wait_s: float) -> str:

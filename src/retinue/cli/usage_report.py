@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from retinue.cli.output import format_pair, format_pairs, join_blocks, shorten_id
+from retinue.cli.output import format_pair, format_pairs, join_blocks, shorten_id, to_kebab_case
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ BAR_CHARS_MIN, BAR_CHARS_MAX = 8, 60
 LABEL_CHARS_MAX = 40
 DAYS_FILLED_MAX = 62
 GAP = "  "
-TOKEN_KEYS = ("input-tokens", "output-tokens", "cache-read-tokens", "cache-write-tokens", "reasoning-tokens")
+TOKEN_KEYS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
 
 
 # For pipes
@@ -27,30 +27,30 @@ TOKEN_KEYS = ("input-tokens", "output-tokens", "cache-read-tokens", "cache-write
 def format_usage_lines(data: JsonObject) -> list[str]:
     rows = [format_pair(data["by"], row["key"]) + _format_numbers(row) for row in data["rows"]]
     total = format_pairs(data, ("from", "to")) + _format_numbers(data["total"], "total-")
-    left_out = format_pairs(data, ("left-out",)) if data["left-out"] else []
-    return join_blocks([*rows, total + left_out])
+    omitted = format_pairs(data, ("omitted_count",)) if data["omitted_count"] else []
+    return join_blocks([*rows, total + omitted])
 
 
 def _format_numbers(row: JsonObject, prefix: str = "") -> list[str]:
-    lines = [f"{prefix}{key}: {row[key]}" for key in ("calls", *TOKEN_KEYS)]
-    lines.append(f"{prefix}cost: {format_exact_usd(row['cost-microusd'])}")
-    if row["unknown-calls"]:
-        lines.append(f"{prefix}unknown-calls: {row['unknown-calls']}")
-        lines.append(f"{prefix}unknown-cost: {format_exact_usd(row['unknown-microusd'])}")
-    if row["held-microusd"]:
-        lines.append(f"{prefix}held: {format_exact_usd(row['held-microusd'])}")
+    lines = [f"{prefix}{to_kebab_case(key)}: {row[key]}" for key in ("calls", *TOKEN_KEYS)]
+    lines.append(f"{prefix}cost: {format_exact_usd(row['cost_microusd'])}")
+    if row["unknown_calls"]:
+        lines.append(f"{prefix}unknown-calls: {row['unknown_calls']}")
+        lines.append(f"{prefix}unknown-cost: {format_exact_usd(row['unknown_microusd'])}")
+    if row["reserved_microusd"]:
+        lines.append(f"{prefix}reserved: {format_exact_usd(row['reserved_microusd'])}")
     return lines
 
 
 def format_budget_lines(data: JsonObject) -> list[str]:
     shown: list[list[str]] = []
     for budget in data["budgets"]:
-        lines = format_pair("budget", budget["what"]) + (format_pair("of", budget["whose"]) if budget["whose"] else [])
-        for key in ("cap", "spent", "held", "left"):
-            if budget[f"{key}-microusd"] is not None:
-                lines += format_pair(key, format_exact_usd(budget[f"{key}-microusd"]))
-        lines += format_pair("resets-on", budget["resets-on"]) if budget["resets-on"] else []
-        shown.append(lines + format_pair("raised-by", budget["raised-by"]))
+        lines = format_pairs(budget, ("name", "owner") if budget["owner"] else ("name",))
+        for key in ("cap", "spent", "reserved", "left"):
+            if budget[f"{key}_microusd"] is not None:
+                lines += format_pair(key, format_exact_usd(budget[f"{key}_microusd"]))
+        lines += format_pair("resets-on", budget["resets_on"]) if budget["resets_on"] else []
+        shown.append(lines + format_pair("setting", budget["setting"]))
     return join_blocks(shown) if shown else ["budgets: none"]
 
 
@@ -63,12 +63,12 @@ def draw_usage_chart(data: JsonObject, width: int) -> list[str]:
     head = [f"{data['from']} to {data['to']}, by {data['by']}"]
     if not rows:
         return [*head, "no usage"]
-    what = "cost-microusd" if any(row["cost-microusd"] for row in rows) else ""
-    sizes = [row[what] if what else row["input-tokens"] + row["output-tokens"] for row in rows]
+    has_costs = any(row["cost_microusd"] for row in rows)
+    sizes = [row["cost_microusd"] if has_costs else row["input_tokens"] + row["output_tokens"] for row in rows]
     labels = [shorten_id(row["key"]) or f"(no {data['by']})" for row in rows]
     all_rows = [*rows, data["total"]]
     amounts, sides = (
-        [format_exact_usd(row["cost-microusd"]) for row in all_rows],
+        [format_exact_usd(row["cost_microusd"]) for row in all_rows],
         [_format_details(row) for row in all_rows],
     )
     lines = _draw_bars([*labels, "total"], [*sizes, 0], amounts, sides, width)
@@ -78,16 +78,16 @@ def draw_usage_chart(data: JsonObject, width: int) -> list[str]:
 def _format_remarks(data: JsonObject) -> list[str]:
     total: JsonObject = data["total"]
     remarks: list[str] = []
-    if total["unknown-microusd"]:
+    if total["unknown_microusd"]:
         remarks.append(
-            f"{format_exact_usd(total['unknown-microusd'])} of it is an upper limit: usage of those calls is unknown"
+            f"{format_exact_usd(total['unknown_microusd'])} of it is an upper limit: usage of those calls is unknown"
         )
-    if total["unknown-calls"] and not total["unknown-microusd"]:
-        remarks.append(f"the cost of {total['unknown-calls']} calls is unknown")
-    if total["held-microusd"]:
-        remarks.append(f"{format_exact_usd(total['held-microusd'])} is reserved for calls in progress")
-    if data["left-out"]:
-        remarks.append(f"{data['left-out']} more not shown; the total includes them")
+    if total["unknown_calls"] and not total["unknown_microusd"]:
+        remarks.append(f"the cost of {total['unknown_calls']} calls is unknown")
+    if total["reserved_microusd"]:
+        remarks.append(f"{format_exact_usd(total['reserved_microusd'])} is reserved for calls in progress")
+    if data["omitted_count"]:
+        remarks.append(f"{data['omitted_count']} more not shown; the total includes them")
     return ["", *remarks] if remarks else []
 
 
@@ -96,8 +96,8 @@ def draw_budget_gauges(data: JsonObject, width: int) -> list[str]:
     budgets: list[JsonObject] = data["budgets"]
     if not budgets:
         return ["no budgets: set one under [budgets] in retinue.toml, or with `retinue agent set`"]
-    names = [f"{each['what']} {each['whose']}".strip() for each in budgets]
-    sides = [_format_budget_status(each, data["warn-share"]) for each in budgets]
+    names = [f"{each['name']} {each['owner']}".strip() for each in budgets]
+    sides = [_format_budget_status(each, data["warn_share"]) for each in budgets]
     label = min(max(map(len, names)), LABEL_CHARS_MAX)
     room = min(width - label - max(map(len, sides)) - 2 * len(GAP), BAR_CHARS_MAX)
     lines: list[str] = []
@@ -113,11 +113,11 @@ def draw_budget_gauges(data: JsonObject, width: int) -> list[str]:
 
 
 def _format_budget_status(budget: JsonObject, warn_share: float) -> str:
-    cap = format_exact_usd(budget["cap-microusd"])
+    cap = format_exact_usd(budget["cap_microusd"])
     if budget["share"] is None:
         return f"  {cap} each"
     mark = "!" if budget["share"] >= warn_share else " "
-    return f"{mark} {format_exact_usd(budget['spent-microusd'])} of {cap}, until {budget['resets-on']}"
+    return f"{mark} {format_exact_usd(budget['spent_microusd'])} of {cap}, until {budget['resets_on']}"
 
 
 def _fill_missing_days(data: JsonObject) -> list[JsonObject]:
@@ -173,7 +173,7 @@ def _format_details(row: JsonObject) -> str:
     calls = f"{row['calls']} call{'' if row['calls'] == 1 else 's'}"
     if not row["calls"]:
         return ""
-    read, written = (format_count(row[f"{name}-tokens"]).rjust(6) for name in ("input", "output"))
+    read, written = (format_count(row[f"{name}_tokens"]).rjust(6) for name in ("input", "output"))
     return f"{calls.rjust(9)}{GAP}{read} in{GAP}{written} out"
 
 

@@ -80,7 +80,7 @@ class GroupSettings:
 class AccessSettings:
     """Who may write through a connector, in which groups, and how their messages are received."""
 
-    dm: DmPolicy = setting(
+    dm_policy: DmPolicy = setting(
         DmPolicy.CLOSED,
         "Who may send direct messages: people with linked ids (`closed`), also the ids in `allow_from` "
         "(`allowlist`), also senders with an accepted pairing code (`pairing`), or everyone (`open`).",
@@ -131,7 +131,7 @@ class AccessSettings:
         check=check_named_sender_id,
         example="4711",
     )
-    history_limit: int = setting(
+    ambient_messages_max: int = setting(
         50,
         "Maximum number of ambient messages of a group that are kept and added to the next message to the agent.",
         effect=SettingEffect.MESSAGE,
@@ -167,7 +167,7 @@ class AccessSettings:
         least=1,
         most=100_000,
     )
-    strangers_per_minute: int = setting(
+    unknown_senders_per_minute: int = setting(
         120,
         "Maximum number of messages per minute from all unknown senders together.",
         effect=SettingEffect.MESSAGE,
@@ -184,4 +184,4 @@ class AccessSettings:
 
 
 DEFAULT_ACCESS = AccessSettings()
-"""A door about which nothing was said."""
+"""The access rules of a connector whose settings set none."""

@@ -26,7 +26,7 @@ class TimeFormat(StrEnum):
 class SubagentDefaults:
     """Defaults for subagents.
 
-    The maximum number of concurrent subagent runs is `house.slots.subagent`.
+    The maximum number of concurrent subagent runs is `server.slots.subagent`.
     """
 
     model: str | None = setting(
@@ -59,7 +59,7 @@ class SubagentDefaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentDefaults:
-    """Defaults for every agent. The time zone is `house.zone`, the model `models.default`."""
+    """Defaults for every agent. The time zone is `server.zone`, the model `models.default`."""
 
     workspace: Path | None = setting(
         None,
@@ -121,13 +121,13 @@ class AgentDefaults:
 
     def subagents_of(self, agent: Agent) -> SubagentRules:
         """Return the subagent rules of an agent, with unset values from these defaults."""
-        own, house = agent.subagents, self.subagents
+        own, defaults = agent.subagents, self.subagents
         return SubagentRules(
             allow=own.allow,
-            model=own.model or house.model or "",
-            effort=house.effort if own.effort is None else own.effort,
-            run_seconds_max=house.run_seconds_max if own.run_seconds_max is None else own.run_seconds_max,
-            archive_after_s=house.archive_after_s if own.archive_after_s is None else own.archive_after_s,
+            model=own.model or defaults.model or "",
+            effort=defaults.effort if own.effort is None else own.effort,
+            run_seconds_max=defaults.run_seconds_max if own.run_seconds_max is None else own.run_seconds_max,
+            archive_after_s=defaults.archive_after_s if own.archive_after_s is None else own.archive_after_s,
         )
 
 

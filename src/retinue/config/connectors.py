@@ -50,7 +50,7 @@ UNSUPPORTED_PLATFORMS: Mapping[str, str] = {
     "googlechat": f"it needs a company account; {_ALTERNATIVE}",
     "sms": f"it needs a contract with an SMS provider; {_ALTERNATIVE}",
 }
-"""Kinds that other houses have and this one does not, each with the reason."""
+"""Platforms of similar servers that this one does not support, each with the reason."""
 
 
 def check_connector_name(text: str) -> str | None:
@@ -81,13 +81,13 @@ class UnparsedConnectorSettings:
 class ConnectorSettings:
     """One account on one platform. Each platform adds keys to these."""
 
-    kind: str = setting(
+    platform: str = setting(
         "", "Platform of this connector, such as `telegram`. Required.", check=check_platform_name, example="irc"
     )
     enabled: bool = setting(True, "Whether the connector is enabled.")
-    words: ReplyDeliverySettings = ReplyDeliverySettings()
-    door: AccessSettings = field(default=AccessSettings(), metadata=FLAT_METADATA)
-    own: Any = field(
+    replies: ReplyDeliverySettings = ReplyDeliverySettings()
+    access: AccessSettings = field(default=AccessSettings(), metadata=FLAT_METADATA)
+    platform_settings: Any = field(
         default=UnparsedConnectorSettings(), metadata={**FLAT_METADATA, "rule": SettingRule(in_file=False)}
     )
 
@@ -115,22 +115,22 @@ def parse_connectors(value: object, faults: FaultCollector, *, allow_unknown: bo
 def _parse_connector(
     table: Table, path: KeyPath, faults: FaultCollector, *, allow_unknown: bool
 ) -> ConnectorSettings | None:
-    kind = table.get("kind")
-    if not isinstance(kind, str) or not kind:
+    platform = table.get("platform")
+    if not isinstance(platform, str) or not platform:
         faults.add(
-            (*path, "kind"),
-            "is missing" if kind is None else f"must be a text in quotes, not {format_value(kind)}",
+            (*path, "platform"),
+            "is missing" if platform is None else f"must be a text in quotes, not {format_value(platform)}",
             because="it names the platform of this connector",
-            try_this=f'set kind = "{PLATFORM_NAMES[0]}"',
+            try_this=f'set platform = "{PLATFORM_NAMES[0]}"',
         )
         return None
-    own = load_platform_settings(kind) if kind in BUILT_IN_PLATFORMS else None
-    if own is None and (kind in UNSUPPORTED_PLATFORMS or not allow_unknown):
-        near = closest_match(kind, PLATFORM_NAMES)
+    own = load_platform_settings(platform) if platform in BUILT_IN_PLATFORMS else None
+    if own is None and (platform in UNSUPPORTED_PLATFORMS or not allow_unknown):
+        near = closest_match(platform, PLATFORM_NAMES)
         faults.add(
-            (*path, "kind"),
-            f"is {format_value(kind)}, which is not a known platform",
-            because=UNSUPPORTED_PLATFORMS.get(kind) or f"the platforms are {', '.join(PLATFORM_NAMES)}",
+            (*path, "platform"),
+            f"is {format_value(platform)}, which is not a known platform",
+            because=UNSUPPORTED_PLATFORMS.get(platform) or f"the platforms are {', '.join(PLATFORM_NAMES)}",
             try_this=f"did you mean `{near}`?" if near else "choose one of these, or install a plugin for it",
         )
         return None
@@ -159,19 +159,19 @@ def parse_connector_settings(
             if key not in known and value is not None:  # a secret in plain text was already reported
                 report_unknown_key(key, path, known, faults)
     mine = {key: value for key, value in table.items() if key in common[ConnectorSettings]}
-    door = {key: value for key, value in table.items() if key in common[AccessSettings]}
+    access = {key: value for key, value in table.items() if key in common[AccessSettings]}
     rest = {key: value for key, value in table.items() if key in theirs}
     return ConnectorSettings(
-        **parse_table(ConnectorSettings, mine, path, faults, leave_out=("door", "own")),
-        door=AccessSettings(**parse_table(AccessSettings, door, path, faults)),
-        own=UnparsedConnectorSettings(table=rest)
+        **parse_table(ConnectorSettings, mine, path, faults, leave_out=("access", "platform_settings")),
+        access=AccessSettings(**parse_table(AccessSettings, access, path, faults)),
+        platform_settings=UnparsedConnectorSettings(table=rest)
         if platform_settings is None
         else platform_settings(**parse_table(platform_settings, rest, path, faults)),
     )
 
 
 def _field_names(cls: type[Any]) -> frozenset[str]:
-    return frozenset(each.name for each in fields(cls)) - {"door", "own"}
+    return frozenset(each.name for each in fields(cls)) - {"access", "platform_settings"}
 
 
 def iterate_secrets(settings: Any) -> Iterator[tuple[str, str, str]]:

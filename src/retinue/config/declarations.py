@@ -139,8 +139,8 @@ AGENT_SETTING_RULES: Mapping[str, SettingRule] = {
     "delegation.exchanges_max": SettingRule(
         description="Maximum number of replies between two sessions in one exchange.", least=0, most=100
     ),
-    "delegation.circles": SettingRule(description="Whether work may return to an agent it came from."),
-    "delegation.histories": SettingRule(
+    "delegation.allow_cycles": SettingRule(description="Whether work may return to an agent it came from."),
+    "delegation.other_sessions": SettingRule(
         description="Whether the agent may read and write to sessions of other agents."
     ),
     "subagents.allow": SettingRule(
@@ -172,7 +172,7 @@ AGENT_SETTING_RULES: Mapping[str, SettingRule] = {
         check=validators.check_icon,
         example="\N{FOX FACE}",
     ),
-    "colour": SettingRule(description="Color of the agent in the web app.", example="teal"),
+    "color": SettingRule(description="Color of the agent in the web app.", example="teal"),
     "visible": SettingRule(description="Whether the web app and other agents show the agent."),
 }
 _UNDECLARABLE_FIELDS = frozenset({"name", "version"})  # the name is the table's key, and the store counts versions
@@ -558,7 +558,7 @@ class _BindingTable:
     parent: str | None = None
     guild: str | None = None
     team: str | None = None
-    also: tuple[str, ...] = ()
+    extra_agents: tuple[str, ...] = ()
 
 
 def _parse_bindings(entries: list[_NamedTable], names: list[str], faults: FaultCollector) -> dict[str, Table]:
@@ -568,7 +568,9 @@ def _parse_bindings(entries: list[_NamedTable], names: list[str], faults: FaultC
         if not _has_required_keys(entry, ("agent", "connector"), faults):
             continue
         read = parse_table(_BindingTable, entry.table, entry.path, faults, rules=_AGENT_REFERENCE)
-        match_ = tuple(read.get(each.name) for each in fields(_BindingTable) if each.name not in ("agent", "also"))
+        match_ = tuple(
+            read.get(each.name) for each in fields(_BindingTable) if each.name not in ("agent", "extra_agents")
+        )
         if other := matches.get(match_):
             faults.add(
                 entry.path,
@@ -604,8 +606,8 @@ class _ScheduleTable:
     at: str = ""
     cron: str = ""
     every_s: float = 0.0
-    place: ScheduleSession = ScheduleSession.FRESH
-    deliver: str = ""
+    session: ScheduleSession = ScheduleSession.FRESH
+    deliver_to: str = ""
     missed: MissedPolicy | None = None
     delete_after_run: bool = False
     model: str = ""

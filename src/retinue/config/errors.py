@@ -21,7 +21,7 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def format_key_path(path: KeyPath) -> str:
-    """Format a path: `house.listen.port`, `include[0]`, `house.permission_policy."agent.set"`."""
+    """Format a path: `server.listen.port`, `include[0]`, `server.permission_policy."agent.set"`."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -88,10 +88,19 @@ class FaultCollector:
         )
 
     def add_at(
-        self, position: SettingPosition, sentence: str, *, path: str = "", because: str = "", try_this: str = ""
+        self,
+        position: SettingPosition,
+        sentence: str,
+        *,
+        path: str = "",
+        because: str = "",
+        try_this: str = "",
+        code: str = "",
     ) -> None:
-        """Add an error without a key: an unreadable file, an environment variable."""
-        self._add(SettingFault(path=path, sentence=sentence, position=position, because=because, try_this=try_this))
+        """Add an error with a sentence of its own: an unreadable file, an environment variable, an old name."""
+        self._add(
+            SettingFault(path=path, sentence=sentence, position=position, because=because, try_this=try_this, code=code)
+        )
 
     @property
     def is_full(self) -> bool:
@@ -207,6 +216,19 @@ class SettingsFileUnchangeable(RetinueError):
             "cannot change the settings file",
             because="some of its tables are written in a form that cannot be extended",
             try_this="make this change in an editor",
+        )
+
+
+class SettingRenamed(Invalid):
+    """A change of settings uses a name of an earlier version."""
+
+    code = "config.renamed"
+
+    def __init__(self, old: str, *, new: str) -> None:
+        super().__init__(
+            f"`{old}` is now `{new}`",
+            because="the setting has a new name in this version; nothing was written",
+            try_this=f"use {new}",
         )
 
 

@@ -19,7 +19,7 @@ class ExternalAgentSettings:
         "URL of this server as external agents reach it. Default: `public_url`, otherwise the address of the listener.",
         effect=SettingEffect.MESSAGE,
         check=validators.check_public_url,
-        example="http://house.lan:7717",
+        example="http://agents.lan:7717",
     )
     private_hosts: tuple[str, ...] = setting(
         (),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +59,16 @@ def replace_settings_file(file: Path, text: str, *, expected_hash: str) -> None:
     except FileNotFoundError:
         mode = NEW_FILE_MODE
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def check_unchanged() -> None:
+        if hash_settings_text(read_current_text(file)) != expected_hash:  # another process wrote it in the meantime
+            raise SettingsFileChanged(file)
+
+    write_durably(file, text, mode=mode, before_rename=check_unchanged)
+
+
+def write_durably(file: Path, text: str, *, mode: int, before_rename: Callable[[], None] = lambda: None) -> None:
+    """Write a file completely or not at all, and flush it to disk. If `before_rename` raises, nothing changes."""
     descriptor, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
     try:
         with os.fdopen(descriptor, "wb") as opened:
@@ -66,8 +76,7 @@ def replace_settings_file(file: Path, text: str, *, expected_hash: str) -> None:
             os.fchmod(descriptor, mode)
             opened.flush()
             os.fsync(descriptor)
-        if hash_settings_text(read_current_text(file)) != expected_hash:  # another process wrote it in the meantime
-            raise SettingsFileChanged(file)
+        before_rename()
         os.rename(temporary, file)
     except BaseException:
         os.unlink(temporary)

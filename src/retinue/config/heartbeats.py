@@ -78,7 +78,7 @@ HEARTBEAT_SETTING_RULES: Mapping[str, SettingRule] = {
         check=validators.check_model_reference,
         example="anthropic/claude-haiku-5-5",
     ),
-    "place": SettingRule(
+    "session": SettingRule(
         description="Session of the heartbeat: `own` (keeps its context), `fresh` (a new context each time) or `main` "
         "(the owner's last one with the agent). Default: `own`."
     ),
@@ -131,19 +131,19 @@ class HeartbeatDefaults(HeartbeatRules):
     active_zone: str | None = _heartbeat_setting("active_zone")
     prompt: str | None = _heartbeat_setting("prompt")
     model: str | None = _heartbeat_setting("model")
-    place: ScheduleSession | None = _heartbeat_setting("place")
+    session: ScheduleSession | None = _heartbeat_setting("session")
     target: str | None = _heartbeat_setting("target")
     ack_chars_max: int | None = _heartbeat_setting("ack_chars_max")
     show_ok: bool = setting(bool(SHOWN.ok), "Whether a heartbeat without alerts sends a message.")
     show_alerts: bool = setting(bool(SHOWN.alerts), "Whether alerts are sent.")
     use_indicator: bool = setting(bool(SHOWN.indicator), "Whether the web app shows that a heartbeat ran.")
-    channels: Mapping[str, HeartbeatVisibilitySettings] = setting(
+    platforms: Mapping[str, HeartbeatVisibilitySettings] = setting(
         cast("Mapping[str, HeartbeatVisibilitySettings]", {}),
         "The same settings for one platform, such as `telegram`, or for `person`: a person's inbox.",
         check=validators.check_name,
         example="telegram",
     )
-    accounts: Mapping[str, HeartbeatVisibilitySettings] = setting(
+    connectors: Mapping[str, HeartbeatVisibilitySettings] = setting(
         cast("Mapping[str, HeartbeatVisibilitySettings]", {}),
         "The same settings for one connector, such as `telegram-2`. They override those of its platform.",
         check=validators.check_name,

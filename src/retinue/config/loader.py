@@ -21,6 +21,7 @@ from retinue.config.errors import (
     SettingPosition,
 )
 from retinue.config.models_parser import parse_top_level_sections
+from retinue.config.renamed_settings import RenamedSetting
 from retinue.config.setting_metadata import SettingEffect
 from retinue.config.settings import TOP_LEVEL_SECTIONS, Settings
 from retinue.config.settings_diff import SettingChange, diff_configurations
@@ -39,10 +40,11 @@ from retinue.domain.structs import replace
 from retinue.domain.times import load_zone
 
 FILE_NAME = "retinue.toml"
+BACKUP_SUFFIX = ".before-rename"  # of the copy of a settings file before its settings got new names; never included
 SECTIONS = (
     "config_version",
     "include",
-    "house",
+    "server",
     *TOP_LEVEL_SECTIONS,
     "agents",
     "templates",
@@ -57,20 +59,24 @@ _MOVED_KEYS = {
     "profiles": "there are no profiles; use templates",
     "home": "the data directory contains this file, so it is set with RETINUE_HOME",
 }
-_TOP_LEVEL_REASON = "it is a top-level section, next to [house]"
+_TOP_LEVEL_REASON = "it is a top-level section, next to [server]"
 
 T = TypeVar("T")
 
 
 class Configuration(Struct, frozen=True, kw_only=True):
-    """Everything the environment and the files define. `hash` is the hash of the main file's text,
-    for a later patch."""
+    """Everything the environment and the files define.
+
+    `hash` is the hash of the main file's text, for a later patch. `renamed` has the files that still
+    contain names of an earlier version.
+    """
 
     settings: Settings
     declarations: Declarations
     file: Path
     files: tuple[Path, ...]
     hash: str
+    renamed: Mapping[Path, tuple[RenamedSetting, ...]] = {}
 
     @property
     def default_agent(self) -> str | None:
@@ -90,6 +96,7 @@ class ExaminedSettings:
     configuration: Configuration
     faults: tuple[SettingFault, ...]
     tree: Table = field(default_factory=dict[str, object], repr=False)
+    has_conflicts: bool = False  # whether a file has a setting under its old and its new name
     positions: Mapping[KeyPath, SettingPosition] = field(default_factory=dict[KeyPath, SettingPosition], repr=False)
 
 
@@ -118,24 +125,40 @@ def load_settings(environment: Mapping[str, str]) -> Settings:
 
 
 def load_configuration(
-    environment: Mapping[str, str], *, text: str | None = None, runners: frozenset[str] = RUNNERS
+    environment: Mapping[str, str],
+    *,
+    text: str | None = None,
+    runners: frozenset[str] = RUNNERS,
+    accept_old_names: bool = False,
 ) -> Configuration:
-    """Return the configuration, or raise InvalidSettings with all errors. `text` replaces the text
-    of the main file."""
-    examined = examine_configuration(environment, text=text, runners=runners)
+    """Return the configuration, or raise InvalidSettings with all errors.
+
+    `text` replaces the text of the main file. With `accept_old_names`, a setting may have the name of
+    an earlier version: `Configuration.renamed` lists these.
+    """
+    examined = examine_configuration(environment, text=text, runners=runners, accept_old_names=accept_old_names)
     if examined.faults:
         raise InvalidSettings(examined.faults)
     return examined.configuration
 
 
 def examine_configuration(
-    environment: Mapping[str, str], *, text: str | None = None, runners: frozenset[str] = RUNNERS
+    environment: Mapping[str, str],
+    *,
+    text: str | None = None,
+    runners: frozenset[str] = RUNNERS,
+    accept_old_names: bool = False,
 ) -> ExaminedSettings:
     """Like `load_configuration`, but never raises for errors in a file: for commands that inspect a broken instance."""
     home = find_data_directory(environment)
     file = find_settings_file(environment, home)
     faults = FaultCollector()
-    source = SettingsReader(FileAccess(read=read_settings_text, glob=_matching_files), environment, faults)
+    source = SettingsReader(
+        FileAccess(read=read_settings_text, glob=_matching_files),
+        environment,
+        faults,
+        accept_old_names=accept_old_names,
+    )
     content = _read_main_file(file, environment, faults) if text is None else text
     tree = {} if content is None else source.read(file, content)
     for key in tree:
@@ -148,9 +171,14 @@ def examine_configuration(
         file=file,
         files=tuple(dict.fromkeys(source.files)),
         hash=hash_settings_text(content or ""),
+        renamed=dict(source.renamed),
     )
     return ExaminedSettings(
-        configuration=configuration, faults=faults.in_file_order(), tree=tree, positions=faults.positions
+        configuration=configuration,
+        faults=faults.in_file_order(),
+        tree=tree,
+        positions=faults.positions,
+        has_conflicts=source.has_conflicts,
     )
 
 
@@ -158,9 +186,10 @@ def reload_configuration(current: Configuration, environment: Mapping[str, str])
     """Read the settings again. Raises InvalidSettings, and changes nothing, if they are invalid.
 
     A value that needs a restart keeps its old value and is reported as pending at every reload
-    until the restart.
+    until the restart. Old names of settings are refused, because a reload must not change a file that
+    a person is editing; only a server that could not rewrite its file at the start goes on reading it.
     """
-    found = load_configuration(environment)
+    found = load_configuration(environment, accept_old_names=bool(current.renamed))
     settings = _keep_until_restart(current.settings, found.settings)
     return ReloadResult(
         configuration=replace(found, settings=settings),
@@ -232,11 +261,16 @@ def _matching_files(folder: Path, pattern: str) -> list[Path]:
     )
     found: list[Path] = []
     for file in start.glob(rest):
-        if file.is_file():
+        if file.is_file() and not _is_excluded(file):
             found.append(file)
         if len(found) > FILES_MAX:
             break
     return sorted(found)
+
+
+def _is_excluded(file: Path) -> bool:
+    """Whether no pattern matches a file: a backup, or a hidden file, as a write that was killed leaves one."""
+    return file.name.endswith(BACKUP_SUFFIX) or file.name.startswith(".")
 
 
 def _report_unknown_section(key: str, faults: FaultCollector) -> None:
@@ -244,7 +278,7 @@ def _report_unknown_section(key: str, faults: FaultCollector) -> None:
         faults.add((key,), "is not a setting", because=hint, try_this="remove it")
     elif key in {each.name for each in fields(Settings)}:
         faults.add(
-            (key,), "is not a setting", because="settings of the server belong in [house]", try_this=f"house.{key}"
+            (key,), "is not a setting", because="settings of the server belong in [server]", try_this=f"server.{key}"
         )
     else:
         report_unknown_key(key, (), SECTIONS, faults)
@@ -253,20 +287,20 @@ def _report_unknown_section(key: str, faults: FaultCollector) -> None:
 def _parse_settings(
     data_directory: Path, tree: Table, environment: Mapping[str, str], faults: FaultCollector
 ) -> Settings:
-    path = ("house",)
-    house = dict(expect_table(tree.get("house", {}), path, faults))
-    if "home" in house:
-        del house["home"]
+    path = ("server",)
+    server = dict(expect_table(tree.get("server", {}), path, faults))
+    if "home" in server:
+        del server["home"]
         faults.add((*path, "home"), "is not a setting", because=_MOVED_KEYS["home"], try_this="remove it")
     for section in TOP_LEVEL_SECTIONS:
-        if section in house:
-            del house[section]
+        if section in server:
+            del server[section]
             faults.add(
                 (*path, section), "is not a setting", because=_TOP_LEVEL_REASON, try_this=f"write it as [{section}]"
             )
-    _check_password(house.get("store"), faults)
-    found: dict[str, Any] = {"store": data_directory / "house.db", "zone": load_zone("UTC")}
-    found |= parse_table(Settings, house, path, faults)
+    _check_password(server.get("store"), faults)
+    found: dict[str, Any] = {"store": data_directory / "retinue.db", "zone": load_zone("UTC")}
+    found |= parse_table(Settings, server, path, faults)
     found |= parse_top_level_sections(tree, faults)
     found |= _environment_overrides(environment, faults)
     mirror = found.get("mirror")
@@ -285,7 +319,7 @@ def _check_password(store: object, faults: FaultCollector) -> None:
     password = validators.find_password(written) if isinstance(written, str) else ""
     if password and "${" not in password:
         faults.add(
-            ("house", "store"),
+            ("server", "store"),
             "contains a password in plain text",
             because="this file is read, copied and backed up",
             try_this="write postgresql://USER:${VARIABLE}@HOST/NAME, or use ~/.pgpass",
@@ -328,14 +362,14 @@ def _check_exposure(settings: Settings, faults: FaultCollector) -> None:
     missing = [
         name
         for name, there in (
-            ("an https `house.public_url`", validators.is_https(settings.public_url)),
-            ("`house.trusted_proxies`", bool(settings.trusted_proxies)),
+            ("an https `server.public_url`", validators.is_https(settings.public_url)),
+            ("`server.trusted_proxies`", bool(settings.trusted_proxies)),
         )
         if not there
     ]
     if missing:
         faults.add(
-            ("house", "listen", "host"),
+            ("server", "listen", "host"),
             f"is {settings.listen.host!r}, which other machines can reach",
             because=f"tokens would be sent unencrypted; set {' and '.join(missing)} first",
             try_this='set host = "127.0.0.1", and use a reverse proxy with TLS',

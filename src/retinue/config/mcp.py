@@ -102,17 +102,17 @@ class McpServerSettings:
     writable: tuple[Path, ...] = setting(
         (), "Folders that the command may write.", effect=SettingEffect.HOT, example="/srv/notes/inbox"
     )
-    start_s: float = setting(
+    start_timeout_s: float = setting(
         START_TIMEOUT_S,
         "Time to wait until the server has started and listed its tools, in seconds.",
         effect=SettingEffect.HOT,
         least=1,
         most=600,
     )
-    call_s: float = setting(
+    call_timeout_s: float = setting(
         CALL_TIMEOUT_S, "Maximum time of one call, in seconds.", effect=SettingEffect.HOT, least=1, most=3600
     )
-    parallel: int = setting(
+    parallel_calls_max: int = setting(
         PARALLEL_CALLS_MAX,
         "Maximum number of concurrent calls; others wait.",
         effect=SettingEffect.HOT,

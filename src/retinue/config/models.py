@@ -75,9 +75,9 @@ class ProviderQuirk(StrEnum):
 
     MAX_COMPLETION_TOKENS = "max-completion-tokens"  # its name for the maximum reply length
     NO_STREAM_OPTIONS = "no-stream-options"  # rejects requests for usage
-    NINE_LETTER_IDS = "nine-letter-ids"  # call ids must have nine letters or digits
-    ANSWER_AFTER_RESULTS = "answer-after-results"  # an assistant message must follow tool results
-    REASONING_BACK = "reasoning-back"  # needs its reasoning back with the calls that followed from it
+    NINE_CHARACTER_IDS = "nine-character-ids"  # call ids must have nine letters or digits
+    ASSISTANT_AFTER_RESULTS = "assistant-after-results"  # an assistant message must follow tool results
+    RESEND_REASONING = "resend-reasoning"  # needs its reasoning back with the calls that followed from it
     ADAPTIVE = "adaptive"  # chooses the length of its reasoning itself, within an effort
     THINKING_LEVEL = "thinking-level"  # takes a reasoning level instead of a number of tokens
 
@@ -203,8 +203,12 @@ class ModelRoutingSettings:
         least=0,
         most=10,
     )
-    first_byte_s: float = setting(120.0, "Time to wait for the first part of a reply, in seconds.", least=1, most=3600)
-    silence_s: float = setting(120.0, "Time to wait for the next part of a reply, in seconds.", least=1, most=3600)
+    first_byte_timeout_s: float = setting(
+        120.0, "Time to wait for the first part of a reply, in seconds.", least=1, most=3600
+    )
+    stream_idle_timeout_s: float = setting(
+        120.0, "Time to wait for the next part of a reply, in seconds.", least=1, most=3600
+    )
     entries: Mapping[str, ModelEntry] = field(default_factory=dict[str, ModelEntry])
 
 
@@ -308,10 +312,10 @@ class BudgetSettings:
     Days and months are in the owner's time zone.
     """
 
-    house_day_usd: float | None = setting(
+    instance_day_usd: float | None = setting(
         None, "Maximum cost of this server in a day, in US dollars. Default: no limit.", least=0, most=USD_MAX
     )
-    house_month_usd: float | None = setting(
+    instance_month_usd: float | None = setting(
         None, "Maximum cost of this server in a month, in US dollars. Default: no limit.", least=0, most=USD_MAX
     )
     person_day_usd: float | None = setting(

@@ -1,4 +1,4 @@
-"""`[origin]`: provenance rules, about where values come from. `policy/provenance` decides by them.
+"""`[provenance]`: provenance rules, about where values come from. `policy/provenance` decides by them.
 
 A rule names tools and arguments by globs. A tool that no rule names explains nothing.
 """
@@ -59,9 +59,11 @@ class StandingExplanation(StrEnum):
 
     TODAY = "today"  # today's date
     QUOTED = "quoted"  # verbatim from something that the owner named; not for content that is sent out
-    KEPT = "kept"  # any text: it stays on this server and is read back as untrusted
-    POINTED = "pointed"  # the only value of its kind in something that the owner named
-    EACH = "each"  # any value of its kind in something that the owner named, if the owner asked for all of them
+    STAYS_ON_SERVER = "stays-on-server"  # any text: it stays on this server and is read back as untrusted
+    ONLY_VALUE = "only-value"  # the only value of its kind in something that the owner named
+    EVERY_VALUE = (
+        "every-value"  # any value of its kind in something that the owner named, if the owner asked for all of them
+    )
     ANY = "any"
 
 
@@ -138,27 +140,27 @@ class SourceRule:
             example="Rating: (?P<rating>[0-9.]+)",
         ),
     )
-    parts: Mapping[str, tuple[str, ...]] = setting(
+    field_words: Mapping[str, tuple[str, ...]] = setting(
         _NO_WORDS,
         "Words that select a field if a value could be in several: a value that was `sent` is a sender.",
         effect=SettingEffect.MESSAGE,
         values=_WORD_RULE,
     )
-    own: str = setting(
+    owner_field: str = setting(
         "",
-        "Field that says whether the owner wrote the content, with `own_values`.",
+        "Field that says whether the owner wrote the content, with `owner_values`.",
         effect=SettingEffect.MESSAGE,
     )
-    own_values: tuple[str, ...] = setting(
-        (), "Values of the field `own` that mean the owner.", effect=SettingEffect.MESSAGE
+    owner_values: tuple[str, ...] = setting(
+        (), "Values of `owner_field` that mean the owner.", effect=SettingEffect.MESSAGE
     )
-    own_fields: Mapping[str, str] = setting(
+    owner_content_fields: Mapping[str, str] = setting(
         _NO_TEXTS,
         "Fields that are typed only in content of the owner.",
         effect=SettingEffect.MESSAGE,
         values=_KIND_RULE,
     )
-    closed: bool = setting(
+    typed_only: bool = setting(
         False,
         "Whether a result contains typed values only; a result with anything else is untrusted.",
         effect=SettingEffect.MESSAGE,
@@ -191,17 +193,17 @@ class ArgumentRule:
         check=_check_kinds,
         example="id:file",
     )
-    standing: tuple[StandingExplanation, ...] = setting(
+    explanations: tuple[StandingExplanation, ...] = setting(
         cast("tuple[StandingExplanation, ...]", ()), "Other ways to explain the argument.", effect=SettingEffect.MESSAGE
     )
-    says: Mapping[str, tuple[str, ...]] = setting(
+    choice_words: Mapping[str, tuple[str, ...]] = setting(
         _NO_WORDS,
         "For each choice, the owner's words for it; under `all`, the words that request each value.",
         effect=SettingEffect.MESSAGE,
         values=_WORD_RULE,
     )
     unless: tuple[str, ...] = setting(
-        (), "Arguments with which `standing` does not apply.", effect=SettingEffect.MESSAGE
+        (), "Arguments with which `explanations` does not apply.", effect=SettingEffect.MESSAGE
     )
 
 
@@ -232,11 +234,13 @@ class MeasureRule:
     field: str = dataclasses.field(
         metadata=_required_metadata("Field that is compared.", check=_check_words, example="size")
     )
-    most: bool = setting(True, "Whether the largest is meant; false means the smallest.", effect=SettingEffect.MESSAGE)
+    is_maximum: bool = setting(
+        True, "Whether the largest is meant; false means the smallest.", effect=SettingEffect.MESSAGE
+    )
     counted: bool = setting(
         False, "Whether to compare how often each value occurs instead of the values.", effect=SettingEffect.MESSAGE
     )
-    whole: bool = setting(
+    complete_only: bool = setting(
         True,
         "Whether the rule applies only to complete results: those of a call without arguments.",
         effect=SettingEffect.MESSAGE,
@@ -253,20 +257,20 @@ class ProvenanceSettings:
     argument: tuple[ArgumentRule, ...] = setting(
         cast("tuple[ArgumentRule, ...]", ()), "Kinds of arguments.", effect=SettingEffect.MESSAGE
     )
-    act: tuple[ToolRequestRule, ...] = setting(
+    tool_request: tuple[ToolRequestRule, ...] = setting(
         cast("tuple[ToolRequestRule, ...]", ()), "Words that request a tool.", effect=SettingEffect.MESSAGE
     )
     measure: tuple[MeasureRule, ...] = setting(
         cast("tuple[MeasureRule, ...]", ()), "Words that select by size.", effect=SettingEffect.MESSAGE
     )
-    speakers: tuple[Trust, ...] = setting(
+    explaining_trust: tuple[Trust, ...] = setting(
         (Trust.OWNER,), "Trust levels whose words explain a value.", effect=SettingEffect.MESSAGE
     )
 
 
 def parse_provenance_rules(table: Table) -> ProvenanceSettings:
     """Parse rules that are not in a settings file. Raises InvalidSettings with all errors."""
-    faults, path = FaultCollector(), ("origin",)
+    faults, path = FaultCollector(), ("provenance",)
     found = parse_table(ProvenanceSettings, expect_table(table, path, faults), path, faults)
     if faults.count:
         raise InvalidSettings(faults.in_file_order())

@@ -1,6 +1,6 @@
 """Reply delivery settings: chunking, pauses, streaming, typing indicator and reactions in chats.
 
-`[words]` applies to all connectors; `[connectors.NAME.words]` overrides it for one.
+`[replies]` applies to all connectors; `[connectors.NAME.replies]` overrides it for one.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class ReplyDeliverySettings:
         least=0,
         most=DELAY_MS_LIMIT,
     )
-    intermediate: bool | None = setting(
+    interim: bool | None = setting(
         None,
         "Whether text that an agent writes between its tool calls is sent at once. Default: yes.",
         effect=SettingEffect.MESSAGE,
@@ -142,7 +142,7 @@ class ReplyDeliverySettings:
         "`group-mentions`.",
         effect=SettingEffect.MESSAGE,
     )
-    ack_removed: bool | None = setting(
+    remove_ack: bool | None = setting(
         None, "Whether the mark is removed after the answer. Default: no.", effect=SettingEffect.MESSAGE
     )
 

@@ -171,7 +171,7 @@ class SecretRule:
         check=validators.check_header,
         example="Authorization",
     )
-    before: str = setting("", "Text before it in the header, such as `Bearer `.", effect=SettingEffect.MESSAGE)
+    prefix: str = setting("", "Text before it in the header, such as `Bearer `.", effect=SettingEffect.MESSAGE)
     variable: str = setting(
         "",
         "Environment variable that contains it; the command can read it.",
@@ -211,7 +211,7 @@ class SandboxSettings:
         "Access of a command to its agent's workspace: `rw`, `ro` or `none`.",
         effect=SettingEffect.MESSAGE,
     )
-    sessions: SandboxVisibleSessions = setting(
+    visible_sessions: SandboxVisibleSessions = setting(
         SandboxVisibleSessions.SPAWNED,
         "Sessions that tools in a sandboxed session can see without the owner present: its subagents' "
         "(`spawned`), or all of its agent (`all`).",

@@ -108,7 +108,7 @@ class RetentionSettings:
     done_days: int | None = setting(
         None, "Days to keep envelopes after their outcome. Default: forever.", least=1, most=DAYS_MAX
     )
-    news_days: int | None = setting(
+    events_days: int | None = setting(
         None, "Days to keep events, from which clients resume. Default: forever.", least=1, most=DAYS_MAX
     )
     runs_days: int | None = setting(
@@ -143,7 +143,7 @@ class Settings:
     """The settings. `store` is a file in the data directory unless it names a PostgreSQL database.
 
     `store` is excluded from `repr` because a database URL may contain a password. Fields in
-    `TOP_LEVEL_SECTIONS` are top-level sections of the file; all others are in [house].
+    `TOP_LEVEL_SECTIONS` are top-level sections of the file; all others are in [server].
     """
 
     home: Path = field(
@@ -157,10 +157,10 @@ class Settings:
         repr=False,
         metadata={
             "rule": SettingRule(
-                description="PostgreSQL URL, postgresql://USER@HOST/NAME. Default: `house.db` in the data directory.",
+                description="PostgreSQL URL, postgresql://USER@HOST/NAME. Default: `retinue.db` in the data directory.",
                 effect=SettingEffect.RESTART,
                 check=validators.check_store,
-                example="postgresql://retinue@localhost/house",
+                example="postgresql://retinue@localhost/retinue",
             )
         },
     )
@@ -186,13 +186,13 @@ class Settings:
         "URL at which people reach the server through a proxy.",
         effect=SettingEffect.RESTART,
         check=validators.check_public_url,
-        example="https://house.example",
+        example="https://agents.example",
     )
     allowed_hosts: tuple[str, ...] = setting(
         (),
         "Host names at which the server answers, in addition to those of this machine and `public_url`.",
         check=validators.check_host,
-        example="house.example",
+        example="agents.example",
     )
     trusted_proxies: tuple[str, ...] = setting(
         (),
@@ -222,13 +222,13 @@ class Settings:
     budgets: BudgetSettings = BudgetSettings()
     tools: ToolSettings = ToolSettings()
     approvals: ApprovalSettings = ApprovalSettings()
-    origin: ProvenanceSettings = ProvenanceSettings()
+    provenance: ProvenanceSettings = ProvenanceSettings()
     sandbox: SandboxSettings = SandboxSettings()
     web: WebSettings = WebSettings()
     external: ExternalAgentSettings = ExternalAgentSettings()
     mcp: Mapping[str, McpServerSettings] = field(default_factory=dict[str, McpServerSettings])
     connectors: Mapping[str, ConnectorSettings] = field(default_factory=dict[str, ConnectorSettings])
-    words: ReplyDeliverySettings = ReplyDeliverySettings()
+    replies: ReplyDeliverySettings = ReplyDeliverySettings()
     skills: SkillSettings = SkillSettings()
     plugins: Mapping[str, PluginSettings] = field(default_factory=dict[str, PluginSettings])
     hooks: HookSettings = HookSettings()
@@ -244,13 +244,13 @@ TOP_LEVEL_SECTIONS = (
     "budgets",
     "tools",
     "approvals",
-    "origin",
+    "provenance",
     "sandbox",
     "web",
     "external",
     "mcp",
     "connectors",
-    "words",
+    "replies",
     "skills",
     "plugins",
     "hooks",

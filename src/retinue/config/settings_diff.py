@@ -32,7 +32,7 @@ def diff_configurations(old: tuple[Settings, Declarations], new: tuple[Settings,
 def _setting_values(settings: Settings) -> Iterator[tuple[KeyPath, tuple[object, SettingEffect]]]:
     """Yield each setting by its path in the file."""
     for path, leaf in _iterate_values(settings, ()):
-        yield (path if path[0] in TOP_LEVEL_SECTIONS else ("house", *path)), leaf
+        yield (path if path[0] in TOP_LEVEL_SECTIONS else ("server", *path)), leaf
 
 
 def _changed_paths(

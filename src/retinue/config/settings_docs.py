@@ -42,9 +42,9 @@ effect:
 | --- | --- |
 | `RETINUE_HOME` | data directory. Default: `~/.retinue` |
 | `RETINUE_CONFIG` | settings file, which must exist. Default: `retinue.toml` in the data directory |
-| `RETINUE_STORE` | overrides `house.store` |
-| `RETINUE_ZONE` | overrides `house.zone` |
-| `RETINUE_LISTEN` | `HOST:PORT` or `off`; overrides `house.listen` |
+| `RETINUE_STORE` | overrides `server.store` |
+| `RETINUE_ZONE` | overrides `server.zone` |
+| `RETINUE_LISTEN` | `HOST:PORT` or `off`; overrides `server.listen` |
 | `ANTHROPIC_API_KEY`, `OPENAI_API_KEY`, `GOOGLE_API_KEY` … | key of a provider, found by the name of the variable |
 
 ## File
@@ -53,7 +53,7 @@ effect:
 | --- | --- |
 | `config_version` | version of the file: 2, which is also the default |
 | `include` | other files, by name or pattern; at most {INCLUDE_DEPTH_MAX} levels and {FILES_MAX} files |
-| `[house]` | the settings below |
+| `[server]` | the settings below |
 | `[providers.NAME]` | a model provider: key, URL, limits |
 | `[models]` | which models agents use; `[models.entries."PROVIDER/MODEL"]` describes one |
 | `[context]` | how much of a session a model reads |
@@ -61,9 +61,10 @@ effect:
 | `[connectors.NAME]` | a connector: one account on one platform |
 | `[agents.NAME]`, `[templates.NAME]` | agents, and settings that several of them share |
 | `[people.NAME]` | `role`: `owner`, `member` or `guest` |
-| `[bindings.NAME]` | `agent`, `connector`; and `account`, `peer_kind`, `peer`, `parent`, `guild`, `team`, `also` |
+| `[bindings.NAME]` | `agent`, `connector`; and `account`, `peer_kind`, `peer`, `parent`, `guild`, `team`, \
+`extra_agents` |
 | `[schedules.NAME]` | `agent`, `kind`, `text`, and `at`, `every_s` or `cron` by kind; `zone`, `enabled`, \
-`place`, `deliver`, `missed`, `delete_after_run`, `model`, `title`, `description`, `gate` |
+`session`, `deliver_to`, `missed`, `delete_after_run`, `model`, `title`, `description`, `gate` |
 
 In any text, `${{NAME}}` is replaced by the environment variable, which must be set and not empty; `$${{` is a literal
 `${{`. A key that ends in `token`, `password`, `secret`, `api_key` or similar takes no text, but
@@ -83,7 +84,7 @@ Runners are {", ".join(f"`{name}`" for name in sorted(RUNNERS))}. Changes take e
 
 def render_settings_page() -> str:
     """Return the page. It is deterministic."""
-    lines = [_PAGE_HEADER, *_render_section(Settings, "house", leave_out=TOP_LEVEL_SECTIONS)]
+    lines = [_PAGE_HEADER, *_render_section(Settings, "server", leave_out=TOP_LEVEL_SECTIONS)]
     hints = typing.get_type_hints(Settings)
     for name in TOP_LEVEL_SECTIONS:
         group, path = _settings_class_at(hints[name], name)
@@ -111,7 +112,7 @@ def _render_section(
     hints = typing.get_type_hints(cls)
     names = [each.name for each in fields(cls) if each.name not in leave_out]
     rows = list(_render_rows(cls, path, leave_out=leave_out))
-    if path == "house":
+    if path == "server":
         yield f"## `[{path}]`\n"
     elif rows:
         yield f"## `[[{path}]]`\n" if is_list else f"## `[{path}]`\n"

@@ -21,30 +21,30 @@ from retinue.config.settings import TOP_LEVEL_SECTIONS, Settings
 from retinue.config.table_parser import cached_type_hints, setting_rule
 from retinue.config.toml_source import ExpandedText, Table
 
-SERVER_SECTION = "house"
+SERVER_SECTION = "server"
 REDACTED_VALUE = "(not shown)"
 
 # The environment variable that overrides each setting.
 _OVERRIDING_VARIABLES: Mapping[KeyPath, str] = {
-    ("house", "store"): "RETINUE_STORE",
-    ("house", "zone"): "RETINUE_ZONE",
-    ("house", "listen", "enabled"): "RETINUE_LISTEN",
-    ("house", "listen", "host"): "RETINUE_LISTEN",
-    ("house", "listen", "port"): "RETINUE_LISTEN",
+    ("server", "store"): "RETINUE_STORE",
+    ("server", "zone"): "RETINUE_ZONE",
+    ("server", "listen", "enabled"): "RETINUE_LISTEN",
+    ("server", "listen", "host"): "RETINUE_LISTEN",
+    ("server", "listen", "port"): "RETINUE_LISTEN",
 }
-_DEFAULTS: Mapping[KeyPath, str] = {("house", "zone"): "UTC"}  # defaults that are not in the declaration
-_PRIVATE_PATHS: frozenset[KeyPath] = frozenset({("house", "store")})  # a database URL may contain a password
+_DEFAULTS: Mapping[KeyPath, str] = {("server", "zone"): "UTC"}  # defaults that are not in the declaration
+_PRIVATE_PATHS: frozenset[KeyPath] = frozenset({("server", "store")})  # a database URL may contain a password
 
 
 class SettingControl(StrEnum):
     """The form control of a setting. A setting of any other type is changed in the file."""
 
     SWITCH = "switch"
-    INTEGER = "whole"
+    INTEGER = "integer"
     NUMBER = "number"
     CHOICE = "choice"
     TEXT = "text"
-    TEXTS = "texts"
+    TEXTS = "list"
     OTHER = "other"
 
 

@@ -51,7 +51,7 @@ class TrustedSkillSource(StrEnum):
 
     WORKSPACE = "workspace"
     AGENT = "agent"
-    SERVER = "house"
+    INSTANCE = "instance"
     EXTRA = "extra"
 
 
@@ -126,7 +126,7 @@ class SkillSettings(SkillLists):
     )
     trusted: tuple[TrustedSkillSource, ...] = setting(
         (),
-        "Sources whose skills are used without approval: `house`, `extra`, `agent`, `workspace`.",
+        "Sources whose skills are used without approval: `instance`, `extra`, `agent`, `workspace`.",
         effect=SettingEffect.MESSAGE,
     )
     entries: Mapping[str, SkillEntry] = field(default_factory=dict[str, SkillEntry])

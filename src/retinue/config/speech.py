@@ -36,7 +36,7 @@ class SpeechCommand:
         example="piper",
     )
     media_type: str = setting("audio/ogg", "Media type that a speaker writes.", effect=SettingEffect.MESSAGE)
-    ending: str = setting("ogg", "File name extension of such a file.", effect=SettingEffect.MESSAGE)
+    file_extension: str = setting("ogg", "File name extension of such a file.", effect=SettingEffect.MESSAGE)
     voice: str = setting("", "Value of `{voice}`.", effect=SettingEffect.MESSAGE)
     speed: str = setting("1.0", "Value of `{speed}`.", effect=SettingEffect.MESSAGE)
     model: str = setting("", "Value of `{model}`.", effect=SettingEffect.MESSAGE)
@@ -65,19 +65,19 @@ class SpeechSettings:
     )
     speakers: Mapping[str, SpeechCommand] = field(default_factory=dict[str, SpeechCommand])
     listeners: Mapping[str, SpeechCommand] = field(default_factory=dict[str, SpeechCommand])
-    summarisers: Mapping[str, SpeechCommand] = field(default_factory=dict[str, SpeechCommand])
+    summarizers: Mapping[str, SpeechCommand] = field(default_factory=dict[str, SpeechCommand])
     overrides: tuple[str, ...] = setting(
         (),
         "What a tag of an agent may set: `provider`, `voice`, `speed`, `model`.",
         effect=SettingEffect.MESSAGE,
         example="voice",
     )
-    summarise: bool = setting(
+    summarize: bool = setting(
         True,
         "Whether a long answer is summarized before it is spoken; without a summarizer its beginning is spoken.",
         effect=SettingEffect.MESSAGE,
     )
-    summarise_over_chars: int = setting(
+    summarize_over_chars: int = setting(
         1_500,
         "Length above which an answer is summarized, in characters.",
         effect=SettingEffect.MESSAGE,

@@ -15,6 +15,7 @@ from zoneinfo import ZoneInfo
 
 from retinue.config import unsupported_keys
 from retinue.config.errors import FaultCollector, KeyPath, format_key_path
+from retinue.config.renamed_settings import RENAMED_CODE, find_new_name
 from retinue.config.secret import SecretReference
 from retinue.config.setting_metadata import INTEGER_MAX, NO_RULE, SettingRule
 from retinue.config.toml_source import Table, format_value
@@ -105,6 +106,17 @@ def is_required(field: Field[Any]) -> bool:
 
 def report_unknown_key(key: str, path: KeyPath, known: Iterable[str], faults: FaultCollector) -> None:
     if path and path[0] in unsupported_keys.SECTIONS and unsupported_keys.report_unsupported_key(key, path, faults):
+        return
+    known = list(known)
+    if (new := find_new_name(path, key)) is not None and new in known:
+        faults.add_at(
+            faults.position_of((*path, key)),
+            f"`{format_key_path((*path, key))}` is now `{format_key_path((*path, new))}`",
+            path=format_key_path((*path, key)),
+            because="the setting has a new name in this version",
+            try_this=f"write {new}",
+            code=RENAMED_CODE,
+        )
         return
     near = None if faults.is_full else closest_match(key, known)
     faults.add(

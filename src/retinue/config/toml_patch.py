@@ -10,10 +10,17 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import AoT
 
-from retinue.config.errors import SettingInexpressible, SettingsFileChanged, SettingsFileUnchangeable
+from retinue.config.errors import (
+    KeyPath,
+    SettingInexpressible,
+    SettingRenamed,
+    SettingsFileChanged,
+    SettingsFileUnchangeable,
+)
 from retinue.config.loader import hash_settings_text
+from retinue.config.renamed_settings import find_platforms, list_old_names, rename_settings
 from retinue.config.toml_comments import CommentedDocument
-from retinue.config.toml_source import FILE_BYTES_MAX
+from retinue.config.toml_source import FILE_BYTES_MAX, merge_tables
 from retinue.domain.shared_errors import SettingsFileTooLarge
 
 # Keys that identify a table of an array.
@@ -32,6 +39,7 @@ def patch_settings_text(text: str, changes: Changes, *, expected_hash: str, vali
     if hash_settings_text(text) != expected_hash:
         raise SettingsFileChanged
     _check_expressible(changes, "")
+    _check_names(text, changes)
     result = _apply_changes(text, changes)
     if result is None:
         validate(text)  # reports errors in the text with their line
@@ -70,6 +78,33 @@ def _drop_emptied(wanted: dict[str, Any], found: dict[str, Any], before: dict[st
             _drop_emptied(table, found.get(key, {}), before[key])
             if not table and before[key] and key not in found:
                 del wanted[key]
+
+
+def _check_names(text: str, changes: Changes) -> None:
+    """Raise SettingRenamed if a value is set under a name of an earlier version. Such a key can still be removed."""
+    try:
+        platforms = find_platforms(merge_tables(tomllib.loads(text), dict(changes)))
+    except tomllib.TOMLDecodeError:
+        return  # reported with its line later
+    set_ = cast("dict[str, Any]", _without_none(changes))
+    for each in list_old_names(rename_settings(set_, platforms).renamed, set_, platforms):
+        if _sets_value(changes, each.path):
+            raise SettingRenamed(each.old, new=each.new)
+
+
+def _sets_value(changes: Changes, path: KeyPath) -> bool:
+    """Whether the changes set anything at a path or in a table there, instead of only removing it."""
+    found: Any = changes
+    for part in path:
+        found = found[part]
+
+    def has_value(value: Any) -> bool:
+        if isinstance(value, Mapping):
+            table = cast("Mapping[str, Any]", value)
+            return not table or any(has_value(inner) for inner in table.values())
+        return value is not None
+
+    return has_value(found)
 
 
 def _check_expressible(value: object, path: str) -> None:

@@ -1,4 +1,4 @@
-"""Finds the line of each key in a TOML text. The standard parser does not keep positions.
+"""Finds the position of each key in a TOML text. The standard parser does not keep positions.
 
 The text was parsed before, so it is well-formed: this only scans it and does not validate.
 """
@@ -8,16 +8,34 @@ from __future__ import annotations
 import bisect
 import re
 
+from msgspec import Struct
+
 from retinue.config.errors import KeyPath
 
 KEYS_MAX = 100  # per dotted key; no setting is deeper, and such a file is refused for its depth
 
-_BLANK = re.compile(r"(?:[ \t\n]|#[^\n]*)*")
+_BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 _SPACE = re.compile(r"[ \t]*")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-_SCALAR = re.compile(r"[^,\]}\n#]*")
+_SCALAR = re.compile(r"[^,\]}\r\n#]*")
 _ESCAPED = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
 _ESCAPES = {"b": "\b", "t": "\t", "n": "\n", "f": "\f", "r": "\r", '"': '"', "\\": "\\"}
+
+
+class TextSpan(Struct, frozen=True):
+    """Where a key, or a text that is a value, stands in the file, with its quotes."""
+
+    path: KeyPath
+    start: int
+    end: int
+    is_key: bool
+
+
+def find_spans(text: str) -> list[TextSpan]:
+    """Return every key and every text of a well-formed TOML text, in order. A header repeats the keys around it."""
+    scanner = _Scanner(text)
+    scanner.scan()
+    return scanner.spans
 
 
 def find_key_lines(text: str) -> dict[KeyPath, int]:
@@ -35,6 +53,7 @@ class _Scanner:
         self.text = text
         self.at = 0
         self.key_lines: dict[KeyPath, int] = {}
+        self.spans: list[TextSpan] = []
         self._newlines = [match.start() for match in re.finditer("\n", text)]
         self._counts: dict[KeyPath, int] = {}
 
@@ -50,8 +69,12 @@ class _Scanner:
         line = self._current_line()
         is_array = self.text.startswith("[[", self.at)
         self.at += 2 if is_array else 1
-        *parents, last = self._scan_dotted_key()
-        path: KeyPath = (*self._resolve_parents(parents), last)
+        parents: KeyPath = ()
+        path: KeyPath = ()
+        for key, start, end in self._scan_dotted_key():
+            path = (*parents, key)
+            self.spans.append(TextSpan(path, start, end, is_key=True))
+            parents = self._resolve_last_table(path)
         if is_array:
             self.key_lines.setdefault(path, line)
             self._counts[path] = self._counts.get(path, 0) + 1
@@ -60,30 +83,28 @@ class _Scanner:
         self.at += 2 if is_array else 1
         return path
 
-    def _resolve_parents(self, keys: list[str]) -> KeyPath:
-        """Resolve a header path: an array of tables on the way means its last table."""
-        path: KeyPath = ()
-        for key in keys:
-            path = (*path, key)
-            if path in self._counts:
-                path = (*path, self._counts[path] - 1)
-        return path
+    def _resolve_last_table(self, path: KeyPath) -> KeyPath:
+        """In the path of a header, an array of tables means its last table."""
+        return (*path, self._counts[path] - 1) if path in self._counts else path
 
     def _scan_pair(self, table: KeyPath) -> None:
         line = self._current_line()
         path = table
-        for key in self._scan_dotted_key():
+        for key, start, end in self._scan_dotted_key():
             path = (*path, key)
             self.key_lines.setdefault(path, line)
+            self.spans.append(TextSpan(path, start, end, is_key=True))
         self.at += 1  # skip the =
         self._skip(_SPACE)
         self._scan_value(path)
 
-    def _scan_dotted_key(self) -> list[str]:
-        keys: list[str] = []
+    def _scan_dotted_key(self) -> list[tuple[str, int, int]]:
+        """Return each part of a dotted key with its start and end."""
+        keys: list[tuple[str, int, int]] = []
         while True:
             self._skip(_SPACE)
-            keys.append(self._scan_key())
+            start = self.at
+            keys.append((self._scan_key(), start, self.at))
             self._skip(_SPACE)
             if not self.text.startswith(".", self.at):
                 return keys
@@ -103,7 +124,9 @@ class _Scanner:
     def _scan_value(self, path: KeyPath) -> None:
         match self.text[self.at]:
             case '"' | "'":
+                start = self.at
                 self._scan_string()
+                self.spans.append(TextSpan(path, start, self.at, is_key=False))
             case "[":
                 self._scan_array(path)
             case "{":

@@ -9,7 +9,17 @@ from typing import cast
 
 from msgspec import Struct
 
-from retinue.config.errors import SHOWN_LENGTH_MAX, FaultCollector, KeyPath, SettingPosition
+from retinue.config.errors import SHOWN_LENGTH_MAX, FaultCollector, KeyPath, SettingPosition, format_key_path
+from retinue.config.renamed_settings import (
+    CONFLICT_CODE,
+    RENAMED_CODE,
+    RenamedSetting,
+    find_platforms,
+    list_connectors,
+    list_old_names,
+    rename_path,
+    rename_settings,
+)
 from retinue.config.secret import SecretReference
 from retinue.config.toml_positions import find_key_lines
 
@@ -35,11 +45,11 @@ NAMED_SUBSECTIONS = frozenset(
         ("skills", "agents"),
         ("speech", "speakers"),
         ("speech", "listeners"),
-        ("speech", "summarisers"),
+        ("speech", "summarizers"),
     }
 )
-PERMISSION_POLICY_PATH = ("house", "permission_policy")
-PROVENANCE_SECTION = "origin"  # tables in its rules are keyed by field or choice: origin.source[0].fields.token
+PERMISSION_POLICY_PATH = ("server", "permission_policy")
+PROVENANCE_SECTION = "provenance"  # tables in its rules are keyed by field or choice: provenance.source[0].fields.token
 
 _VARIABLE = re.compile(r"\$\$\{|\$\{([^}]*)(\}?)")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -74,16 +84,37 @@ class FileAccess(Struct, frozen=True, kw_only=True):
 
 class SettingsReader:
     """Reads a settings file with all its includes. Errors are added to `faults`; the rest is the
-    tree."""
+    tree.
 
-    def __init__(self, disk: FileAccess, environment: Mapping[str, str], faults: FaultCollector) -> None:
+    Settings with an old name are read under their new name. Each is an error, unless
+    `accept_old_names`. `renamed` lists them by file.
+    """
+
+    def __init__(
+        self,
+        disk: FileAccess,
+        environment: Mapping[str, str],
+        faults: FaultCollector,
+        *,
+        accept_old_names: bool = False,
+    ) -> None:
         self.files: list[Path] = []
+        self.renamed: dict[Path, tuple[RenamedSetting, ...]] = {}
+        self.has_conflicts = False  # whether a file has a setting under both names
+        self.platforms: dict[str, str] = {}  # of each connector
         self._file_access = disk
         self._environment = environment
         self._faults = faults
+        self._accept_old_names = accept_old_names
+        self._unknown_platforms: set[str] = set()  # connectors that were read before their platform
 
     def read(self, file: Path, text: str) -> Table:
-        return self._read(file, text, (file,))
+        tree = self._read(file, text, (file,))
+        if self._unknown_platforms & self.platforms.keys():  # an included file has the platform: now it is known
+            self.files, self.renamed, self._unknown_platforms = [], {}, set()
+            self._faults.positions = {}
+            tree = self._read(file, text, (file,))
+        return tree
 
     def _read(self, file: Path, text: str, chain: tuple[Path, ...]) -> Table:
         self.files.append(file)
@@ -96,6 +127,8 @@ class SettingsReader:
         }
         below = self._faults.positions
         self._faults.positions = here  # While this file is read, errors refer to its lines.
+        parsed = self._rename(parsed, file)
+        here |= {rename_path(path, self.platforms): place for path, place in here.items()} if self.renamed else {}
         own = cast(Table, self._expand(parsed, (), file))
         self._check_version(own)
         merged: Table = {}
@@ -130,6 +163,34 @@ class SettingsReader:
                 try_this="look for an unclosed bracket",
             )
         return None
+
+    def _rename(self, parsed: Table, file: Path) -> Table:
+        """Return the content with the new names of settings."""
+        self.platforms |= find_platforms(parsed)
+        self._unknown_platforms |= list_connectors(parsed) - self.platforms.keys()
+        found = rename_settings(parsed, self.platforms)
+        for each in found.conflicts:
+            self.has_conflicts = True
+            self._faults.add_at(
+                self._faults.position_of(each.path),
+                f"`{each.old}` and `{each.new}` are both set",
+                path=format_key_path(each.path),
+                because=f"`{each.old}` is the old name of `{each.new}`",
+                try_this=f"remove `{each.old}`",
+                code=CONFLICT_CODE,
+            )
+        if found.renamed:
+            self.renamed[file] = found.renamed
+        for each in () if self._accept_old_names else list_old_names(found.renamed, parsed, self.platforms):
+            self._faults.add_at(
+                self._faults.position_of(each.path),
+                f"`{each.old}` is now `{each.new}`",
+                path=format_key_path(each.path),
+                because="the setting has a new name in this version",
+                try_this=f"write {each.new}, or rewrite the file: retinue doctor --fix",
+                code=RENAMED_CODE,
+            )
+        return found.tree
 
     def _check_version(self, own: Table) -> None:
         version = own.pop("config_version", 2)

@@ -15,7 +15,7 @@ UNSUPPORTED_KEYS: Mapping[str, tuple[str, str]] = {
     "group_chat": ("behavior in groups", "connectors for chat platforms"),
     "cli_backends": ("models that run as a local program", "runners for such programs"),
 }
-"""What each would set, and the part of the house that brings it."""
+"""What each would set, and the component that it needs."""
 
 
 def report_unsupported_key(key: str, path: KeyPath, faults: FaultCollector) -> bool:

@@ -33,13 +33,13 @@ class FailureKind(StrEnum):
     """Why an envelope did not reach its channel. The texts are fixed, so they may be shown to an
     agent."""
 
-    INVALID_ADDRESS = "invalid-address"  # the platform has no such channel
-    INVALID_SENDER = "invalid-sender"  # the platform refuses us as the sender
-    NO_BINDING = "no-binding"
-    ADAPTER_NOT_LOADED = "adapter-not-loaded"
+    INVALID_ADDRESS = "invalid_address"  # the platform has no such channel
+    INVALID_SENDER = "invalid_sender"  # the platform refuses us as the sender
+    NO_BINDING = "no_binding"
+    ADAPTER_NOT_LOADED = "adapter_not_loaded"
     THROTTLED = "throttled"
-    TOO_LARGE = "too-large"
-    SEND_FAILED = "send-failed"
+    TOO_LARGE = "too_large"
+    SEND_FAILED = "send_failed"
 
 
 class DeliveryFailed(RetinueError):

@@ -23,20 +23,20 @@ from retinue.domain.structs import replace
 def parse_platform_settings(platform: Platform, connector_name: str, settings: ConnectorSettings) -> ConnectorSettings:
     """Return the settings with the keys of the platform parsed. Keys that all connectors have were
     parsed with the file."""
-    own = settings.own
+    own = settings.platform_settings
     if not isinstance(own, UnparsedConnectorSettings):
         return settings
     faults = FaultCollector()
     read = parse_connector_settings(platform.settings, dict(own.table), ("connectors", connector_name), faults)
     if faults.count:
         raise InvalidSettings(faults.in_file_order())
-    return replace(settings, own=read.own)
+    return replace(settings, platform_settings=read.platform_settings)
 
 
 def make_connector(platform: Platform, settings: ConnectorSettings, context: ConnectorContext) -> Connector:
     """Create a connector. Its name must be the requested one, whatever the plugin's factory
     returns."""
-    made = platform.make_connector(settings.own, context)
+    made = platform.make_connector(settings.platform_settings, context)
     if made.name != context.name:
         raise ConnectorNameMismatch(platform.name, name=made.name, requested=context.name)
     return made

@@ -100,7 +100,7 @@ class PoisonMessageNotFound(NotFound):
         super().__init__(
             f"no unprocessed message '{id_[:64]}'",
             because="there is none with this id, or it was closed",
-            try_this="list the unprocessed messages: retinue set-aside list",
+            try_this="list the unprocessed messages: retinue poison-message list",
         )
 
 
@@ -113,7 +113,7 @@ class PoisonMessageClosed(Conflict):
         super().__init__(
             "the unprocessed message is closed",
             because=f"its state is {state}",
-            try_this="list the unprocessed messages: retinue set-aside list",
+            try_this="list the unprocessed messages: retinue poison-message list",
         )
 
 
@@ -126,5 +126,5 @@ class PoisonMessageDamaged(Invalid):
         super().__init__(
             "the unprocessed message cannot be read",
             because=f"its stored copy is damaged: {because}",
-            try_this=f"delete it: retinue set-aside drop {id_[:8]}",
+            try_this=f"delete it: retinue poison-message drop {id_[:8]}",
         )

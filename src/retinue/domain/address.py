@@ -14,6 +14,7 @@ from retinue.domain.value_errors import AddressInvalid, NameInvalid
 NAME_LENGTH_MAX = 64
 CHANNEL_LENGTH_MAX = 512
 BACKGROUND = "background"
+FORMER_SERVER = "house"  # the address of the server before 1.0
 EXTERNAL = "external"  # names the connector, runner and reply provider of external agents
 
 _NAME = re.compile(r"[A-Za-z0-9]+(?:-[A-Za-z0-9]+)*")
@@ -26,12 +27,16 @@ class AddressKind(StrEnum):
     PERSON = "person"
     SCHEDULE = "schedule"
     CHANNEL = "channel"
-    SERVER = "house"
+    SERVER = "server"
+
+    @classmethod
+    def _missing_(cls, value: object) -> AddressKind | None:
+        return cls.SERVER if value == FORMER_SERVER else None  # in JSON that an earlier version has stored
 
 
 class Address(Struct, frozen=True):
     """`agent:NAME`, `agent:NAME/SESSION`, `person:NAME`, `schedule:ID`, `channel:CONNECTOR:CHANNEL`
-    or `house` (the server)."""
+    or `server`."""
 
     kind: AddressKind
     name: str
@@ -44,7 +49,7 @@ class Address(Struct, frozen=True):
             case AddressKind.CHANNEL:
                 return f"channel:{self.name}:{self.rest}"
             case AddressKind.SERVER:
-                return "house"
+                return "server"
             case _:
                 return f"{self.kind}:{self.name}"
 
@@ -64,7 +69,8 @@ class Address(Struct, frozen=True):
         return self.kind is AddressKind.CHANNEL and self.name == EXTERNAL
 
 
-SERVER_ADDRESS = Address(AddressKind.SERVER, "house")
+# `name` stays: an address in stored JSON must equal this one. It is never shown.
+SERVER_ADDRESS = Address(AddressKind.SERVER, FORMER_SERVER)
 
 
 def agent_address(name: str, session: str = "") -> Address:
@@ -115,7 +121,7 @@ def parse_address(text: str) -> Address:
             connector, colon, channel = rest.partition(":")
             if colon and _is_connector_name(connector) and _is_channel(channel):
                 return Address(AddressKind.CHANNEL, connector, channel)
-        case "house" if not rest and text == "house":
+        case "server" | "house" if not rest and text == kind:
             return SERVER_ADDRESS
         case _:
             pass

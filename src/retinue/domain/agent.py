@@ -101,8 +101,8 @@ class DelegationRules:
     depth_max: int = DELEGATION_DEPTH_MAX
     open_max: int = OPEN_DELEGATIONS_MAX
     exchanges_max: int = EXCHANGES_MAX
-    circles: bool = False  # whether work may be delegated back to an agent that is above it
-    histories: bool = False  # whether it may read and write to sessions of other agents
+    allow_cycles: bool = False  # whether work may be delegated back to an agent that is above it
+    other_sessions: bool = False  # whether it may read and write to sessions of other agents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +135,7 @@ class HeartbeatRules:
     active_zone: str | None = None  # None: the owner's zone
     prompt: str | None = None
     model: str | None = None
-    place: ScheduleSession | None = None  # None: a dedicated session that keeps its history
+    session: ScheduleSession | None = None  # None: a dedicated session that keeps its history
     target: str | None = None  # where replies go: `last`, `none`, or an address
     ack_chars_max: int | None = None
 
@@ -161,7 +161,7 @@ class SandboxRules:
     mode: SandboxMode | None = None
     scope: SandboxScope | None = None
     workspace: WorkspaceAccess | None = None
-    sessions: SandboxVisibleSessions | None = None
+    visible_sessions: SandboxVisibleSessions | None = None
     browser: bool | None = None
     image: str = ""
     cpus: float | None = None
@@ -199,7 +199,7 @@ class Agent:
     instructions_mode: InstructionMode = InstructionMode.FULL  # how much of the system prompt is included
     workspace: str = ""  # absolute, or below the agent directory; empty: the server's default
     context_files: tuple[str, ...] = ()  # paths or globs in its workspace, included in the instructions
-    delivery: CrashPolicy = CrashPolicy.RESUME
+    crash_policy: CrashPolicy = CrashPolicy.RESUME
     concurrency: int | None = None  # None: the server's default
     queue: QueuePolicy = field(default_factory=QueuePolicy)
     reset: ResetRules = field(default_factory=ResetRules)  # when its contexts are reset
@@ -220,7 +220,7 @@ class Agent:
     approval_wait_s: float = APPROVAL_WAIT_S
     permission_level: PermissionLevel = PermissionLevel.STANDARD
     icon: str = ""
-    colour: Color | None = None
+    color: Color | None = None
     visible: bool = True  # whether the web app shows it
     version: int = 1
 

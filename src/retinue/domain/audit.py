@@ -17,6 +17,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 SERVER_CHAIN = ""
+SERVER_CHAIN_NAME = "server"  # in texts
 GENESIS_HASH = ""  # the hash before the first entry of a chain
 BECAUSE_CHARS_MAX = 1_000
 NAME_CHARS_MAX = 200
@@ -91,7 +92,7 @@ class AuditAnchor(Struct, frozen=True):
     hash: str
 
     def __str__(self) -> str:
-        return f"{self.chain or 'house'}:{self.position}:{self.hash}"
+        return f"{self.chain or SERVER_CHAIN_NAME}:{self.position}:{self.hash}"
 
 
 class AuditChainFlaw(Struct, frozen=True):
@@ -274,7 +275,7 @@ def approval_decided(
 
 def approval_expired(approval: str, *, agent: str, run: str) -> AuditEntry:
     return AuditEntry(
-        kind=AuditKind.APPROVAL_EXPIRED, who="house", agent=agent, run=run, subject=approval, verdict="expired"
+        kind=AuditKind.APPROVAL_EXPIRED, who="server", agent=agent, run=run, subject=approval, verdict="expired"
     )
 
 

@@ -132,7 +132,7 @@ def _describe_budget(budget_name: str, payer: BudgetPayer) -> str:
             return "the budget of this run and the runs it started"
         case _:
             who, period = budget_name.split("'s ")
-            name = {"agent": f"agent '{payer.agent}'", "person": f"'{payer.person}'", "house": "this server"}[who]
+            name = {"agent": f"agent '{payer.agent}'", "person": f"'{payer.person}'", "instance": "this server"}[who]
             return f"the budget of {name} for {'today' if period == 'day' else 'this month'}"
 
 

@@ -19,6 +19,9 @@ from retinue.domain.trust import Trust
 ENVELOPE_TEXT_BYTES_MAX = 262_144
 ATTACHMENTS_MAX = 32
 IDEMPOTENCY_KEY_LENGTH_MAX = 256
+INTERIM_KEY = "said"
+"""Begins the idempotency key of an interim reply, and derives its id. The value must not change: a reply would be sent
+twice after an upgrade in the middle of a run."""
 
 
 class EnvelopeKind(StrEnum):
@@ -37,7 +40,7 @@ class EnvelopeKind(StrEnum):
 class EnvelopeStatus(StrEnum):
     PENDING = "pending"
     CLAIMED = "claimed"
-    SUSPENDED = "parked"
+    SUSPENDED = "suspended"
     DONE = "done"
 
 

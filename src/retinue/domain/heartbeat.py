@@ -178,7 +178,7 @@ def build_prompt(custom_prompt: str, checklist: str, tasks: Sequence[HeartbeatTa
     return "\n\n".join(parts)
 
 
-# --- what is said of it ---
+# --- the reply ---
 
 _MARKS = r"\*+|_+|`+|~+|[(\[\"']"
 _TAG = r"<(?P<tag>[A-Za-z][A-Za-z0-9]{0,20})(?:\s[^<>]{0,100})?>"

@@ -121,8 +121,8 @@ def copy_records(records: Sequence[Record], *, session: SessionId, after: int) -
 
 def find_context_start(records: Sequence[Record]) -> tuple[int, int]:
     """Return the seq at which the context of these records begins, and its number of summaries."""
-    told = [record.body for record in records if isinstance(record.body, Summary)]
-    return (told[-1].kept_from if told else records[0].seq), len(told)
+    summaries = [record.body for record in records if isinstance(record.body, Summary)]
+    return (summaries[-1].kept_from if summaries else records[0].seq), len(summaries)
 
 
 def last_reply_text(records: Sequence[Record]) -> str:

@@ -45,8 +45,8 @@ class BudgetLimits(Struct, frozen=True, kw_only=True):
             "agent's month": self.agent_month_microusd,
             "person's day": self.person_day_microusd,
             "person's month": self.person_month_microusd,
-            "house's day": self.instance_day_microusd,
-            "house's month": self.instance_month_microusd,
+            "instance's day": self.instance_day_microusd,
+            "instance's month": self.instance_month_microusd,
         }
 
 

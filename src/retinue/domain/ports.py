@@ -99,7 +99,7 @@ class RunObserver(Protocol):
 
 
 CallModel = Callable[[int, ModelCallReservation], Awaitable[Reply]]
-"""Asks a model: handed the attempt, and what it was granted."""
+"""Calls a model, with the number of the attempt and the reservation of its cost."""
 
 
 class Journal(Protocol):
@@ -143,7 +143,7 @@ class Journal(Protocol):
         """
         ...
 
-    def record_failure(self, turn: int, error: ModelFailed, *, next_move: str) -> None:
+    def record_failure(self, turn: int, error: ModelFailed, *, next_action: str) -> None:
         """Record why the last model call failed and what is tried next."""
         ...
 

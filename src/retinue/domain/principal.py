@@ -32,7 +32,7 @@ class Principal(Struct, frozen=True, kw_only=True):
 
 
 SERVER_PRINCIPAL = Principal(address=address.SERVER_ADDRESS, level=PermissionLevel.BOSS, trust=Trust.OWNER)
-"""The house, where it looks something up for itself and not for someone who asked."""
+"""The server itself, for lookups that no one requested."""
 
 LEVEL_BY_ROLE = {
     Role.OWNER: PermissionLevel.BOSS,

@@ -13,7 +13,7 @@ from retinue.domain.ids import EnvelopeId, QuestionnaireId, RunId, SessionId
 from retinue.domain.trust import Trust
 
 QuestionnaireAnswer = str | int | float | bool | list[str] | None
-"""What was said to one field; None where nothing was."""
+"""The answer to one field; None if there is none."""
 
 
 class QuestionnaireFieldKind(StrEnum):

@@ -78,7 +78,7 @@ class ReplyDelivery(Struct, frozen=True, kw_only=True):
     human_delay: HumanDelay = HumanDelay.OFF
     delay_min_ms: int = NATURAL_DELAY_MS[0]
     delay_max_ms: int = NATURAL_DELAY_MS[1]
-    intermediate: bool = True
+    interim: bool = True
     stream: StreamMode = StreamMode.OFF
     block_min: int = 800
     block_max: int = 1200
@@ -87,7 +87,7 @@ class ReplyDelivery(Struct, frozen=True, kw_only=True):
     typing: TypingMode = TypingMode.INSTANT
     ack: str = ""
     ack_scope: AckScope = AckScope.GROUP_MENTIONS
-    ack_removed: bool = False
+    remove_ack: bool = False
 
     @property
     def delay_range_ms(self) -> tuple[int, int] | None:

@@ -20,7 +20,7 @@ TIMED_OUT_CODES = ("run.timed_out:", "run.timed-out:")
 
 class RunStatus(StrEnum):
     RUNNING = "running"
-    SUSPENDED = "parked"
+    SUSPENDED = "suspended"
     COMPLETED = "completed"
     FAILED = "failed"
     CANCELLED = "cancelled"

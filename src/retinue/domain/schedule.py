@@ -185,7 +185,7 @@ class OccurrenceCause(StrEnum):
     """What started an occurrence."""
 
     CLOCK = "clock"
-    MANUAL = "hand"
+    MANUAL = "manual"
     FORCE = "force"  # manually, even while another occurrence runs, and without its gate
 
 

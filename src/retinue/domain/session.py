@@ -44,7 +44,7 @@ class OriginKind(StrEnum):
 
 
 SPAWNED_ORIGINS = frozenset({OriginKind.SUBAGENT, OriginKind.BACKGROUND})
-"""Sessions that were made for work which an agent handed on as its own."""
+"""Sessions that work on a task of an agent."""
 
 
 class LaneKind(StrEnum):

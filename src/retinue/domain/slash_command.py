@@ -192,8 +192,12 @@ class SkillCommand(Struct, frozen=True, kw_only=True):
     @property
     def short_description(self) -> str:
         """The description, shortened for a list."""
-        said = self.description
-        return said if len(said) <= DESCRIPTION_LENGTH_MAX else f"{said[: DESCRIPTION_LENGTH_MAX - 1]}…"
+        description = self.description
+        return (
+            description
+            if len(description) <= DESCRIPTION_LENGTH_MAX
+            else f"{description[: DESCRIPTION_LENGTH_MAX - 1]}…"
+        )
 
 
 def parse_commands(text: str) -> ParsedCommands | None:

@@ -34,7 +34,7 @@ class ToolSpec(Struct, frozen=True, kw_only=True):
     `is_read_only`: it only reads, and only the server's own data. Its only effect is on the reader
     of its result, so it may start before its intent is written (decision 0013). `must_be_named`: an
     agent has it only if a rule names it more specifically than a bare `*`. `source` is what
-    provides it: `house` (built in), `operation`, `plugin:NAME` or `mcp:NAME`. `capabilities` are
+    provides it: `built_in`, `operation`, `plugin:NAME` or `mcp:NAME`. `capabilities` are
     names such as `files.read` that rules can refer to.
     """
 
@@ -46,7 +46,7 @@ class ToolSpec(Struct, frozen=True, kw_only=True):
     is_read_only: bool = False
     must_be_named: bool = False
     capabilities: frozenset[str] = frozenset()
-    source: str = "house"
+    source: str = "built_in"
     timeout_s: float = TOOL_TIMEOUT_S
 
     @property

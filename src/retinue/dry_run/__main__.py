@@ -33,14 +33,14 @@ class DryRunProgress:
         self._printed_step = -1
 
     def __call__(self, now: datetime, runs: int) -> None:
-        whole = self._plan.until - self._plan.begin
-        share = (now - self._plan.begin) / whole
+        whole = self._plan.until - self._plan.start
+        share = (now - self._plan.start) / whole
         step = int(share * PROGRESS_LINES)
         moves = sys.stderr.isatty()
         if step == self._printed_step and not moves:
             return
         self._printed_step = step
-        day = min(self._plan.days, (now - self._plan.begin).days + 1)
+        day = min(self._plan.days, (now - self._plan.start).days + 1)
         line = f"dry run: day {day} of {self._plan.days}, {runs:,} runs"
         sys.stderr.write(f"\r{line}" if moves and share < 1 else f"\r{line}\n" if moves else f"{line}\n")
         sys.stderr.flush()

@@ -52,20 +52,20 @@ LOOP_STEPS_MAX = 1_000_000_000  # event loop steps; the two limits above are rea
 CHECK_INTERVAL_S = 3_600  # simulated time between checks of the limits and progress reports
 END_MARGIN = timedelta(milliseconds=1)  # an occurrence at the very end is excluded
 CANCEL_ROUNDS_MAX = 5  # cancelling a run may start others
-RECORDED_TABLE = "rehearsed_slots"
+RECORDED_TABLE = "recorded_occurrences"
 
 GATE_OUTPUT = "(the output of its gate)"
 CANCEL_REASON = "a dry run starts without active runs"
 
 # The store keeps a limited number of occurrences per schedule. On the copy, triggers record all that end.
-_COLUMNS = "schedule, seq, made_by, slot_ms, until_ms, number, state, because, envelope, begun_ms, ended_ms"
+_COLUMNS = "schedule, seq, made_by, occurs_ms, until_ms, skipped_count, state, because, envelope, started_ms, ended_ms"
 _NEW_COLUMNS = ", ".join(f"NEW.{name}" for name in _COLUMNS.split(", "))
 _RECORDING_STATEMENTS = (
     f"CREATE TABLE {RECORDED_TABLE} (id INTEGER PRIMARY KEY, {_COLUMNS})",
-    f"CREATE TRIGGER {RECORDED_TABLE}_ended AFTER UPDATE OF state ON schedule_slots "
+    f"CREATE TRIGGER {RECORDED_TABLE}_ended AFTER UPDATE OF state ON occurrences "
     f"WHEN NEW.state IN ('ran', 'failed', 'skipped') "
     f"BEGIN INSERT INTO {RECORDED_TABLE} ({_COLUMNS}) VALUES ({_NEW_COLUMNS}); END",
-    f"CREATE TRIGGER {RECORDED_TABLE}_passed AFTER INSERT ON schedule_slots WHEN NEW.state = 'skipped' "
+    f"CREATE TRIGGER {RECORDED_TABLE}_passed AFTER INSERT ON occurrences WHEN NEW.state = 'skipped' "
     f"BEGIN INSERT INTO {RECORDED_TABLE} ({_COLUMNS}) VALUES ({_NEW_COLUMNS}); END",
 )
 _busy_sessions_query = sa.union(
@@ -122,7 +122,7 @@ class NullConnector(Struct, frozen=True):
         await asyncio.Event().wait()
 
     async def deliver(self, part: DeliveryPart) -> Delivery:
-        return Delivery("rehearsed")
+        return Delivery("dry_run")
 
 
 class NullConnectorMap(Mapping[str, Connector]):
@@ -166,12 +166,12 @@ def read_context(store: InlineStore, plan: DryRunPlan) -> DryRunContext:
     """Read the schedules, agents and estimates from the copy."""
     conn = store.connection
     kept = schedules.list_all(conn, limit=SCHEDULES_MAX)
-    staff = agents.list_all(conn)
+    agents_found = agents.list_all(conn)
     pairs = [(each.id, each.schedule.to.name) for each in kept]
     return DryRunContext(
         schedules=kept,
-        agents=staff,
-        estimates=RunEstimator(conn, pairs, [agent.name for agent in staff], run_s=plan.run_s),
+        agents=agents_found,
+        estimates=RunEstimator(conn, pairs, [agent.name for agent in agents_found], run_s=plan.run_s),
     )
 
 
@@ -216,8 +216,8 @@ async def _simulate(
     run_gate: RunGate,
     on_progress: OnProgress,
 ) -> SimulationResult:
-    clock, ids = VirtualClock(plan.begin), SeededIds(plan.seed)
-    minds = ModelRouter(
+    clock, ids = VirtualClock(plan.start), SeededIds(plan.seed)
+    model_router = ModelRouter(
         store,
         clock,
         [
@@ -229,8 +229,10 @@ async def _simulate(
         random=random.Random(plan.seed),
         zone=settings.zone,
     )
-    await minds.refresh()
-    understudy = StubRunner(clock, minds, context.estimates, runs_max=RUNS_MAX, has_plugins=bool(settings.plugins))
+    await model_router.refresh()
+    stub_runner = StubRunner(
+        clock, model_router, context.estimates, runs_max=RUNS_MAX, has_plugins=bool(settings.plugins)
+    )
     outbox = Outbox(store, clock, NullConnectorMap(), faults=NO_FAULTS)
     live = EventBroadcast()
     store.on_commit(live.announce_commit)
@@ -239,7 +241,7 @@ async def _simulate(
         store,
         clock,
         ids,
-        dict.fromkeys({"loop", *(agent.runner for agent in context.agents)}, understudy),
+        dict.fromkeys({"loop", *(agent.runner for agent in context.agents)}, stub_runner),
         broadcast=live,
         agent_directory_of=partial(ensure_agent_directory, data_dir),
         zone=settings.zone,
@@ -257,16 +259,16 @@ async def _simulate(
     outbox.set_wake_callback(engine.wake)
     left_out = await _cancel_pending_work(store, engine, clock)
     if not plan.starts_now:
-        await store.write(partial(_restart_schedules, now_ms=to_ms(clock.now())), point="rehearsal")
-    await store.write(_install_recording, point="rehearsal")
+        await store.write(partial(_restart_schedules, now_ms=to_ms(clock.now())), point="dry_run")
+    await store.write(_install_recording, point="dry_run")
     await outbox.start()
     await engine.start()
-    stopped = await _pass_time(plan.until - END_MARGIN, clock, store, understudy, on_progress)
+    stopped = await _pass_time(plan.until - END_MARGIN, clock, store, stub_runner, on_progress)
     engine.abandon()
     outbox.abandon()
     until = clock.now() if stopped else plan.until
     return SimulationResult(
-        until=until, stopped_because=stopped, cancelled_runs=left_out, stub_runner=understudy, models=minds
+        until=until, stopped_because=stopped, cancelled_runs=left_out, stub_runner=stub_runner, models=model_router
     )
 
 
@@ -285,7 +287,7 @@ async def _cancel_pending_work(store: Store, engine: EmbeddedEngine, clock: Cloc
         if not found:
             break
         for session in found:
-            ended = await engine.cancel(SessionId(session), by="rehearsal", reason=CANCEL_REASON, clear_due=True)
+            ended = await engine.cancel(SessionId(session), by="dry_run", reason=CANCEL_REASON, clear_due=True)
             left_out.update(ended.runs)
     return frozenset(left_out)
 

@@ -20,13 +20,14 @@ from retinue.dry_run.errors import DryRunDiskFull, DryRunTargetExists, DryRunTar
 from retinue.schedules.schedule_files import DIRECTORY as SCHEDULES
 from retinue.store.core import tables
 from retinue.store.core.connection import translate_error
+from retinue.store.core.former_file import find_store_file
 from retinue.store.maintenance.backup import STORE, copy_store
 from retinue.store.open_store import prepare_sqlite, stored_revision
 
-FOLDER_PREFIX = "retinue-rehearsal-"
+FOLDER_PREFIX = "retinue-dry-run-"
 SPACE_FACTOR = 1.5  # factor: size of the copy and the simulated data, relative to the store
 ROWS_PER_BATCH = 1_000
-DERIVED_TABLES = frozenset({"chapters"})  # derived tables, which the server fills if they are empty
+DERIVED_TABLES = frozenset({"record_chunks"})  # derived tables, which the server fills if they are empty
 
 
 @contextmanager
@@ -60,9 +61,9 @@ def copy_instance(settings: Settings, folder: Path) -> bool:
             store = opened.enter_context(open_offline_store(settings))
             is_open = False
         except ServerAlreadyRunning:
-            store = opened.enter_context(open_read_only(settings.store))
+            store = opened.enter_context(open_read_only(find_store_file(settings.store)))
             is_open = True
-        _check_free_space(settings.store, folder)
+        _check_free_space(find_store_file(settings.store), folder)
         asyncio.run(store.scan(partial(copy_store, target=folder / STORE)))
         if not is_open:
             _copy_files(settings.home / SCHEDULES, folder / SCHEDULES)
@@ -93,7 +94,7 @@ def _copy_postgres(url: str, target: Path) -> None:
             with source.connect() as reading, copy.begin() as writing:
                 reading.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
                 refuse_other_schema(stored_revision(reading))
-                writing.execute(tables.house.delete())
+                writing.execute(tables.counters.delete())
                 for table in tables.metadata.sorted_tables:
                     if table.name not in DERIVED_TABLES:
                         _copy_table(reading, writing, table)

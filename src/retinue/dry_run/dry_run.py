@@ -39,45 +39,45 @@ def run_dry_run(
     signals: SignalRecorder | None = None,
 ) -> DryRunReport:
     """Copy the instance, simulate its schedules on the copy, and return the report. The instance is only read."""
-    began = time.monotonic()
+    started = time.monotonic()
     signals = signals or SignalRecorder()
-    wanted = make_plan(request, now=now, zone=settings.zone)
+    plan = make_plan(request, now=now, zone=settings.zone)
     with copy_folder(request.keep) as folder:
         is_open = copy_instance(settings, folder)
         store = copied_server.open_copy(folder / STORE)
         with closing(store.connection):
-            clock, ids = FakeClock(wanted.begin), copied_server.SeededIds(wanted.seed)
+            clock, ids = FakeClock(plan.start), copied_server.SeededIds(plan.seed)
             unread = [] if is_open else signals.run(_sync_files(store, clock, ids, settings, folder))
-            scene = copied_server.read_context(store, wanted)
-            said = signals.run(read_checklists(scene, store, clock, settings))
-            gates = reporting.read_gate_history(store.connection, scene)
+            context = copied_server.read_context(store, plan)
+            checklists = signals.run(read_checklists(context, store, clock, settings))
+            gates = reporting.read_gate_history(store.connection, context)
             asked_gates = RecordedGates()
-            if wanted.runs_gates:
+            if plan.runs_gates:
                 asked_gates = signals.run(
-                    ask_gates(scene, settings, store, clock, ids, folder=folder, environment=environment)
+                    ask_gates(context, settings, store, clock, ids, folder=folder, environment=environment)
                 )
-            played = copied_server.run_simulation(
-                wanted,
+            simulated = copied_server.run_simulation(
+                plan,
                 replace(settings, home=folder),
                 store,
-                scene,
+                context,
                 data_dir=folder,
                 environment=environment,
-                build_checklist_reader=partial(make_recorded_checklists, said, settings),
+                build_checklist_reader=partial(make_recorded_checklists, checklists, settings),
                 run_gate=asked_gates,
-                on_progress=make_progress(wanted),
+                on_progress=make_progress(plan),
                 after_step=signals.raise_if_signalled,
             )
             return reporting.build_report(
                 store.connection,
-                wanted,
+                plan,
                 settings,
-                scene,
-                played,
+                context,
+                simulated,
                 gate_history=gates,
                 gate_descriptions=asked_gates.descriptions,
                 notes=[*notes, *unread],
-                took_s=round(time.monotonic() - began, 1),
+                duration_s=round(time.monotonic() - started, 1),
             )
 
 

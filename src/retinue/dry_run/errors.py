@@ -16,7 +16,7 @@ class DryRunRequestInvalid(Invalid):
     code = "dry_run.invalid"
 
     def __init__(self, because: str) -> None:
-        super().__init__("invalid dry run", because=because, try_this="retinue rehearse --help")
+        super().__init__("invalid dry run", because=because, try_this="retinue dry-run --help")
 
 
 class DryRunDaysInvalid(Invalid):
@@ -28,7 +28,7 @@ class DryRunDaysInvalid(Invalid):
         super().__init__(
             f"invalid number of days: {days}",
             because=f"a dry run simulates 1 to {days_max} days",
-            try_this=f"retinue rehearse --days {days_default}",
+            try_this=f"retinue dry-run --days {days_default}",
         )
 
 
@@ -41,7 +41,7 @@ class DryRunStartInvalid(Invalid):
         super().__init__(
             f"a dry run cannot start at {start[:100]}",
             because=f"it must start now or within {days_max} days; for the past, see retinue schedule history",
-            try_this="retinue rehearse --from +1d",
+            try_this="retinue dry-run --from +1d",
         )
 
 
@@ -54,7 +54,7 @@ class DryRunDurationInvalid(Invalid):
         super().__init__(
             f"a simulated run cannot take {duration[:100]}",
             because=f"the limit is {seconds_max:,} seconds",
-            try_this="retinue rehearse --run-takes 90s",
+            try_this="retinue dry-run --run-duration 90s",
         )
 
 
@@ -89,7 +89,7 @@ class DryRunDiskFull(StoreError):
         super().__init__(
             "not enough disk space for a dry run",
             because=f"a copy of the store needs {needed_bytes:,} bytes, and {free_bytes:,} are free at {folder}",
-            try_this="retinue rehearse --keep FOLDER, with a folder on a larger disk",
+            try_this="retinue dry-run --keep FOLDER, with a folder on a larger disk",
         )
 
 

@@ -36,7 +36,7 @@ ASSUMED_ESTIMATE = RunEstimate(
 )
 
 _b = sa.bindparam
-_r, _m, _s, _e = t.runs, t.money, t.schedule_slots, t.envelopes
+_r, _m, _s, _e = t.runs, t.model_calls, t.occurrences, t.envelopes
 _TOKEN_COLUMNS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
 _run_columns = (
     _r.c.id,

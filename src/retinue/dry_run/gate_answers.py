@@ -144,7 +144,7 @@ async def _session_of(store: Store, schedule: Schedule, agent: Agent) -> Session
     """Return the schedule's session if it has one, because grants made there apply."""
     origin = Origin(OriginKind.SCHEDULE, f"schedule:{schedule.id}")
     found = await store.read(lambda conn: sessions.get_by_origin(conn, agent.name, origin))
-    return found.id if found is not None else SessionId(derive_id(schedule.id, "rehearsal"))
+    return found.id if found is not None else SessionId(derive_id(schedule.id, "dry_run"))
 
 
 def _build_gate_runner(

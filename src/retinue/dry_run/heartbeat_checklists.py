@@ -60,12 +60,12 @@ async def read_checklists(
 ) -> dict[str, GateResult]:
     """Return the checklist result of each heartbeat."""
     lists = ChecklistReader(**_reader_arguments(store, clock, settings))
-    staff = {agent.name: agent for agent in context.agents}
+    agents_by_name = {agent.name: agent for agent in context.agents}
     found: dict[str, GateResult] = {}
     for kept in context.schedules:
-        agent = staff.get(kept.schedule.to.name)
+        agent = agents_by_name.get(kept.schedule.to.name)
         if kept.schedule.heartbeat is not None and kept.enabled and agent is not None:
-            session = SessionId(derive_id(kept.id, "rehearsal"))
+            session = SessionId(derive_id(kept.id, "dry_run"))
             found[kept.id] = await lists(kept.schedule, agent, session, wanted=(), forced=True)
     return found
 

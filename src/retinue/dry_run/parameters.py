@@ -19,12 +19,12 @@ START_WITHIN = timedelta(days=366)
 SEED_MAX = 2**32 - 1
 
 
-class DryRunRequest(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
+class DryRunRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The request, as the command line passes it."""
 
     days: int = DEFAULT_DAYS
-    begin: str = ""  # empty: now
-    run_takes: str = ""  # empty: estimated from the last runs
+    start: str = ""  # empty: now
+    run_duration: str = ""  # empty: estimated from the last runs
     seed: Annotated[int, Meta(ge=0, le=SEED_MAX)] = 0
     gates: bool = False
     keep: str = ""
@@ -33,7 +33,7 @@ class DryRunRequest(Struct, frozen=True, kw_only=True, rename="kebab", forbid_un
 class DryRunPlan(Struct, frozen=True, kw_only=True):
     """The validated parameters."""
 
-    begin: datetime
+    start: datetime
     until: datetime
     starts_now: bool
     days: int
@@ -52,18 +52,18 @@ def parse_dry_run_request(text: bytes) -> DryRunRequest:
 def make_plan(request: DryRunRequest, *, now: datetime, zone: ZoneInfo) -> DryRunPlan:
     if not 1 <= request.days <= DAYS_MAX:
         raise DryRunDaysInvalid(request.days, days_max=DAYS_MAX, days_default=DEFAULT_DAYS)
-    begin = parse_time(request.begin, now=now, zone=zone) if request.begin else now
-    if not now <= begin <= now + START_WITHIN:
-        raise DryRunStartInvalid(request.begin, days_max=START_WITHIN.days)
-    run_s = parse_span_s(request.run_takes) if request.run_takes else None
+    start = parse_time(request.start, now=now, zone=zone) if request.start else now
+    if not now <= start <= now + START_WITHIN:
+        raise DryRunStartInvalid(request.start, days_max=START_WITHIN.days)
+    run_s = parse_span_s(request.run_duration) if request.run_duration else None
     if run_s is not None and run_s > RUN_S_MAX:
-        raise DryRunDurationInvalid(request.run_takes, seconds_max=RUN_S_MAX)
+        raise DryRunDurationInvalid(request.run_duration, seconds_max=RUN_S_MAX)
     # Calendar days: thirty days end at the same time of day, even across a daylight saving change.
-    until = (begin.astimezone(zone) + timedelta(days=request.days)).astimezone(begin.tzinfo)
+    until = (start.astimezone(zone) + timedelta(days=request.days)).astimezone(start.tzinfo)
     return DryRunPlan(
-        begin=begin,
+        start=start,
         until=until,
-        starts_now=not request.begin,
+        starts_now=not request.start,
         days=request.days,
         run_s=run_s,
         seed=request.seed,

@@ -87,23 +87,23 @@ _runs_query = sa.select(
     t.runs.c.error,
 ).where(t.runs.c.started_ms >= sa.bindparam("since"))
 _costs_query = sa.select(
-    t.money.c.run,
-    t.money.c.provider,
-    t.money.c.model,
-    t.money.c.input_tokens,
-    t.money.c.output_tokens,
-    t.money.c.settled_microusd,
-    t.money.c.unknown,
-).where(t.money.c.at_ms >= sa.bindparam("since"))
+    t.model_calls.c.run,
+    t.model_calls.c.provider,
+    t.model_calls.c.model,
+    t.model_calls.c.input_tokens,
+    t.model_calls.c.output_tokens,
+    t.model_calls.c.settled_microusd,
+    t.model_calls.c.cost_unknown,
+).where(t.model_calls.c.at_ms >= sa.bindparam("since"))
 _envelope_runs_query = sa.select(t.envelopes.c.id, t.envelopes.c.run).where(
     t.envelopes.c.run.is_not(None), t.envelopes.c.sender.startswith("schedule:")
 )
 _running_occurrences_query = sa.text(
-    "SELECT schedule, slot_ms, envelope, begun_ms FROM schedule_slots WHERE state = 'working'"
+    "SELECT schedule, occurs_ms, envelope, started_ms FROM occurrences WHERE state = 'working'"
 )
 _gate_history_query = sa.text(
     "SELECT SUM(state IN ('ran', 'failed')) AS opened, SUM(state = 'skipped' AND because LIKE 'gate:%') AS closed "
-    "FROM schedule_slots WHERE schedule = :schedule"
+    "FROM occurrences WHERE schedule = :schedule"
 )
 _spending_query = sa.select(t.spending.c.day, t.spending.c.agent, t.spending.c.settled_microusd).where(
     t.spending.c.day >= sa.bindparam("day_from"), t.spending.c.day <= sa.bindparam("day_to")
@@ -130,7 +130,7 @@ def build_report(
     gate_history: Mapping[str, tuple[int, int]],
     gate_descriptions: Mapping[str, str],
     notes: Sequence[str],
-    took_s: float,
+    duration_s: float,
 ) -> DryRunReport:
     """Build the report."""
     zone = settings.zone
@@ -144,14 +144,14 @@ def build_report(
     total = TotalsCounter()
     by_schedule, by_agent, by_day = (defaultdict[str, TotalsCounter](TotalsCounter) for _ in range(3))
     for run in runs:
-        for adding in (total, by_schedule[run.schedule], by_agent[run.agent], by_day[run.began[:10]]):
+        for adding in (total, by_schedule[run.schedule], by_agent[run.agent], by_day[run.started_at[:10]]):
             adding.add_run(run)
     agent_of = {names[each.id]: _schedule_agent(each.schedule) for each in context.schedules}
     for skip in skips:
         agent = agent_of.get(skip.schedule, "")
         for adding in (total, by_schedule[skip.schedule], by_agent[agent], by_day[skip.at[:10]]):
             adding.add_skip(skip)
-    told = [
+    summaries = [
         _summarize_schedule(
             each,
             context,
@@ -169,24 +169,26 @@ def build_report(
             f"{by_schedule[ENVELOPE_LABEL].totals.runs} runs are for messages that were sent for a later time",
         ]
     return DryRunReport(
-        house=str(settings.home),
-        begin=_format_time(plan.begin, zone),
+        data_directory=str(settings.home),
+        start=_format_time(plan.start, zone),
         until=_format_time(result.until, zone),
         days=plan.days,
         zone=zone.key,
         seed=plan.seed,
-        took_s=took_s,
-        stopped=result.stopped_because,
-        left_out=len(result.cancelled_runs),
-        sums=total.totals,
-        schedules=told,
-        agents=[NamedTotals(name=name, sums=each.totals) for name, each in sorted(by_agent.items())],
-        by_day=[NamedTotals(name=day, sums=each.totals) for day, each in sorted(by_day.items())],
+        duration_s=duration_s,
+        stopped_because=result.stopped_because,
+        cancelled_runs=len(result.cancelled_runs),
+        totals=total.totals,
+        schedules=summaries,
+        agents=[NamedTotals(name=name, totals=each.totals) for name, each in sorted(by_agent.items())],
+        by_day=[NamedTotals(name=day, totals=each.totals) for day, each in sorted(by_day.items())],
         skips=skips,
         budgets=list(_summarize_budgets(conn, plan, settings, context, runs)),
-        busiest=_busiest_minutes(runs),
-        held_up=_find_delays(runs),
-        never=[IdleSchedule(schedule=each.name, because=_idle_because(each)) for each in told if _is_idle(each.sums)],
+        busiest_minutes=_busiest_minutes(runs),
+        delayed=_find_delays(runs),
+        idle_schedules=[
+            IdleSchedule(schedule=each.name, because=_idle_because(each)) for each in summaries if _is_idle(each.totals)
+        ],
         notes=list(notes)[:NOTES_MAX],
         runs=runs,
     )
@@ -210,7 +212,7 @@ def _list_runs(
     conn: sa.Connection, plan: DryRunPlan, result: SimulationResult, names: Mapping[str, str], zone: ZoneInfo
 ) -> list[SimulatedRun]:
     """Return all runs by start time, and the occurrences without a run, which go to a person or a channel."""
-    since = {"since": to_ms(plan.begin)}
+    since = {"since": to_ms(plan.start)}
     slots: dict[str, CopyRow] = {
         row.envelope: row for row in conn.execute(_occurrences_query) if row.state != OccurrenceState.SKIPPED
     }
@@ -222,17 +224,17 @@ def _list_runs(
         for run in conn.execute(_runs_query, since)
         if run.id not in result.cancelled_runs
     ]
-    found += [(slot.begun_ms or slot.slot_ms, _summarize_occurrence(slot, names, zone)) for slot in slots.values()]
-    return [told for _, told in sorted(found, key=lambda each: each[0])]
+    found += [(slot.started_ms or slot.occurs_ms, _summarize_occurrence(slot, names, zone)) for slot in slots.values()]
+    return [run for _, run in sorted(found, key=lambda each: each[0])]
 
 
 def _summarize_run(
     run: CopyRow, slot: CopyRow | None, cost: CopyRow | None, names: Mapping[str, str], zone: ZoneInfo
 ) -> SimulatedRun:
     return SimulatedRun(
-        at=_format_ms(slot.slot_ms if slot is not None else run.started_ms, zone),
-        began=_format_ms(run.started_ms, zone),
-        ended=_format_ms(run.ended_ms, zone) if run.ended_ms is not None else None,
+        at=_format_ms(slot.occurs_ms if slot is not None else run.started_ms, zone),
+        started_at=_format_ms(run.started_ms, zone),
+        ended_at=_format_ms(run.ended_ms, zone) if run.ended_ms is not None else None,
         schedule=names.get(slot.schedule, short_id(slot.schedule)) if slot is not None else ENVELOPE_LABEL,
         agent=run.agent,
         session=short_id(run.session),
@@ -255,7 +257,7 @@ _STATES_BY_STATUS = {
 def _cost_of(cost: CopyRow | None) -> int | None:
     if cost is None:
         return 0  # refused before the model call, or a free model
-    return None if cost.unknown else cost.settled_microusd
+    return None if cost.cost_unknown else cost.settled_microusd
 
 
 def _summarize_occurrence(slot: CopyRow, names: Mapping[str, str], zone: ZoneInfo) -> SimulatedRun:
@@ -263,9 +265,9 @@ def _summarize_occurrence(slot: CopyRow, names: Mapping[str, str], zone: ZoneInf
     state = getattr(slot, "state", OccurrenceState.WORKING)
     ended = getattr(slot, "ended_ms", None)
     return SimulatedRun(
-        at=_format_ms(slot.slot_ms, zone),
-        began=_format_ms(slot.begun_ms or slot.slot_ms, zone),
-        ended=_format_ms(ended, zone) if ended is not None else None,
+        at=_format_ms(slot.occurs_ms, zone),
+        started_at=_format_ms(slot.started_ms or slot.occurs_ms, zone),
+        ended_at=_format_ms(ended, zone) if ended is not None else None,
         schedule=names.get(slot.schedule, short_id(slot.schedule)),
         agent="",
         session="",
@@ -280,9 +282,9 @@ def _summarize_occurrence(slot: CopyRow, names: Mapping[str, str], zone: ZoneInf
 
 def _summarize_skip(row: CopyRow, names: Mapping[str, str], zone: ZoneInfo) -> SimulatedSkip:
     return SimulatedSkip(
-        at=_format_ms(row.slot_ms, zone),
+        at=_format_ms(row.occurs_ms, zone),
         until=_format_ms(row.until_ms, zone) if row.until_ms is not None else None,
-        times=row.number,
+        times=row.skipped_count,
         schedule=names.get(row.schedule, short_id(row.schedule)),
         kind=skip_kind_of(row.because),
         because=row.because,
@@ -315,7 +317,7 @@ def _summarize_schedule(
     context: DryRunContext,
     result: SimulationResult,
     name: str,
-    sums: RunTotals,
+    totals: RunTotals,
     *,
     gate: GateSummary | None,
     zone: ZoneInfo,
@@ -331,9 +333,9 @@ def _summarize_schedule(
         zone=stored.zone,
         enabled=stored.enabled,
         because=stored.because,
-        sums=sums,
+        totals=totals,
         model=_model_of(stored, context, result) if works else "",
-        estimated=context.estimates.for_schedule(stored.id).basis if works else "no model is called",
+        estimate_basis=context.estimates.for_schedule(stored.id).basis if works else "no model is called",
         gate=gate,
         next=_format_time(following, zone) if following is not None else None,
     )
@@ -357,11 +359,11 @@ def _summarize_gate(
     if stored.schedule.gate is None:
         return None
     was_open, was_closed = history.get(stored.id, (0, 0))
-    return GateSummary(taken=descriptions.get(stored.id, "assumed open"), was_open=was_open, was_closed=was_closed)
+    return GateSummary(treatment=descriptions.get(stored.id, "assumed open"), was_open=was_open, was_closed=was_closed)
 
 
-def _is_idle(sums: RunTotals) -> bool:
-    return not sums.runs and not sums.skipped
+def _is_idle(totals: RunTotals) -> bool:
+    return not totals.runs and not totals.skipped
 
 
 def _idle_because(schedule: ScheduleSummary) -> str:
@@ -376,17 +378,17 @@ def _idle_because(schedule: ScheduleSummary) -> str:
 def _summarize_budgets(
     conn: sa.Connection, plan: DryRunPlan, settings: Settings, context: DryRunContext, runs: Sequence[SimulatedRun]
 ) -> Iterable[BudgetSummary]:
-    first = plan.begin.astimezone(settings.zone).date()
+    first = plan.start.astimezone(settings.zone).date()
     last = plan.until.astimezone(settings.zone).date()
     days = {"day_from": day_number(first.replace(day=1)), "day_to": day_number(last)}
     spent = [
         (date_of_day_number(row.day), row.agent, row.settled_microusd) for row in conn.execute(_spending_query, days)
     ]
     refused = [run for run in runs if run.because.startswith(BudgetSpent.code)]
-    house = settings.budgets
+    budgets = settings.budgets
     caps: list[tuple[str, str, int]] = [
-        (f"house's {period}", "", round(cap * MICROUSD_PER_USD))
-        for period, cap in (("day", house.house_day_usd), ("month", house.house_month_usd))
+        (f"instance's {period}", "", round(cap * MICROUSD_PER_USD))
+        for period, cap in (("day", budgets.instance_day_usd), ("month", budgets.instance_month_usd))
         if cap is not None
     ]
     caps += [
@@ -395,37 +397,37 @@ def _summarize_budgets(
         for period, cap in (("day", agent.day_microusd_max), ("month", agent.month_microusd_max))
         if cap is not None
     ]
-    for what, whose, cap in caps:
-        sums: Counter[str] = Counter()
+    for what, owner, cap in caps:
+        totals: Counter[str] = Counter()
         for day, agent, microusd in spent:
-            if (not whose or agent == whose) and (what.endswith("month") or day >= first):
-                sums[f"{day:%Y-%m}" if what.endswith("month") else f"{day:%Y-%m-%d}"] += microusd
-        on, most = max(sums.items(), key=lambda each: each[1], default=("", 0))
-        by_it = [run for run in refused if _was_refused_by(run, what, whose)]
+            if (not owner or agent == owner) and (what.endswith("month") or day >= first):
+                totals[f"{day:%Y-%m}" if what.endswith("month") else f"{day:%Y-%m-%d}"] += microusd
+        on, most = max(totals.items(), key=lambda each: each[1], default=("", 0))
+        by_it = [run for run in refused if _was_refused_by(run, what, owner)]
         yield BudgetSummary(
-            what=what,
-            whose=whose,
+            name=what,
+            owner=owner,
             cap_microusd=cap,
-            most_microusd=most,
-            most_on=on,
+            highest_microusd=most,
+            highest_on=on,
             refused=len(by_it),
-            first_refused=by_it[0].began if by_it else None,
+            first_refused=by_it[0].started_at if by_it else None,
         )
-    if others := [run for run in refused if not any(_was_refused_by(run, what, whose) for what, whose, _ in caps)]:
+    if others := [run for run in refused if not any(_was_refused_by(run, what, owner) for what, owner, _ in caps)]:
         yield BudgetSummary(
-            what="run",
-            whose=", ".join(sorted({run.agent for run in others})),
+            name="run",
+            owner=", ".join(sorted({run.agent for run in others})),
             cap_microusd=0,
-            most_microusd=0,
-            most_on="",
+            highest_microusd=0,
+            highest_on="",
             refused=len(others),
-            first_refused=others[0].began,
+            first_refused=others[0].started_at,
         )
 
 
-def _was_refused_by(run: SimulatedRun, what: str, whose: str) -> bool:
+def _was_refused_by(run: SimulatedRun, what: str, owner: str) -> bool:
     """Whether this budget refused a run, according to the text of the error."""
-    named = f"agent '{whose}'" if whose else "this server"
+    named = f"agent '{owner}'" if owner else "this server"
     period = "today" if what.endswith("day") else "this month"
     return f"{named} for {period} " in run.because
 
@@ -434,7 +436,7 @@ def _was_refused_by(run: SimulatedRun, what: str, whose: str) -> bool:
 
 
 def _find_delays(runs: Sequence[SimulatedRun]) -> DelayedRuns:
-    late = [(_parse_time(run.began) - _parse_time(run.at), run) for run in runs]
+    late = [(_parse_time(run.started_at) - _parse_time(run.at), run) for run in runs]
     late = [each for each in late if each[0] > timedelta(seconds=LATE_AFTER_S)]
     if not late:
         return DelayedRuns()
@@ -446,9 +448,11 @@ def _busiest_minutes(runs: Sequence[SimulatedRun]) -> list[BusyMinute]:
     """Return the minutes with the most runs in progress, busiest first; of a stretch of minutes, the first."""
     changes: Counter[datetime] = Counter()
     for run in runs:
-        began, ended = _parse_time(run.began), _parse_time(run.ended or run.began)
-        until = max(began, ended - timedelta(seconds=1))  # a run that ends on the minute does not count in the next
-        changes[began.replace(second=0)] += 1
+        started_at, ended = _parse_time(run.started_at), _parse_time(run.ended_at or run.started_at)
+        until = max(
+            started_at, ended - timedelta(seconds=1)
+        )  # a run that ends on the minute does not count in the next
+        changes[started_at.replace(second=0)] += 1
         changes[until.replace(second=0) + timedelta(minutes=1)] -= 1
     at_work, found = 0, list[tuple[datetime, int]]()
     for minute in sorted(changes):

@@ -21,12 +21,12 @@ class SkipKind(StrEnum):
     OTHER = "other"
 
 
-class SimulatedRun(Struct, frozen=True, kw_only=True, rename="kebab"):
-    """One run. `at` is the time of its occurrence, `began` the time when a slot was free for it."""
+class SimulatedRun(Struct, frozen=True, kw_only=True):
+    """One run. `at` is the time of its occurrence, `started_at` the time when a slot was free for it."""
 
     at: str
-    began: str
-    ended: str | None
+    started_at: str
+    ended_at: str | None
     schedule: str
     agent: str
     session: str
@@ -38,7 +38,7 @@ class SimulatedRun(Struct, frozen=True, kw_only=True, rename="kebab"):
     cost_microusd: int | None
 
 
-class SimulatedSkip(Struct, frozen=True, kw_only=True, rename="kebab"):
+class SimulatedSkip(Struct, frozen=True, kw_only=True):
     """Skipped occurrences. `times` is None if there were too many to count."""
 
     at: str
@@ -49,15 +49,15 @@ class SimulatedSkip(Struct, frozen=True, kw_only=True, rename="kebab"):
     because: str
 
 
-class GateSummary(Struct, frozen=True, kw_only=True, rename="kebab"):
+class GateSummary(Struct, frozen=True, kw_only=True):
     """How the gate was treated here, and how often it was open and closed in the stored history."""
 
-    taken: str
+    treatment: str
     was_open: int
     was_closed: int
 
 
-class RunTotals(Struct, frozen=True, kw_only=True, rename="kebab"):
+class RunTotals(Struct, frozen=True, kw_only=True):
     """Totals of runs, skips, tokens and cost."""
 
     runs: int = 0
@@ -69,7 +69,7 @@ class RunTotals(Struct, frozen=True, kw_only=True, rename="kebab"):
     unpriced: int = 0  # runs with an unknown price
 
 
-class ScheduleSummary(Struct, frozen=True, kw_only=True, rename="kebab"):
+class ScheduleSummary(Struct, frozen=True, kw_only=True):
     """One schedule, with its totals."""
 
     id: str
@@ -79,33 +79,33 @@ class ScheduleSummary(Struct, frozen=True, kw_only=True, rename="kebab"):
     zone: str
     enabled: bool
     because: str
-    sums: RunTotals
+    totals: RunTotals
     model: str
-    estimated: str
+    estimate_basis: str
     gate: GateSummary | None
     next: str | None  # the next occurrence after the simulated time
 
 
-class NamedTotals(Struct, frozen=True, kw_only=True, rename="kebab"):
+class NamedTotals(Struct, frozen=True, kw_only=True):
     """The totals of one agent or day."""
 
     name: str
-    sums: RunTotals
+    totals: RunTotals
 
 
-class BudgetSummary(Struct, frozen=True, kw_only=True, rename="kebab"):
+class BudgetSummary(Struct, frozen=True, kw_only=True):
     """The highest spending under a budget, earlier spending included, and when it first refused a run."""
 
-    what: str
-    whose: str
+    name: str
+    owner: str
     cap_microusd: int
-    most_microusd: int
-    most_on: str
+    highest_microusd: int
+    highest_on: str
     refused: int
     first_refused: str | None
 
 
-class DelayedRuns(Struct, frozen=True, kw_only=True, rename="kebab"):
+class DelayedRuns(Struct, frozen=True, kw_only=True):
     """Runs that started over a minute late because their agent or all slots were busy, and the latest of them."""
 
     runs: int = 0
@@ -114,40 +114,40 @@ class DelayedRuns(Struct, frozen=True, kw_only=True, rename="kebab"):
     at: str = ""
 
 
-class BusyMinute(Struct, frozen=True, kw_only=True, rename="kebab"):
+class BusyMinute(Struct, frozen=True, kw_only=True):
     """A minute, and the number of runs in progress."""
 
     at: str
     runs: int
 
 
-class IdleSchedule(Struct, frozen=True, kw_only=True, rename="kebab"):
+class IdleSchedule(Struct, frozen=True, kw_only=True):
     """A schedule without any occurrence, and why."""
 
     schedule: str
     because: str
 
 
-class DryRunReport(Struct, frozen=True, kw_only=True, rename="kebab"):
+class DryRunReport(Struct, frozen=True, kw_only=True):
     """The whole report."""
 
-    house: str
-    begin: str
+    data_directory: str
+    start: str
     until: str
     days: int
     zone: str
     seed: int
-    took_s: float
-    stopped: str
-    left_out: int
-    sums: RunTotals
+    duration_s: float
+    stopped_because: str
+    cancelled_runs: int
+    totals: RunTotals
     schedules: list[ScheduleSummary]
     agents: list[NamedTotals]
     by_day: list[NamedTotals]
     skips: list[SimulatedSkip]
     budgets: list[BudgetSummary]
-    busiest: list[BusyMinute]
-    held_up: DelayedRuns
-    never: list[IdleSchedule]
+    busiest_minutes: list[BusyMinute]
+    delayed: DelayedRuns
+    idle_schedules: list[IdleSchedule]
     notes: list[str]
     runs: list[SimulatedRun]

@@ -55,12 +55,12 @@ def send_agent_message(
 ) -> tuple[AgentMessageReceipt, tuple[Wake, ...]]:
     """The commit of a call that sends an agent message. A repeated call returns the first result."""
     id_ = EnvelopeId(derive_id(message.run, f"word/{message.call}"))
-    said = envelopes.get(conn, id_)
-    if said is not None and said.session is not None:
+    sent = envelopes.get(conn, id_)
+    if sent is not None and sent.session is not None:
         ended = envelopes.get_outcome(conn, id_)
         refused = ended.because if ended is not None and ended.outcome is Outcome.REFUSED else ""
         return AgentMessageReceipt(
-            envelope=id_, agent=said.recipient.name, session=said.session, refused_because=refused
+            envelope=id_, agent=sent.recipient.name, session=sent.session, refused_because=refused
         ), ()
     page = Transaction(conn, now_ms)
     heard = _send(page, message, id_)
@@ -237,8 +237,8 @@ def _switch_target(
 
 
 def _delegating_session(tx: Transaction, run: Run, session: Session) -> SessionId | None:
-    handed = _delegation_of_run(tx, run, session)
-    return handed.session if handed is not None else None
+    delegation = _delegation_of_run(tx, run, session)
+    return delegation.session if delegation is not None else None
 
 
 def _delegation_of_run(tx: Transaction, run: Run, session: Session) -> Delegation | None:
@@ -260,9 +260,9 @@ def _message_lineage(
     A message back to the delegating session has the lineage of the result. Any other message counts
     as delegation.
     """
-    handed = _delegation_of_run(tx, run, session)
-    if handed is not None and handed.session == to.id:
-        return handed.parent_lineage
+    delegation = _delegation_of_run(tx, run, session)
+    if delegation is not None and delegation.session == to.id:
+        return delegation.parent_lineage
     own = target.name == sender.name
     if message.is_switch and message.recipient.casefold() == agent_switch.BACK:  # the way back is always allowed
         decision = None

@@ -28,9 +28,9 @@ from retinue.store.core.transaction import Transaction
 from retinue.store.sessions import records, sessions
 
 BACK = "back"
-PREVIOUS_SESSION_KEY = (
-    "cameFrom"  # key in a session's `core` attributes: the session that the last person to switch came from
-)
+# Keys in a session's `core` attributes: the session that the last person to switch came from.
+PREVIOUS_SESSION_KEY = "came_from"
+FORMER_PREVIOUS_SESSION_KEY = "cameFrom"  # stored by an earlier version
 SUMMARY_BYTES_MAX = 4_096
 
 
@@ -64,7 +64,9 @@ def switch_agent(
 
 def record_previous_session(tx: Transaction, session: Session, target: Session) -> None:
     """Record in the new session which session the person came from."""
-    core = patch_attributes(target.attributes, {"core": {PREVIOUS_SESSION_KEY: session.id}})
+    core = patch_attributes(
+        target.attributes, {"core": {PREVIOUS_SESSION_KEY: session.id, FORMER_PREVIOUS_SESSION_KEY: None}}
+    )
     sessions.set_attributes(tx.conn, target.id, core, at_ms=tx.at_ms)
 
 
@@ -92,7 +94,8 @@ def ensure_person_session(
 def find_previous_session(tx: Transaction, speaker: Address, session: Session, principal: Principal) -> Session | None:
     """Return the session that the person came from, if they may still see it."""
     core = session.attributes.get("core")
-    before = cast("dict[str, Any]", core).get(PREVIOUS_SESSION_KEY) if isinstance(core, dict) else None
+    known = cast("dict[str, Any]", core) if isinstance(core, dict) else {}
+    before = known.get(PREVIOUS_SESSION_KEY, known.get(FORMER_PREVIOUS_SESSION_KEY))
     there = sessions.get(tx.conn, before) if isinstance(before, str) else None
     if there is None or there.deleted_at is not None:
         return None
@@ -108,10 +111,10 @@ def _switch_back(
     if there is None:
         return SwitchResult("You were not switched here from another agent. /switch AGENT switches to one.")
     if text:
-        letter = _build_message(draft, there, f"Back from {agent.name}. {text}")
+        envelope = _build_message(draft, there, f"Back from {agent.name}. {text}")
     else:
-        letter = _build_last_reply(tx, draft, session, agent, there)
-    wakes = accept_in_transaction(tx, letter).wakes if letter is not None else ()
+        envelope = _build_last_reply(tx, draft, session, agent, there)
+    wakes = accept_in_transaction(tx, envelope).wakes if envelope is not None else ()
     return SwitchResult(_confirm_switch(tx, draft, session, there), wakes)
 
 
@@ -135,8 +138,8 @@ def _build_last_reply(
 ) -> EnvelopeDraft | None:
     """Return the other agent's last reply as an agent's message, with no more trust than its context."""
     found, _ = records.read_range(tx.conn, session.id, first=session.context_start_seq, last=session.record_seq)
-    said = next((r.body.text for r in reversed(found) if isinstance(r.body, Reply) and r.body.text.strip()), "")
-    if not said:
+    last_reply = next((r.body.text for r in reversed(found) if isinstance(r.body, Reply) and r.body.text.strip()), "")
+    if not last_reply:
         return None
     doubted = least_trust_in(found) is Trust.UNTRUSTED
     return EnvelopeDraft(
@@ -144,7 +147,7 @@ def _build_last_reply(
         sender=address.agent_address(agent.name, session.id),
         recipient=address.agent_address(target.agent, target.id),
         text=f"{draft.sender} is back from {agent.name}, whose last message was:\n"
-        + truncate_bytes(said, SUMMARY_BYTES_MAX),
+        + truncate_bytes(last_reply, SUMMARY_BYTES_MAX),
         source="command",
         idempotency_key=f"{draft.id}/switched",
         kind=EnvelopeKind.SYSTEM,

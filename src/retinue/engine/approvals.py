@@ -243,17 +243,17 @@ def _open_approval(
         )
         wakes += _notify_other_session(tx, approval, session, beside, "asked", words)
     tx.emit(
-        EventKind.APPROVAL_ASKED,
+        EventKind.APPROVAL_CREATED,
         session=session.id,
         run=run.id,
         approval=id_,
         agent=session.agent,
-        for_whom=_grantee(approval, session),
+        grantee=_grantee(approval, session),
         calls=calls,
         because=because,
         gives=[str(each) for each in gives],
         would_grant=[str(each) for each in would_grant],
-        asked_of=[str(to)],
+        asked=[str(to)],
         expires_at=approval.expires_at,
     )
     return approval, tuple(wakes)
@@ -352,7 +352,7 @@ def _notify_other_session(
         sender=address.agent_address(requesting_session.agent, requesting_session.id),
         recipient=address.agent_address(other_session.agent, other_session.id),
         text=truncate_bytes(text, ENVELOPE_TEXT_BYTES_MAX),
-        source="house",
+        source="server",
         idempotency_key=f"{approval.id}/{_notice_key(purpose)}",
         kind=EnvelopeKind.SYSTEM,
         silent=True,
@@ -420,9 +420,9 @@ def expire_overdue(tx: Transaction) -> tuple[Wake, ...]:
     """Expire unanswered approvals. An agent that did not wait is notified that no answer will come."""
     wakes: list[Wake] = []
     for approval in approvals.list_expired(tx.conn, tx.at_ms, limit=ESCALATED_PER_COMMIT_MAX):
-        approvals.decide(tx.conn, approval.id, ApprovalState.EXPIRED, by="house", at_ms=tx.at_ms)
+        approvals.decide(tx.conn, approval.id, ApprovalState.EXPIRED, by="server", at_ms=tx.at_ms)
         audit.append(tx, approval.session, [approval_expired(approval.id, agent="", run=approval.run)])
-        _emit_decided(tx, approval, ApprovalState.EXPIRED, by="house")
+        _emit_decided(tx, approval, ApprovalState.EXPIRED, by="server")
         session = sessions.get(tx.conn, approval.session)
         if session is None:
             continue
@@ -439,7 +439,7 @@ def _notify_requester(tx: Transaction, approval: Approval, session: Session, tex
         sender=address.SERVER_ADDRESS,
         recipient=address.agent_address(session.agent, session.id),
         text=text,
-        source="house",
+        source="server",
         idempotency_key=f"{approval.id}/expired",
         kind=EnvelopeKind.SYSTEM,
         silent=True,

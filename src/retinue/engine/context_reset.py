@@ -79,4 +79,4 @@ def _reset_with_next_run(tx: Transaction, session: Session, because: str) -> Non
     reasons = add_reason(now.reset_because or "", because)
     if reasons != now.reset_because:
         sessions.request_reset(tx.conn, session.id, reasons)
-        tx.emit(EventKind.SESSION_CHANGED, session=session.id, refresh=reasons)
+        tx.emit(EventKind.SESSION_CHANGED, session=session.id, pending_reset=reasons)

@@ -114,17 +114,17 @@ def _create(
         session=session.id,
         run=run.id,
         delegation=id_,
-        kind_of=delegation_request.kind.value,
+        delegation_kind=delegation_request.kind.value,
         target=target.name,
         to=made.target_session,
         label=delegation_request.label,
         call=delegation_request.call,
     )
-    letter = _build_request_envelope(_in_same_workspace(tx, delegation_request, run), id_, session, asker, to)
+    envelope = _build_request_envelope(_in_same_workspace(tx, delegation_request, run), id_, session, asker, to)
     if delegation_request.kind is DelegationKind.BACKGROUND:
-        request = replace(letter, recipient=background_jobs.BACKGROUND_ADDRESS, kind=EnvelopeKind.MESSAGE)
+        request = replace(envelope, recipient=background_jobs.BACKGROUND_ADDRESS, kind=EnvelopeKind.MESSAGE)
         return DelegationStatus(delegation=made), accept_job(tx, request, made).wakes
-    entered = accept_in_transaction(tx, letter)
+    entered = accept_in_transaction(tx, envelope)
     if entered.receipt.outcome is not None:  # the queue was full, so the result is already there
         return _status(tx, delegations.get(tx.conn, id_) or made), entered.wakes
     return DelegationStatus(
@@ -228,7 +228,9 @@ def _in_same_workspace(tx: Transaction, request: DelegationRequest, run: Run) ->
     if request.kind not in SUBAGENT_DELEGATIONS:
         return request
     held = (envelopes.get(tx.conn, id_) for id_ in run.envelopes)
-    asked = next((letter.context.request for letter in held if letter is not None and letter.context.request), None)
+    asked = next(
+        (envelope.context.request for envelope in held if envelope is not None and envelope.context.request), None
+    )
     if asked is None or asked.workspace is None:
         return request
     return replace(request, request=replace(request.request or NO_RUN_REQUEST, workspace=asked.workspace))
@@ -254,14 +256,14 @@ def _build_request_envelope(
 
 def _status_of_repeated_call(tx: Transaction, delegation: Delegation) -> tuple[DelegationStatus, tuple[Wake, ...]]:
     """Return the status of a delegation. After a `sessions_send` call the two sessions may continue the exchange."""
-    handed = _status(tx, delegation)
+    status = _status(tx, delegation)
     goes_on = delegation.kind is DelegationKind.SEND and delegation.state is DelegationState.DONE
-    letter = (
-        session_exchange.start_exchange(tx, delegation, handed.answer)
-        if goes_on and handed.answer is not None
+    envelope = (
+        session_exchange.start_exchange(tx, delegation, status.answer)
+        if goes_on and status.answer is not None
         else None
     )
-    return handed, accept_in_transaction(tx, letter).wakes if letter is not None else ()
+    return status, accept_in_transaction(tx, envelope).wakes if envelope is not None else ()
 
 
 def _request_context(request: DelegationRequest) -> EnvelopeContext:

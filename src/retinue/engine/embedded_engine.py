@@ -291,7 +291,7 @@ class EmbeddedEngine:
         self._tick_max_s = tick_max_s
         self._alarm = Alarm(clock, self._on_alarm, tick_max_s=tick_max_s)
         self._scheduler = Scheduler(store, clock, run_gate, self._wake_all, zone, read_checklist)
-        store.on_commit(self._alarm.trigger, tables.schedule_slots)
+        store.on_commit(self._alarm.trigger, tables.occurrences)
         self._is_stopping = False
 
     def _concurrency_of(self, agent: str) -> int:
@@ -442,9 +442,9 @@ class EmbeddedEngine:
         return (await self._store.write(body, point="ask", then=asked))[0]
 
     async def delegate(self, request: DelegationRequest) -> DelegationStatus:
-        def done(handed: tuple[DelegationStatus, tuple[Wake, ...]] | None) -> None:
-            if handed is not None:
-                self._wake_all(handed[1])
+        def done(delegated: tuple[DelegationStatus, tuple[Wake, ...]] | None) -> None:
+            if delegated is not None:
+                self._wake_all(delegated[1])
 
         body = partial(delegate, request=request, now_ms=self._now_ms(), defaults=self.claim_settings.defaults())
         return (await self._store.write(body, point="delegate", then=done))[0]
@@ -584,7 +584,7 @@ class EmbeddedEngine:
 
     async def _interrupt(self, session: SessionId) -> None:
         try:
-            await self._cancel(session, by="house", reason=NEWER_ENVELOPE, only_for_newer=True)
+            await self._cancel(session, by="server", reason=NEWER_ENVELOPE, only_for_newer=True)
         except StoreError as error:
             log.error("store failed, run not interrupted", extra={"session": session, "code": error.code})
 
@@ -662,7 +662,7 @@ class EmbeddedEngine:
             )
             self._wake_all(closed)
         if look.has_sessions_to_clean_up:
-            over = await self._store.write(partial(clean_up_due_sessions, now_ms=now_ms), point="put-away")
+            over = await self._store.write(partial(clean_up_due_sessions, now_ms=now_ms), point="clean-up")
             for session in over:
                 self._spawn(self._session_ended(session, "its session was archived"))
             self._alarm.trigger()  # there may be more than one commit's worth

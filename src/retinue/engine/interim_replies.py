@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from retinue.domain import address
 from retinue.domain.address import Address, AddressKind
-from retinue.domain.envelope import ENVELOPE_TEXT_BYTES_MAX, EnvelopeDraft, EnvelopeKind
+from retinue.domain.envelope import ENVELOPE_TEXT_BYTES_MAX, INTERIM_KEY, EnvelopeDraft, EnvelopeKind
 from retinue.domain.ids import EnvelopeId, derive_id
 from retinue.domain.record import Reply
 from retinue.domain.reply_delivery import ReplyDelivery, StreamMode
@@ -30,7 +30,6 @@ from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelopes
 from retinue.text.answer_dedupe import remove_repeated_text
 
-INTERIM_KEY = "said"
 ALREADY_SENT = "answered by a message that the agent sent itself"
 
 
@@ -40,7 +39,7 @@ def send_interim_replies(tx: Transaction, claim: ClaimedRun, pending: Sequence[P
     Other recipients see it as a stream, or not at all.
     """
     words = claim.reply_delivery
-    if words is None or not words.intermediate or (room := _answer_channel(claim)) is None:
+    if words is None or not words.interim or (room := _answer_channel(claim)) is None:
         return ()
     wakes: list[Wake] = []
     for closing in pending:
@@ -71,10 +70,10 @@ def remove_sent_text(
     tx: Transaction, claim: ClaimedRun, answer: EnvelopeDraft, result: RunAnswer
 ) -> EnvelopeDraft | None:
     """Remove text from the answer that this run already sent to the same channel. None if nothing is left."""
-    said = envelopes.list_texts_sent_by_run(tx.conn, run=claim.run.id, recipient=str(answer.recipient))
-    if not said:
+    sent = envelopes.list_texts_sent_by_run(tx.conn, run=claim.run.id, recipient=str(answer.recipient))
+    if not sent:
         return answer
-    rest = remove_repeated_text(result.text, said)
+    rest = remove_repeated_text(result.text, sent)
     if rest == result.text:
         return answer
     remarks = [f"[{remark}]" for remark in result.remarks]

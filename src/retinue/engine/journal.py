@@ -171,11 +171,11 @@ class RunJournal:
     async def add_note(self, note: Note) -> None:
         self._add_result(StepResult(note, None))
 
-    def record_failure(self, turn: int, error: ModelFailed, *, next_move: str) -> None:
+    def record_failure(self, turn: int, error: ModelFailed, *, next_action: str) -> None:
         asked, self._open_call = self._open_call, None
         if asked is None:
             return  # refused before the call, for example by a budget
-        self._pending.append(FailedModelCall(asked.step, self._charge(asked.terms), error, next_move))
+        self._pending.append(FailedModelCall(asked.step, self._charge(asked.terms), error, next_action))
         if asked.step.index < 0:  # the next summary call opens a new step
             self._open_steps.pop((asked.step.turn, asked.step.index), None)
             self._pending.append(AbandonedStep(asked.step))
@@ -487,7 +487,7 @@ def _notify_person(tx: Transaction, claim: ClaimedRun, notice: str) -> tuple[Wak
         return ()
     about = claim.envelopes[0]  # stays first when others join
     purpose = f"notice {claim.run.id}"
-    if envelopes.get_by_key(tx.conn, "house", f"{about.id}/{purpose}") is not None:
+    if envelopes.get_by_key(tx.conn, "server", f"{about.id}/{purpose}") is not None:
         return ()
     return notify_sender(tx, to, about.id, about.kind, purpose, notice, session=claim.session)
 

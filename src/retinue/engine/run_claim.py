@@ -163,8 +163,8 @@ def claim_next_batch(
             at_ms=to_ms(session.updated_at),
         )
         return NothingClaimed(wakes, look_again=more)
-    if (handed := _delegation_of(batch.envelopes[0])) is not None:  # the delegating call already knows this run id
-        run_id = derive_run_id(handed)
+    if (delegation_id := _delegation_of(batch.envelopes[0])) is not None:  # the delegating call already knows the run
+        run_id = derive_run_id(delegation_id)
     envelopes.claim(conn, [envelope.id for envelope in batch.envelopes], run=run_id, now_ms=tx.at_ms)
     return _start_run(tx, session, agent, append, batch.envelopes, run_id=run_id, settings=settings, wakes=wakes)
 
@@ -280,10 +280,10 @@ def _inherited_lineage(tx: Transaction, session: Session, first: Envelope, run_i
     """
     if first.context.lineage is not None:
         return first.context.lineage
-    if (handed := _delegation_of(first)) is not None:
-        delegation = delegations.get(tx.conn, handed)
+    if (delegation_id := _delegation_of(first)) is not None:
+        delegation = delegations.get(tx.conn, delegation_id)
         if delegation is not None:
-            delegations.mark_started(tx.conn, handed, run=run_id, at_ms=tx.at_ms)
+            delegations.mark_started(tx.conn, delegation_id, run=run_id, at_ms=tx.at_ms)
             return delegation.lineage
     elif first.kind in (EnvelopeKind.ANSWER, EnvelopeKind.NOTICE) and first.reply_to is not None:
         delegation = delegations.get(tx.conn, first.reply_to)
@@ -371,8 +371,8 @@ def _resume_suspended(tx: Transaction, session: Session, agent: Agent, run: Run)
     conn = tx.conn
     asked = approvals.list_of_run(conn, run.id)
     waits_for = {approval.id for approval in asked if not approval.is_released}
-    handed = delegations.list_awaited(conn, run.id)
-    outstanding = [delegation for delegation in handed if delegation.state.is_open]
+    awaited = delegations.list_awaited(conn, run.id)
+    outstanding = [delegation for delegation in awaited if delegation.state.is_open]
     # Decisions sort first, so this page holds all of them however much is due behind.
     due = envelopes.list_due(conn, session.id, tx.at_ms, limit=DUE_READ_MAX)
     first = [e for e in due if e.kind is EnvelopeKind.DECISION]
@@ -380,7 +380,7 @@ def _resume_suspended(tx: Transaction, session: Session, agent: Agent, run: Run)
     undecided = any(a.state is ApprovalState.OPEN and a.id in waits_for for a in asked) or bool(outstanding)
     if undecided:
         # Results that this run waits for are no reason to resume it without the others.
-        expected = {delegation.result for delegation in handed} - {None}
+        expected = {delegation.result for delegation in awaited} - {None}
         there = sum(1 for envelope in due if envelope.id in expected and not envelope.silent)
         mail = len(first) > len(decided) or envelopes.count_due(conn, session.id, tx.at_ms) > there
         waited_enough = run.wake_at is not None and to_ms(run.wake_at) <= tx.at_ms
@@ -410,7 +410,7 @@ def _resume_suspended(tx: Transaction, session: Session, agent: Agent, run: Run)
                 because=because,
             )
     return _resume(
-        tx, session, agent, run, asked, attempt=run.attempt, cause=_resume_cause(handed, is_undecided=undecided)
+        tx, session, agent, run, asked, attempt=run.attempt, cause=_resume_cause(awaited, is_undecided=undecided)
     )
 
 
@@ -436,7 +436,7 @@ def _resume_interrupted(
 ) -> ClaimedRun | NothingClaimed:
     """Resume a run without a worker from its last closed step, or closes it if it must not be retried."""
     is_job = session.origin.kind is OriginKind.BACKGROUND  # a background job is never started twice
-    if agent.delivery is CrashPolicy.AT_MOST_ONCE or is_job:
+    if agent.crash_policy is CrashPolicy.AT_MOST_ONCE or is_job:
         what = "The server stopped" if crashed else "The store failed"
         wakes = close_run(
             tx,

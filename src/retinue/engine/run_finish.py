@@ -96,9 +96,9 @@ def finish_run(
     why = ""
     if claim.run.sender.kind is address.AddressKind.SCHEDULE:
         answer, why = _scheduled_answer(tx, claim, answer, result)
-    said: tuple[Wake, ...] = ()
+    reply_wakes: tuple[Wake, ...] = ()
     if claim.reply_delivery is not None:
-        said = (*send_interim_replies(tx, claim, pending), *flush_held_reply(tx, claim))
+        reply_wakes = (*send_interim_replies(tx, claim, pending), *flush_held_reply(tx, claim))
         if answer is not None and answer.recipient.kind is address.AddressKind.CHANNEL:
             answer = remove_sent_text(tx, claim, answer, result)
             why = why or ("" if answer else ALREADY_SENT)
@@ -126,7 +126,7 @@ def finish_run(
             revision=claim.session.revision + 1,
             because=CONTEXT_TOO_LARGE,
         )
-    wakes = said
+    wakes = reply_wakes
     if answer is not None:
         wakes += (*send_progress(tx, claim, pending), *accept_in_transaction(tx, answer).wakes)
     if claim.envelopes[:1] and claim.envelopes[0].kind in DELEGATION_KINDS:
@@ -270,8 +270,8 @@ def _end_delegation(tx: Transaction, envelope: Envelope, answer: EnvelopeDraft |
         return ()
     archive_ms = end_delegation(tx, delegation, DelegationState.DONE, because="", result=answer.id if answer else None)
     wakes: tuple[Wake, ...] = (TimerWake(archive_ms),) if archive_ms is not None else ()
-    said = session_exchange.report_without_exchange(tx, delegation, answer) if answer is not None else None
-    return (*wakes, *accept_in_transaction(tx, said).wakes) if said is not None else wakes
+    report = session_exchange.report_without_exchange(tx, delegation, answer) if answer is not None else None
+    return (*wakes, *accept_in_transaction(tx, report).wakes) if report is not None else wakes
 
 
 def _scheduled_answer(
@@ -283,10 +283,10 @@ def _scheduled_answer(
     """
     schedule = heartbeats.find_heartbeat_schedule(tx.conn, claim.run, claim.envelopes)
     if schedule is not None and not result.is_silent:
-        told = heartbeats.build_heartbeat_reply(
+        reply = heartbeats.build_heartbeat_reply(
             tx, claim.run, schedule, answer, text=result.text, remarks=result.remarks
         )
-        return told.answer, told.because
+        return reply.answer, reply.because
     if answer is not None and envelopes.has_run_sent(tx.conn, run=claim.run.id, recipient=str(answer.recipient)):
         return None, ""
     return answer, ""
@@ -401,12 +401,12 @@ def _notify_senders(
     newest: dict[address.Address, Envelope] = {}
     for envelope in envelopes_held:
         sender = run.sender if envelope.kind is EnvelopeKind.DECISION else envelope.sender
-        told = envelope.kind is EnvelopeKind.SYSTEM and sender.kind is address.AddressKind.AGENT
+        is_agent_message = envelope.kind is EnvelopeKind.SYSTEM and sender.kind is address.AddressKind.AGENT
         # A failure is reported even if the answer would go nowhere: a run never ends in silence. An agent that
         # sent a message without asking for an answer is notified only if no one else is.
         asked = "" if envelope.context.answer_to == NO_ANSWER else envelope.context.answer_to
         to = get_answer_address(sender, origin=session.origin, kind=envelope.kind, requested=asked) or (
-            sender if told else None
+            sender if is_agent_message else None
         )
         if to is not None and (needs_answer(envelope.kind) or to not in newest):
             newest[to] = envelope
@@ -507,9 +507,9 @@ def cancel_runs_in(
             approvals.close_in_session(conn, session.id, at_ms=tx.at_ms)
         if clear_due or (id_ != session_id and not only_for_newer):
             # A subagent that still waits for a slot is stopped like the others.
-            counted, told = _cancel_due(tx, session, by=by, reason=reason, only_delegations=not clear_due)
+            counted, cancel_wakes = _cancel_due(tx, session, by=by, reason=reason, only_delegations=not clear_due)
             cleared += counted
-            wakes += told
+            wakes += cancel_wakes
         if len(below) < CHILDREN_MAX:
             below += [child.id for child in sessions.list_children(conn, id_, limit=CHILDREN_MAX - len(below))]
     if reset is not None:
@@ -519,7 +519,7 @@ def cancel_runs_in(
 
 def cancel_for_newer(tx: Transaction, session: Session, run: Run) -> tuple[Wake, ...]:
     """Cancel a run that has no worker for a newer envelope (queue mode interrupt)."""
-    return _cancel_run(tx, session, run, by="house", reason=NEWER_ENVELOPE)
+    return _cancel_run(tx, session, run, by="server", reason=NEWER_ENVELOPE)
 
 
 def _cancel_run(

@@ -99,7 +99,7 @@ class RunWorker:
     ) -> RunEnd:
         """Execute a run.
 
-        Raises only `Stale`, `StoreError` and cancellation. These leave the run in the store
+        Raises only `StaleEpoch`, `StoreError` and cancellation. These leave the run in the store
         unchanged.
         """
         request = _request_of(claim)

@@ -139,13 +139,13 @@ class Scheduler:
 
     async def _process_gate(self, request: GateRequest) -> None:
         try:
-            said = await self._gate_result(request)
+            result = await self._gate_result(request)
         except Exception as error:
             log.exception("gate failed", extra={"schedule": request.schedule.id})
-            said = GateResult(is_open=False, because=f"its gate failed: {type(error).__name__}")
+            result = GateResult(is_open=False, because=f"its gate failed: {type(error).__name__}")
         while True:
             try:
-                body = partial(apply_gate_result, occurrence=request.occurrence, result=said, now_ms=self._now_ms())
+                body = partial(apply_gate_result, occurrence=request.occurrence, result=result, now_ms=self._now_ms())
                 self._wake(await self._store.write(body, point="gate"))
                 return
             except StoreError as error:

@@ -133,22 +133,22 @@ class NoAvailableOptions:
 
 def set_model(tx: Transaction, arguments: str, session: Session, agent: Agent, available: AvailableOptions) -> str:
     """Execute /model [list|status|default|NAME|NUMBER|REF[@CREDENTIAL]]."""
-    mind = session.options
+    options = session.options
     word = arguments.strip()
     if word.casefold() in ("", "list"):
         return "\n".join(
             [
-                *available.list_models(agent, mind),
+                *available.list_models(agent, options),
                 "Choose one with /model NUMBER or /model NAME. /model default clears the choice.",
             ]
         )
     if word.casefold() == "status":
-        return "\n".join(available.model_status(tx.conn, agent, mind))
+        return "\n".join(available.model_status(tx.conn, agent, options))
     if word.casefold() in (DEFAULT, "none"):
-        _store_options(tx, session, replace(mind, model=None, credential=None, pinned=False))
+        _store_options(tx, session, replace(options, model=None, credential=None, pinned=False))
         return "This conversation now uses the agent's model."
     try:
-        chosen = available.choose_model(word, agent, mind)
+        chosen = available.choose_model(word, agent, options)
     except RetinueError as error:
         return format_error(error)
     _store_options(tx, session, chosen)
@@ -262,10 +262,10 @@ def set_sending(tx: Transaction, arguments: str, session: Session, *, trust: Tru
         return "Only the owner can change this: nothing was changed."
     if word not in _SENDING_VALUES:
         return f"Invalid value '{word[:WORD_SHOWN_MAX]}' for /send. It must be one of: on, off, inherit."
-    mind = replace(session.options, send=_SENDING_VALUES[word])
-    if mind != session.options:
-        store_sending(tx, session, mind.send)
-    return f"Sending: {sending_text(mind)}."
+    options = replace(session.options, send=_SENDING_VALUES[word])
+    if options != session.options:
+        store_sending(tx, session, options.send)
+    return f"Sending: {sending_text(options)}."
 
 
 def store_sending(tx: Transaction, session: Session, send: bool | None) -> None:

@@ -102,14 +102,14 @@ def build_report_request(
         return None
     first = envelopes.get(tx.conn, delegation.result) if delegation.result is not None else None
     answered = first.text if first is not None else ""
-    said = [("asked", delegation.task), ("answered", answered), ("last", last_reply if last_reply != answered else "")]
+    parts = [("asked", delegation.task), ("answered", answered), ("last", last_reply if last_reply != answered else "")]
     request = envelopes.get(tx.conn, delegation.id)
     trusts = [each.trust for each in (first, request) if each is not None]
     return EnvelopeDraft(
         id=id_,
         sender=address.agent_address(delegation.agent, delegation.session),
         recipient=address.agent_address(there.agent, there.id),
-        text="\n\n".join(f"{what}:\n{truncate_bytes(text, REPORT_TEXT_BYTES_MAX)}" for what, text in said if text),
+        text="\n\n".join(f"{what}:\n{truncate_bytes(text, REPORT_TEXT_BYTES_MAX)}" for what, text in parts if text),
         source=SOURCE,
         idempotency_key=f"{delegation.id}/announce",
         kind=EnvelopeKind.ANSWER,

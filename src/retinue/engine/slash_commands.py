@@ -294,7 +294,7 @@ def execute_commands(
                 sender=address.agent_address(agent.name, session.id),
                 recipient=to,
                 text=truncate_bytes(done.text, ENVELOPE_TEXT_BYTES_MAX),
-                source="house",
+                source="server",
                 idempotency_key=f"{draft.id}/answer",
                 kind=EnvelopeKind.ANSWER,
                 reply_to=draft.id,

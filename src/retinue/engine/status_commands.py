@@ -51,32 +51,32 @@ def status_text(
     settings: SessionSettings,
 ) -> str:
     run = runs.get_open(tx.conn, session.id)
-    mind, manner = session.options, session.options.manner.with_defaults(available.default_display(agent))
+    options, manner = session.options, session.options.manner.with_defaults(available.default_display(agent))
     context = _context_figures(tx, session, agent, available)
     used = spend_report.get_session_usage(tx.conn, session.id)
-    asked = available.model_status(tx.conn, agent, mind)
+    asked = available.model_status(tx.conn, agent, options)
     lines = {
         "now": format_time(from_ms(tx.at_ms), zone),
         "agent": agent.name,
-        "model": mind.model or agent.model or "the default model",
-        "asks-now": asked[0] if asked else "none",
-        "effort": available.effective_effort(agent, mind) or "the default of the model",
+        "model": options.model or agent.model or "the default model",
+        "current_model": asked[0] if asked else "none",
+        "effort": available.effective_effort(agent, options) or "the default of the model",
         "session": short_id(session.id),
         "run": f"{short_id(run.id)} {run.status} since {format_time(run.started_at, zone)}" if run else "none",
-        "waiting-envelopes": envelopes.count_due(tx.conn, session.id, tx.at_ms),
-        "queue-mode": session.queue.apply_to(agent.queue).mode,
+        "waiting_envelopes": envelopes.count_due(tx.conn, session.id, tx.at_ms),
+        "queue_mode": session.queue.apply_to(agent.queue).mode,
         "queue": queue_text(session.queue.apply_to(agent.queue)),
         "verbose": manner.verbose or "off",
         "reasoning": manner.reasoning or "not set",
         "elevated": manner.elevated or "not set",
-        "usage-line": manner.usage or "off",
-        "context": context.get("in-mind-now", "unknown"),
+        "usage_line": manner.usage or "off",
+        "context": context.get("context_tokens", "unknown"),
         "used": _usage_summary(used),
         "records": session.record_seq,
         "compactions": session.compactions,
-        "context-began": format_time(from_ms(session.context_started_ms), zone),
-        "begins-afresh": _reset_rules_text(reset_rules_of(session, agent, settings)),
-        "next-afresh": _next_reset_text(tx, session, agent, zone, settings),
+        "context_started": format_time(from_ms(session.context_started_ms), zone),
+        "reset_rules": _reset_rules_text(reset_rules_of(session, agent, settings)),
+        "next_reset": _next_reset_text(tx, session, agent, zone, settings),
         "send": sending_text(session.options),
     }
     return _format_lines(lines)
@@ -115,8 +115,8 @@ def context_text(
     """Execute /context [list|detail|json]."""
     figures = _context_figures(tx, session, agent, available) | {
         "session": short_id(session.id),
-        "records-kept": session.record_seq,
-        "contexts-begun": session.revision + 1,
+        "records": session.record_seq,
+        "contexts_started": session.revision + 1,
     }
     match arguments.strip().casefold():
         case "":
@@ -135,7 +135,7 @@ def _context_figures(
     tx: Transaction, session: Session, agent: Agent, available: AvailableOptions
 ) -> dict[str, str | int]:
     found, damaged = records.read_range(tx.conn, session.id, first=session.context_start_seq, last=session.record_seq)
-    return {**available.context_report(agent, session, found), "damaged-records": len(damaged)}
+    return {**available.context_report(agent, session, found), "damaged_records": len(damaged)}
 
 
 def _list_parts(parts: Sequence[PromptPart], *, limit: int) -> list[str]:
@@ -161,13 +161,13 @@ def usage_text(tx: Transaction, session: Session, agent: Agent, available: Avail
     lines: dict[str, str | int] = {
         "session": short_id(session.id),
         "calls": used.calls,
-        "failed-calls": used.failed_calls,
-        "input-tokens": f"{used.input_tokens:,}",
-        "output-tokens": f"{used.output_tokens:,}",
-        "cache-read-tokens": f"{used.cache_read_tokens:,}",
-        "reasoning-tokens": f"{used.reasoning_tokens:,}",
+        "failed_calls": used.failed_calls,
+        "input_tokens": f"{used.input_tokens:,}",
+        "output_tokens": f"{used.output_tokens:,}",
+        "cache_read_tokens": f"{used.cache_read_tokens:,}",
+        "reasoning_tokens": f"{used.reasoning_tokens:,}",
         "cost": _cost_text(used),
-        "usage-line": session.options.manner.with_defaults(available.default_display(agent)).usage or "off",
+        "usage_line": session.options.manner.with_defaults(available.default_display(agent)).usage or "off",
     }
     return _format_lines(lines)
 
@@ -187,8 +187,8 @@ def agents_text(tx: Transaction, agent: Agent) -> str:
     for each in agents.list_all(tx.conn):
         here = each.name == agent.name
         if each.visible or here:
-            said = f": {' '.join(each.description.split())}" if each.description else ""
-            lines.append(f"{'*' if here else ' '} {each.name}{said}")
+            description = f": {' '.join(each.description.split())}" if each.description else ""
+            lines.append(f"{'*' if here else ' '} {each.name}{description}")
     return "\n".join([*lines, "Switch to another one: /switch AGENT [TEXT]."])
 
 
@@ -208,4 +208,5 @@ def _count_text(count: int, noun: str) -> str:
 
 
 def _format_lines(figures: Mapping[str, object]) -> str:
-    return "\n".join(f"{key}: {value}" for key, value in figures.items())
+    """Return one line for each figure, with its name in kebab-case as in the CLI."""
+    return "\n".join(f"{name.replace('_', '-')}: {value}" for name, value in figures.items())

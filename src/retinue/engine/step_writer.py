@@ -202,7 +202,7 @@ def _write_failed_call(appender: RecordAppender, failed: FailedModelCall) -> Non
         attempt=step.attempt,
         terms=failed.charge.terms,
         failure=error.failure.value,
-        next_move=failed.next_action,
+        next_action=failed.next_action,
         error=f"{error.code}: {error.sentence}"[:ERROR_LENGTH_MAX],
         unknown=error.may_be_charged,
         usage=error.usage,

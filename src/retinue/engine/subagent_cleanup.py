@@ -54,7 +54,7 @@ def _is_result_read(tx: Transaction, delegation: Delegation) -> bool:
 def _clean_up(tx: Transaction, delegation: Delegation, session: Session) -> None:
     if delegation.cleanup is SubagentCleanup.DELETE:
         sessions.delete(tx.conn, session.id, at_ms=tx.at_ms)
-        tx.emit(EventKind.SESSION_DELETED, session=session.id, agent=session.agent, by="house")
+        tx.emit(EventKind.SESSION_DELETED, session=session.id, agent=session.agent, by="server")
     elif session.pinned_at is None:  # a pinned session stays in the list
         sessions.set_archived(tx.conn, session.id, at_ms=tx.at_ms)
         tx.emit(EventKind.SESSION_CHANGED, session=session.id, archived=True)

@@ -50,6 +50,8 @@ log = logging.getLogger(__name__)
 CODE_CHARS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"  # no characters that can be confused
 CODE_LENGTH = 8
 NAME_CHARS_MAX = 256
+_NOTICE_KEY = "door"
+"""Begins the idempotency keys of notices. The value must not change: a notice would be sent twice after an upgrade."""
 
 _SET_ACTIVATION = re.compile(r"/activation(?:@\S{1,64})?\s+(mention|always)\s*", re.IGNORECASE)
 
@@ -127,7 +129,7 @@ class PolicyAccessControl:
         self._unknown_senders = UnknownSenders(ids, post, self._throttled_log)
         self._bindings: tuple[Binding, ...] | None = None  # as stored; None: read again
         self._bindings_version = 0
-        store.on_commit(self._unknown_senders.recheck_all, t.identities, t.admitted, t.bindings)
+        store.on_commit(self._unknown_senders.recheck_all, t.identities, t.admitted_senders, t.bindings)
         store.on_commit(self._forget_bindings, t.bindings)
 
     def refusals(self) -> list[RefusedSender]:
@@ -174,7 +176,7 @@ class PolicyAccessControl:
     async def mark_ambient_read(self, connector: str, channel: str, messages: tuple[AmbientMessage, ...]) -> None:
         if messages:
             body = partial(ambient_messages.delete_shown, connector=connector, channel=channel, upto=messages[-1].seq)
-            await self._store.write(body, point="door")
+            await self._store.write(body, point="access")
 
     async def migrate_channel(self, connector: str, incoming: InboundMessage) -> None:
         """A channel has a new id. Only the platform reports this, and an invalid id is refused."""
@@ -185,7 +187,7 @@ class PolicyAccessControl:
             new_channel=incoming.text,
             at_ms=to_ms(self._clock.now()),
         )
-        went_along = await self._store.write(body, point="door")
+        went_along = await self._store.write(body, point="access")
         log.info("channel migrated", extra={"connector": connector, "sessions": went_along})
 
     # --- lookups ---
@@ -258,7 +260,7 @@ class PolicyAccessControl:
         if bound is None:
             self._throttled_log.warning("no agent bound to channel", connector)
             await self._unknown_senders.notify_owner(
-                f"door/unbound/{connector}/{now:%Y-%m-%d}",
+                f"{_NOTICE_KEY}/unbound/{connector}/{now:%Y-%m-%d}",
                 f"A message to {connector} was dropped: no agent is bound to it. Bind one: "
                 f"retinue binding set AGENT {connector}",
             )
@@ -296,7 +298,7 @@ class PolicyAccessControl:
         if is_silent or speaker.is_program or not incoming.peer:
             return
         await self._unknown_senders.notify_owner(
-            f"door/strangers/{connector}/{now:%Y-%m-%d}",
+            f"{_NOTICE_KEY}/strangers/{connector}/{now:%Y-%m-%d}",
             f"An unknown sender wrote to {connector}: {to_short_line(speaker.name) or 'without a name'} "
             f"(id {to_short_line(who[2])}). They got no answer, because {because} "
             f"({verdict.setting_key or 'a fixed rule'}). You get this notice at most once a day.",
@@ -334,18 +336,18 @@ class PolicyAccessControl:
             return
         await self._unknown_senders.notify_once(
             address.parse_address(f"channel:{connector}:{incoming.room}"),
-            f"door/code/{pairing.id}",
+            f"{_NOTICE_KEY}/code/{pairing.id}",
             "I do not know you yet. To get access, give this code to the owner of this server: "
             f"{pairing.code}. It is valid for {settings.pairing_minutes} minutes.",
         )
         await self._unknown_senders.notify_owner(
-            f"door/pairing/{pairing.id}",
+            f"{_NOTICE_KEY}/pairing/{pairing.id}",
             f"{pairing.name or 'Someone'} (id {to_short_line(speaker)}) wrote to {connector} and asks for access. "
             f"If they give you the code {pairing.code}, accept it: retinue pairing accept {pairing.code}",
         )
 
     async def _store_ambient(self, connector: str, incoming: InboundMessage, settings: AccessSettings) -> None:
-        if incoming.kind is not InboundKind.MESSAGE or not settings.history_limit or not incoming.text.strip():
+        if incoming.kind is not InboundKind.MESSAGE or not settings.ambient_messages_max or not incoming.text.strip():
             return
         body = partial(
             ambient_messages.add,
@@ -355,10 +357,10 @@ class PolicyAccessControl:
             speaker=make_storable(get_sender_id(incoming))[:NAME_CHARS_MAX],
             name=make_storable(to_short_line(incoming.speaker.name or incoming.context.sender_name)),
             text=make_storable(incoming.text),
-            limit=settings.history_limit,
+            limit=settings.ambient_messages_max,
             at_ms=to_ms(self._clock.now()),
         )
-        await self._store.write(body, point="overhear")
+        await self._store.write(body, point="ambient")
 
     async def _apply_activation(self, connector: str, incoming: InboundMessage, verdict: AccessDecision) -> bool:
         """Apply `/activation mention|always` to its channel, until it is given again. An
@@ -376,12 +378,12 @@ class PolicyAccessControl:
             value=wanted.value,
             at_ms=to_ms(self._clock.now()),
         )
-        await self._store.write(body, point="door")
+        await self._store.write(body, point="access")
         scope = "every message in this channel" if wanted is Activation.ALWAYS else "messages that mention me"
         digest = hashlib.sha256(incoming.message_id.encode(errors="replace")).hexdigest()[:16]
         await self._unknown_senders.notify_once(
             address.parse_address(f"channel:{connector}:{incoming.room}"),
-            f"door/activation/{hashlib.sha256(incoming.room.encode(errors='replace')).hexdigest()[:16]}/{digest}",
+            f"{_NOTICE_KEY}/activation/{hashlib.sha256(incoming.room.encode(errors='replace')).hexdigest()[:16]}/{digest}",
             f"I now answer {scope}.",
         )
         return True

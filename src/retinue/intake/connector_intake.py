@@ -176,10 +176,11 @@ class ConnectorIntake:
         joiner, room = self._coalescer, incoming.room
         joins = joiner.can_wait(connector, incoming, admission)
         if not joins or joiner.has_other_senders(connector, room, admission.sender_id):
-            told = await joiner.flush(connector, room)
-            if told:  # ambient messages that were passed on with those are not repeated with this one
+            last_seq = await joiner.flush(connector, room)
+            if last_seq:  # ambient messages that were passed on with those are not repeated with this one
                 admission = replace(
-                    admission, ambient_messages=tuple(each for each in admission.ambient_messages if each.seq > told)
+                    admission,
+                    ambient_messages=tuple(each for each in admission.ambient_messages if each.seq > last_seq),
                 )
         if not joins:
             return await self._store_message(connector, incoming, admission)
@@ -238,16 +239,16 @@ class ConnectorIntake:
 
     async def _transcribe_voice(self, connector: str, incoming: InboundMessage) -> list[str]:
         """Transcripts of voice messages, as far as possible. A failure never keeps a message out."""
-        said: list[str] = []
+        transcripts: list[str] = []
         for file in incoming.attachments[:ATTACHMENTS_MAX]:
             try:
                 if words := await self._transcribe(file):
-                    said.append(inbound_drafts.format_transcript(file.name, words))
+                    transcripts.append(inbound_drafts.format_transcript(file.name, words))
             except StoreError:
                 raise
             except Exception as error:
                 log.warning("voice message not transcribed", exc_info=error, extra={"connector": connector})
-        return said
+        return transcripts
 
     async def _store_merged(
         self, connector: str, messages: list[InboundMessage], admission: Admission
@@ -348,7 +349,7 @@ class ConnectorIntake:
         if welcome is None:
             return None
         await self._coalescer.flush(connector, incoming.room)
-        said = f"{get_sender_id(incoming)}\n{incoming.text}".encode(errors="replace")
+        identity = f"{get_sender_id(incoming)}\n{incoming.text}".encode(errors="replace")
         draft = inbound_drafts.build_draft(
             connector,
             incoming,
@@ -358,7 +359,7 @@ class ConnectorIntake:
             text="",
             settings=self._sessions(),
         )
-        purpose = f"reaction/{hashlib.sha256(said).hexdigest()[:16]}"
+        purpose = f"reaction/{hashlib.sha256(identity).hexdigest()[:16]}"
         noted = inbound_drafts.build_note(
             replace(draft, reply_to=to.id),
             inbound_drafts.format_reaction(incoming, to),

@@ -88,7 +88,7 @@ class WebhookIntake:
         try:
             secret = connector.read_secret()
             return webhook_signature.verify_request(
-                connector.settings.proof, secret, raw.headers, raw.body, now_s=self._clock.now().timestamp()
+                connector.settings.signature_scheme, secret, raw.headers, raw.body, now_s=self._clock.now().timestamp()
             )
         except webhook_signature.SignatureInvalid as error:
             raise WebhookUnverified(because=str(error)) from None
@@ -153,8 +153,8 @@ def _build_context(connector: WebhookConnector, webhook_request: WebhookRequest,
 
 def _get_answer_address(connector: WebhookConnector, webhook_request: WebhookRequest, origin: Origin) -> str:
     """The address for the answer. Empty: the sender, which is this connector's own `url`."""
-    if webhook_request.deliver or connector.settings.deliver:
-        return webhook_request.deliver or connector.settings.deliver
+    if webhook_request.deliver or connector.settings.deliver_to:
+        return webhook_request.deliver or connector.settings.deliver_to
     if webhook_request.kind is WebhookKind.WAKE:
         return str(get_session_address(origin))
     return "" if connector.settings.url is not None else str(OWNER)

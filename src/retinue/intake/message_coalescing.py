@@ -39,7 +39,7 @@ class _PendingMessages(Struct, eq=False):
 
 
 StoreMerged = Callable[[str, list[InboundMessage], Admission], Awaitable[Receipt | None]]
-"""Stores texts of one speaker as one envelope, in the order they were said."""
+"""Stores texts of one speaker as one envelope, in the order they were sent."""
 
 
 class MessageCoalescer:
@@ -107,7 +107,7 @@ class MessageCoalescer:
         result of a store call is unknown: then nothing later is stored before it.
         """
         failed: StoreError | None = None
-        told = 0
+        last_seq = 0
         for whose in [each for each in self._pending if each[:2] == (connector, channel)]:
             waiting = self._pending.pop(whose)
             waiting.cancel_timer()
@@ -115,7 +115,7 @@ class MessageCoalescer:
                 if failed is not None:
                     raise failed
                 receipt = await self._store_merged(connector, waiting.messages, waiting.admission)
-                told = max((told, *(each.seq for each in waiting.admission.ambient_messages)))
+                last_seq = max((last_seq, *(each.seq for each in waiting.admission.ambient_messages)))
             except BaseException as error:
                 if not waiting.receipt.done():
                     waiting.receipt.set_exception(
@@ -129,7 +129,7 @@ class MessageCoalescer:
                     waiting.receipt.set_result(receipt)
         if failed is not None:
             raise failed
-        return told
+        return last_seq
 
     def abandon(self) -> None:
         for waiting in self._pending.values():

@@ -92,7 +92,7 @@ class SpeechPrograms:
                 sound = await self._run(command, text.encode(), wished, bytes_max=settings.audio_bytes_max)
                 if not sound:
                     raise OwnerCommandFailed(command.command, because="its output is empty")
-                named = f"{FILE_STEM}.{command.ending}"
+                named = f"{FILE_STEM}.{command.file_extension}"
                 keep = self._files.store
                 return await asyncio.to_thread(keep, [sound], name=named, media_type=command.media_type)
             except (RetinueError, OSError) as error:
@@ -107,8 +107,8 @@ class SpeechPrograms:
             return ""
         for name, command in settings.listeners.items():
             try:
-                said = await self._run(command, attachment, {}, bytes_max=TRANSCRIPT_BYTES_MAX)
-                if text := make_storable(said.decode(errors="replace")).strip():
+                output = await self._run(command, attachment, {}, bytes_max=TRANSCRIPT_BYTES_MAX)
+                if text := make_storable(output.decode(errors="replace")).strip():
                     return text
             except (RetinueError, OSError) as error:
                 _log_failure("transcription failed", name, error)
@@ -117,21 +117,21 @@ class SpeechPrograms:
     async def _shorten(self, settings: SpeechSettings, decided: speech.SpeechDecision) -> str:
         if not decided.needs_summary:
             return speech.shorten_speech(decided.spoken_text, settings.text_chars_max)
-        if settings.summarise and (short := await self._summarize(settings, decided.spoken_text)):
+        if settings.summarize and (short := await self._summarize(settings, decided.spoken_text)):
             return speech.shorten_speech(short, settings.text_chars_max)
         most = settings.text_chars_max
         return speech.shorten_speech(
-            decided.spoken_text, min(most, settings.summarise_over_chars) if settings.summarise else most
+            decided.spoken_text, min(most, settings.summarize_over_chars) if settings.summarize else most
         )
 
     async def _summarize(self, settings: SpeechSettings, text: str) -> str:
         """A summary, by the first program that succeeds. Empty if none does: then the beginning is
         spoken."""
-        wished = {"chars": str(settings.summarise_over_chars)}
-        for name, command in settings.summarisers.items():
+        wished = {"chars": str(settings.summarize_over_chars)}
+        for name, command in settings.summarizers.items():
             try:
-                said = await self._run(command, text.encode(), wished, bytes_max=TRANSCRIPT_BYTES_MAX)
-                if short := speech.to_spoken_text(make_storable(said.decode(errors="replace"))):
+                output = await self._run(command, text.encode(), wished, bytes_max=TRANSCRIPT_BYTES_MAX)
+                if short := speech.to_spoken_text(make_storable(output.decode(errors="replace"))):
                     return short
             except (RetinueError, OSError) as error:
                 _log_failure("summary failed", name, error)
@@ -147,7 +147,7 @@ class SpeechPrograms:
         settings = self._settings()
         folder = await asyncio.to_thread(self._make_folder)
         try:
-            source, target = folder / "input", folder / f"output.{command.ending}"
+            source, target = folder / "input", folder / f"output.{command.file_extension}"
             await asyncio.to_thread(self._write_input, source, input_data)
             argv = _build_argv(command.command, {**values, "input": str(source), "output": str(target)})
             writes = any("{output}" in word for word in command.command)

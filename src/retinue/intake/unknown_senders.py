@@ -102,7 +102,7 @@ class UnknownSenders:
         each = self._buckets(f"{connector}/each", settings.messages_per_minute, SENDERS_MAX)
         if each.take(sender_id, now_s):
             return False
-        return not self._buckets(f"{connector}/all", settings.strangers_per_minute, 1).take(connector, now_s)
+        return not self._buckets(f"{connector}/all", settings.unknown_senders_per_minute, 1).take(connector, now_s)
 
     def _buckets(self, name: str, per_minute: int, remembered_max: int) -> TokenBuckets:
         found = self._rates.get(name)
@@ -125,7 +125,7 @@ class UnknownSenders:
             sender=address.SERVER_ADDRESS,
             recipient=recipient,
             text=text,
-            source="house",
+            source="server",
             idempotency_key=key,
             kind=EnvelopeKind.NOTICE,
             trust=Trust.PRIVATE,

@@ -323,7 +323,7 @@ class ModelTimedOut(ModelFailed):
         super().__init__(
             f"{provider} stopped in the middle of its reply" if begun else f"{provider} did not reply in time",
             because=f"it sent nothing for {timeout_s:g} seconds",
-            try_this="send the message again, or raise `silence_s` or `first_byte_s` under `[models]`",
+            try_this="send the message again, or raise `stream_idle_timeout_s` or `first_byte_timeout_s` in `[models]`",
             failure=ModelFailureKind.TIMEOUT,
             may_be_charged=True,
         )

@@ -14,11 +14,11 @@ from retinue.domain.model import ModelFailed, ModelRef
 class FallbackKind(StrEnum):
     """What was done about a failure; stored with the failed call."""
 
-    RETRY = "again"
-    NEXT_CREDENTIAL = "next-credential"
-    NEXT_MODEL = "next-model"
+    RETRY = "retry"
+    NEXT_CREDENTIAL = "next_credential"
+    NEXT_MODEL = "next_model"
     COMPACTION = "compaction"
-    GIVE_UP = "give-up"
+    GIVE_UP = "give_up"
 
 
 class ModelCandidate(Struct, frozen=True, kw_only=True):

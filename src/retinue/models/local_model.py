@@ -158,8 +158,8 @@ class LocalModel:
                 raise LocalModelEnded(because=CLOSED_BY_SERVER, begun=False)
             try:
                 model = HttpModel(self._connections, self._format, target)
-                said = cast("AsyncGenerator[ReplyChunk, None]", model.reply(fitted, key=process.token))
-                async with aclosing(said) as chunks:
+                reply = cast("AsyncGenerator[ReplyChunk, None]", model.reply(fitted, key=process.token))
+                async with aclosing(reply) as chunks:
                     async for chunk in chunks:
                         begun = True
                         yield chunk
@@ -193,15 +193,15 @@ class LocalModel:
         try:
             if self._is_closed:  # closed while the process was starting
                 return
-            async with aclosing(self._read_statuses(process, file)) as lines:
-                async for told in lines:
+            async with aclosing(self._read_statuses(process, file)) as statuses:
+                async for status in statuses:
                     took_s = (self._clock.now() - began_at).total_seconds()
-                    if told is None:
+                    if status is None:
                         yield f" {took_s:.0f} s…"
-                    elif told.tells is LocalServerState.READING:
-                        yield f" {round(told.share * 100)} %"
-                    elif told.tells is LocalServerState.READY:
-                        self._target = self._build_target(told.url)
+                    elif status.state is LocalServerState.READING:
+                        yield f" {round(status.fraction * 100)} %"
+                    elif status.state is LocalServerState.READY:
+                        self._target = self._build_target(status.url)
                         log.info("local model ready", extra={"model": self.name, "pid": process.pid, "took_s": took_s})
                         yield f" ready after {took_s:.1f} s\n"
         finally:
@@ -216,7 +216,7 @@ class LocalModel:
         silent_s = 0.0
         while True:
             try:
-                told = await asyncio.wait_for(process.read_status(), PROGRESS_INTERVAL_S)
+                status = await asyncio.wait_for(process.read_status(), PROGRESS_INTERVAL_S)
             except TimeoutError:
                 silent_s += PROGRESS_INTERVAL_S
                 if silent_s >= LOAD_TIMEOUT_S:
@@ -224,22 +224,23 @@ class LocalModel:
                 yield None
                 continue
             silent_s = 0.0
-            if told is None and self._is_closed:
+            if status is None and self._is_closed:
                 return
-            if told is None:
+            if status is None:
                 raise LocalModelUnloadable(str(file), because=await process.explain_end())
-            match told.tells:
+            match status.state:
                 case LocalServerState.MISSING:
                     raise LocalModelUnusable(
-                        because=f"its runtime cannot be loaded: {told.because}", try_this=local_process.INSTALL_COMMAND
+                        because=f"its runtime cannot be loaded: {status.because}",
+                        try_this=local_process.INSTALL_COMMAND,
                     )
                 case LocalServerState.FAILED:
-                    raise LocalModelUnloadable(str(file), because=told.because or await process.explain_end())
+                    raise LocalModelUnloadable(str(file), because=status.because or await process.explain_end())
                 case LocalServerState.READY:
-                    yield told
+                    yield status
                     return
                 case LocalServerState.READING | LocalServerState.LOADING:
-                    yield told
+                    yield status
 
     def _build_target(self, url: str) -> ModelTarget:
         return ModelTarget(

@@ -33,8 +33,8 @@ PASSED_VARIABLES = frozenset(
 class LocalServerStatus(msgspec.Struct, frozen=True):
     """One state line of the process."""
 
-    tells: LocalServerState
-    share: float = 0.0
+    state: LocalServerState
+    fraction: float = 0.0
     url: str = ""
     because: str = ""
 

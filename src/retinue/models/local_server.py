@@ -29,9 +29,9 @@ _LOG_ERRORS_ONLY = 1
 
 
 class LocalServerState(StrEnum):
-    """The state of the process: the `tells` field of a line on stdout."""
+    """The state of the process: the `state` field of a line on stdout."""
 
-    READING = "reading"  # with `share`, the fraction of the file
+    READING = "reading"  # with `fraction`, the part of the file
     LOADING = "loading"
     READY = "ready"  # with `url`
     MISSING = "missing"  # the runtime is not installed; with `because`
@@ -58,27 +58,27 @@ def main() -> int:
         return 0  # the parent is already gone
     order = LocalServerConfig(**json.loads(line))
 
-    def tell(what: LocalServerState, **more: object) -> None:
-        output.write(json.dumps({"tells": what, **more}).encode() + b"\n")
+    def report(state: LocalServerState, **more: object) -> None:
+        output.write(json.dumps({"state": state, **more}).encode() + b"\n")
         output.flush()
 
     try:
         xllamacpp = importlib.import_module("xllamacpp")
     except ImportError as error:
-        tell(LocalServerState.MISSING, because=str(error))
+        report(LocalServerState.MISSING, because=str(error))
         return 1
     try:
-        for share in read_ahead(Path(order.gguf), memory_bytes=_get_memory_bytes()):
-            tell(LocalServerState.READING, share=share)
-        tell(LocalServerState.LOADING)
+        for fraction in read_ahead(Path(order.gguf), memory_bytes=_get_memory_bytes()):
+            report(LocalServerState.READING, fraction=fraction)
+        report(LocalServerState.LOADING)
         server = xllamacpp.Server(_build_params(xllamacpp, order))
     except OSError as error:
-        tell(LocalServerState.FAILED, because=error.strerror)
+        report(LocalServerState.FAILED, because=error.strerror)
         return 1
     except RuntimeError:
-        tell(LocalServerState.FAILED)
+        report(LocalServerState.FAILED)
         return 1
-    tell(LocalServerState.READY, url=server.listening_address)
+    report(LocalServerState.READY, url=server.listening_address)
     sys.stdin.buffer.read()
     # Immediately: threads of the runtime may be generating a reply that no one reads anymore.
     os._exit(0)
@@ -93,14 +93,14 @@ def read_ahead(path: Path, *, memory_bytes: int) -> Iterator[float]:
     size_bytes = path.stat().st_size
     if size_bytes > memory_bytes * READ_AHEAD_MEMORY_SHARE_MAX:
         return
-    done_bytes = told = 0
+    done_bytes = reported = 0
     buffer = bytearray(READ_CHUNK_BYTES)
     with path.open("rb", buffering=0) as file:
         while got := file.readinto(buffer):
             done_bytes += got
             steps = done_bytes * PROGRESS_STEPS // size_bytes
-            if steps > told:
-                told = steps
+            if steps > reported:
+                reported = steps
                 yield steps / PROGRESS_STEPS
 
 

@@ -177,8 +177,8 @@ class ModelCatalog:
             headers={name: self._read_header(value) for name, value in own.headers.items()},
             params=self.get_params(ref),
             quirks=frozenset(map(str, {*own.quirks, *(family.quirks if family else ())})),
-            first_byte_s=models.first_byte_s,
-            silence_s=models.silence_s,
+            first_byte_s=models.first_byte_timeout_s,
+            silence_s=models.stream_idle_timeout_s,
         )
         return own.format or known.format, target
 

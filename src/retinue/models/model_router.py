@@ -253,8 +253,8 @@ class ModelRouter:
             tree_usd=budgets.tree_usd,
             person_day_usd=budgets.person_day_usd,
             person_month_usd=budgets.person_month_usd,
-            server_day_usd=budgets.house_day_usd,
-            server_month_usd=budgets.house_month_usd,
+            server_day_usd=budgets.instance_day_usd,
+            server_month_usd=budgets.instance_month_usd,
             warn_share=budgets.warn_share,
         )
 
@@ -282,7 +282,7 @@ class ModelRouter:
             at_ms, asked_ms = to_ms(now), to_ms(asked_at)
             credentials.mark_used(conn, credential, at_ms=at_ms, model=candidate.ref.model, asked_ms=asked_ms)
             if moves:
-                _change_session_options(conn, session, lambda mind: keep_credential(mind, credential))
+                _change_session_options(conn, session, lambda options: keep_credential(options, credential))
 
         await self._write_best_effort(body)
         return after
@@ -314,5 +314,5 @@ def _change_session_options(
 ) -> None:
     """Change the session's stored options: a person may have chosen another model since the run began."""
     found = sessions.get(conn, session)
-    if found is not None and (mind := change(found.options)) != found.options:
-        sessions.set_model_choice(conn, session, mind)
+    if found is not None and (options := change(found.options)) != found.options:
+        sessions.set_model_choice(conn, session, options)

@@ -242,14 +242,14 @@ class ModelSelector(ModelCatalog):
         one has. A number never matches. The names of built-in models are plain words, so they match
         only if the word is `alone`.
         """
-        said = word.casefold()
+        hint = word.casefold()
         offered = [ref for ref in self._list_offered() if ref.provider or alone]
         for ref in offered:
-            if said and said in ((self.get_alias(ref) or "").casefold(), str(ref).casefold(), ref.model.casefold()):
+            if hint and hint in ((self.get_alias(ref) or "").casefold(), str(ref).casefold(), ref.model.casefold()):
                 return ref
-        if len(said) < HINT_LENGTH_MIN or not said.isalpha():
+        if len(hint) < HINT_LENGTH_MIN or not hint.isalpha():
             return None
-        fitting = [ref for ref in offered if said in _NAME_PARTS.split(ref.model.casefold())]
+        fitting = [ref for ref in offered if hint in _NAME_PARTS.split(ref.model.casefold())]
         return fitting[0] if len(fitting) == 1 else None
 
     def _get_offered(self, number: str) -> ModelRef:

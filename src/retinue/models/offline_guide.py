@@ -398,7 +398,7 @@ ABILITIES: tuple[GuideAbility, ...] = (
         "three first steps",
     ),
     GuideAbility(
-        build_phrase_pattern("how do(?:es)? (?:it|this|the house|the server|retinue|you) work", "tour"),
+        build_phrase_pattern("how do(?:es)? (?:it|this|the server|retinue|you) work", "tour"),
         HOW_IT_WORKS,
         "how does it work",
         "how the server works, in five sentences",

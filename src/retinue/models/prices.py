@@ -99,11 +99,11 @@ def _find_highest(prices: list[ModelPrice], key: str) -> int | None:
     """
     found: list[Decimal] = []
     for price in prices:
-        said: Any = getattr(price, key, None)
-        if isinstance(said, Decimal):
-            found.append(said)
-        elif said is not None:
-            found += [said.base, *(tier.price for tier in said.tiers)]
+        value: Any = getattr(price, key, None)
+        if isinstance(value, Decimal):
+            found.append(value)
+        elif value is not None:
+            found += [value.base, *(tier.price for tier in value.tiers)]
     return max(map(_to_microusd, found), default=None)
 
 

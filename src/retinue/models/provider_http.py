@@ -221,11 +221,11 @@ class HttpModel:
             # Nested too deeply for the decoder, or not text where text is expected.
             raise ReplyMalformed(target.provider, "it cannot be decoded") from None
         except ModelFailed as failed:
-            told = error_messages.redact_failure(failed, (key, *target.headers.values()))
-            if told.code == ModelNotOffered.code:
-                told = add_replacement(told, target.facts.ref)
-            if told is not failed:
-                raise told from None  # without the cause, which contains the secret
+            shown = error_messages.redact_failure(failed, (key, *target.headers.values()))
+            if shown.code == ModelNotOffered.code:
+                shown = add_replacement(shown, target.facts.ref)
+            if shown is not failed:
+                raise shown from None  # without the cause, which contains the secret
             raise
         finally:
             exchange.close()
@@ -319,8 +319,8 @@ class _Exchange:
             async with asyncio.timeout(self._target.first_byte_s):
                 first = await self._read_first_piece()
         except Exception as error:
-            if told := self._to_model_error(error, self._target.first_byte_s):
-                raise told from error
+            if model_error := self._to_model_error(error, self._target.first_byte_s):
+                raise model_error from error
             raise
         return first
 
@@ -337,8 +337,8 @@ class _Exchange:
         try:
             piece = await line.read_chunk()
         except Exception as error:
-            if told := self._to_model_error(error, silence.patience_s):
-                raise told from error
+            if model_error := self._to_model_error(error, silence.patience_s):
+                raise model_error from error
             raise
         silence.stop_waiting()
         self._count_bytes(piece)
@@ -470,10 +470,10 @@ class _IdleTimeout:
 
 def is_event_stream(beginning: bytes) -> bool | None:
     """Whether a body with this beginning is an event stream; None if undecided. The content type is often wrong."""
-    said = beginning.removeprefix(_BOM).lstrip()
-    if said.startswith(_STREAM_PREFIXES):
+    text = beginning.removeprefix(_BOM).lstrip()
+    if text.startswith(_STREAM_PREFIXES):
         return True
-    if _BOM.startswith(beginning) or any(field.startswith(said) for field in _STREAM_PREFIXES):
+    if _BOM.startswith(beginning) or any(field.startswith(text) for field in _STREAM_PREFIXES):
         return None
     return False
 
@@ -487,11 +487,11 @@ def _try_finish(reader: ReplyReader) -> EndChunk | None:
 
 async def _read_error_body(connection: Http1Connection) -> bytes:
     """Return the body of an error response, or its beginning: the status alone suffices to continue."""
-    said = b""
+    body = b""
     try:
         async with asyncio.timeout(ERROR_BODY_TIMEOUT_S):
-            while len(said) < ERROR_BYTES_MAX and (piece := await connection.read_chunk()):
-                said += piece
+            while len(body) < ERROR_BYTES_MAX and (piece := await connection.read_chunk()):
+                body += piece
     except (TimeoutError, ConnectionFailed):
         pass
-    return said[:ERROR_BYTES_MAX]
+    return body[:ERROR_BYTES_MAX]

@@ -30,11 +30,11 @@ def build_messages(library: Any, prompt: ModelPrompt, facts: ModelFacts) -> list
             if sent := [part for part in replied if part is not None]:
                 made.append(library.ModelResponse(parts=sent))
             continue
-        said = list(_build_request_parts(library, record, prompt, facts))
-        if said and made and made[-1].kind == "request":
-            made[-1].parts.extend(said)
-        elif said:
-            made.append(library.ModelRequest(parts=said))
+        parts = list(_build_request_parts(library, record, prompt, facts))
+        if parts and made and made[-1].kind == "request":
+            made[-1].parts.extend(parts)
+        elif parts:
+            made.append(library.ModelRequest(parts=parts))
     if not made or made[0].kind != "request":
         made.insert(0, library.ModelRequest(parts=[library.UserPromptPart(content=OPENING_TEXT)]))
     if made[-1].kind != "request":

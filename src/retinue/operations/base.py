@@ -6,6 +6,7 @@ HTTP, CLI, tools and docs take parameters, permissions and errors from the decla
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -20,6 +21,7 @@ from msgspec import Struct, field
 from retinue.agents.hook_runner import HookRunner
 from retinue.config import Settings, choose_default_agent
 from retinue.config.agent_defaults import BUILT_IN_AGENT_DEFAULTS, AgentDefaults
+from retinue.config.renamed_settings import find_new_parameter
 from retinue.domain.agent import Agent, PermissionLevel
 from retinue.domain.envelope import IDEMPOTENCY_KEY_LENGTH_MAX
 from retinue.domain.errors import RetinueError, StoreError
@@ -27,6 +29,7 @@ from retinue.domain.ids import SessionId
 from retinue.domain.model import ModelRef
 from retinue.domain.ports import Clock, EnvelopeAcceptor, IdSource
 from retinue.domain.principal import Principal
+from retinue.domain.renamed_names import PARAMETERS
 from retinue.domain.session import SessionOptions
 from retinue.domain.shared_errors import KeyInvalid, KeyReused, PermissionDenied
 from retinue.domain.storable_text import is_storable
@@ -62,6 +65,7 @@ if TYPE_CHECKING:
 NUMBER_MAX = 2**63  # exclusive limit: databases store signed 64-bit integers
 
 _encode = msgspec.json.Encoder().encode
+_UNKNOWN_FIELD = re.compile(r"unknown field `(\w+)`")
 
 
 def _ignore_effect_start() -> None:
@@ -162,6 +166,12 @@ class Operation(Struct, frozen=True, kw_only=True):
     def route(self) -> str:
         return "/api/" + self.name.replace(".", "/")
 
+    @property
+    def command(self) -> tuple[str, str]:
+        """The noun and the verb as they are typed in a terminal: kebab-case."""
+        noun, _, verb = self.name.replace("_", "-").partition(".")
+        return noun, verb
+
 
 def unrestricted_operation(
     name: str, summary: str, parameters: Any, handler: Any, result: Any, *, has_effect: bool = True
@@ -189,7 +199,7 @@ async def perform_operation(
     permission = permissions.decide_operation(operation.name, caller.level, services.permission_policy)
     if not permission.is_allowed:
         raise PermissionDenied(f"call {operation.name}", because=permission.because)
-    parsed = parse_request(body, operation.parameters)
+    parsed = parse_request(body, operation.parameters, operation=operation.name)
     try:
         if not key or not operation.has_effect:
             answer = await _call_handler(services, caller, operation, parsed)
@@ -210,16 +220,27 @@ async def _call_handler(services: Services, caller: Principal, operation: Operat
     return answer
 
 
-def parse_request(body: bytes, parameters: type[msgspec.Struct]) -> Any:
+def parse_request(body: bytes, parameters: type[msgspec.Struct], *, operation: str = "") -> Any:
+    """Decode the parameters of a request. The error for an old parameter of the operation names the new one."""
     try:
         parsed = msgspec.json.decode(body or b"{}", type=parameters)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestInvalid(because=str(error)) from error
+        raise RequestInvalid(because=_explain_renamed_parameter(operation, parameters, str(error))) from error
     for name in parameters.__struct_fields__:
         value = getattr(parsed, name)
         if isinstance(value, int) and not -NUMBER_MAX <= value < NUMBER_MAX:
             raise RequestInvalid(because=f"a number has at most 63 bits - at `$.{name}`")
     return parsed
+
+
+def _explain_renamed_parameter(operation: str, parameters: type[msgspec.Struct], because: str) -> str:
+    """Add the current name of a parameter to the decoder's message, if the message names an old one."""
+    found = _UNKNOWN_FIELD.search(because)
+    if found is None:
+        return because
+    old = found[1]
+    new = PARAMETERS.get(f"{operation}.{old}") or find_new_parameter(old, parameters.__struct_encode_fields__)
+    return f"{because}: `{old}` is now `{new}`" if new else because
 
 
 async def perform_with_key(
@@ -306,10 +327,10 @@ class _EffectTracker:
 
 
 def remove_secret_fields(answer: bytes, operation: Operation) -> bytes:
-    """Return the answer without its secret fields, for storage or for a model. `shown-once` lists their names."""
+    """Return the answer without its secret fields, for storage or for a model. `shown_once` lists their names."""
     secrets = operation.secret_fields
     if not secrets:
         return answer
     fields: dict[str, Any] = msgspec.json.decode(answer)
     public = {key: value for key, value in fields.items() if key not in secrets}
-    return _encode(public | {"shown-once": sorted(secrets)})
+    return _encode(public | {"shown_once": sorted(secrets)})

@@ -5,10 +5,11 @@ Run `python -m retinue.operations.generate_reference` in a checkout, or `make ge
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import cast
 
+from retinue.domain import renamed_names
 from retinue.operations.base import Operation
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.error_reference import find_errors, render_errors_page
@@ -17,6 +18,7 @@ from retinue.operations.parameter_schema import OperationParameter, ParameterKin
 SOURCE = Path(__file__).parent.parent
 REFERENCE = SOURCE.parent.parent / "docs" / "reference"
 OPERATION_TABLE = SOURCE / "cli" / "operation_table.py"
+RENAMED_COMMANDS = SOURCE / "cli" / "renamed_commands.py"
 COLUMNS_MAX = 120
 ESCAPED_BAR = "\\|"
 GENERATED_NOTICE = "<!-- Made from the code by `make generate`. -->\n\n"
@@ -27,6 +29,7 @@ def main() -> None:
     (REFERENCE / "errors.md").write_text(GENERATED_NOTICE + render_errors_page(find_errors(SOURCE)))
     (REFERENCE / "operations.md").write_text(render_operations_page(OPERATIONS.values()))
     OPERATION_TABLE.write_text(render_operation_table(OPERATIONS.values()))
+    RENAMED_COMMANDS.write_text(render_renamed_commands(find_renamed_commands()))
 
 
 # Operations
@@ -75,10 +78,9 @@ def _render_operation(operation: Operation) -> list[str]:
 
 def render_usage(operation: Operation) -> str:
     """Return the command to type: positional arguments, then required options."""
-    noun, _, verb = operation.name.partition(".")
-    words = ["retinue", noun, verb]
+    words = ["retinue", *operation.command]
     for each in describe_parameters(operation):
-        if each.place:
+        if each.positional:
             words.append(render_option(each) if each.required else f"[{render_option(each)}]")
         elif each.required:
             words.append(render_option(each))
@@ -88,7 +90,7 @@ def render_usage(operation: Operation) -> str:
 def render_option(parameter: OperationParameter) -> str:
     """Return the parameter as it is typed: a positional argument in capitals, or an option with its value."""
     shown = parameter.option[2:].upper().replace("-", "_")
-    if parameter.place:
+    if parameter.positional:
         return shown
     if parameter.kind is ParameterKind.BOOLEAN:
         return f"--[no-]{parameter.option[2:]}"
@@ -131,10 +133,10 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    # name, option, kind, flags (of: required repeated nullable place), default, choices, help
+    # name, option, kind, flags (of: required repeated nullable positional), default, choices, help
     Parameter = tuple[str, str, str, str, str | int | float | bool | None, tuple[str, ...], str]
-    # noun, verb, summary, whether it has an effect, the level it needs, parameters
-    Operation = tuple[str, str, str, bool, str, tuple[Parameter, ...]]
+    # name, summary, whether it has an effect, the level it needs, parameters
+    Operation = tuple[str, str, bool, str, tuple[Parameter, ...]]
 
 '''
 
@@ -143,6 +145,44 @@ def render_operation_table(operations: Iterable[Operation]) -> str:
     """Return the source of the CLI's table: plain tuples, which Python loads as one constant to start fast."""
     table = tuple(command_row(operation) for operation in operations)
     return f"{_OPERATION_TABLE_HEADER}OPERATIONS: tuple[Operation, ...] = {_render_literal(table, 0, 37)}\n"
+
+
+_RENAMED_COMMANDS_HEADER = '''\
+"""Commands and options that were renamed, old to new. Made by `make generate` from `domain/renamed_names`."""
+
+from __future__ import annotations
+
+'''
+
+
+def find_renamed_commands() -> Mapping[str, str]:
+    """Return the commands and options that were renamed, as they are typed after `retinue`."""
+    operations = {_render_command(old): _render_command(new) for old, new in renamed_names.OPERATIONS.items()}
+    options = {
+        _render_command_option(operation, old): _render_command_option(operation, new)
+        for key, new in renamed_names.PARAMETERS.items()
+        for operation, _, old in [key.rpartition(".")]
+        if not _is_positional(OPERATIONS[operation], new)
+    }
+    every = {**operations, **options, **renamed_names.COMMANDS}
+    return {old: new for old, new in sorted(every.items()) if old != new}
+
+
+def _render_command(operation: str) -> str:
+    return operation.replace("_", "-").replace(".", " ", 1)
+
+
+def _render_command_option(operation: str, parameter: str) -> str:
+    return f"{_render_command(operation)} --{parameter.replace('_', '-')}"
+
+
+def _is_positional(operation: Operation, parameter: str) -> bool:
+    return any(each.name == parameter and each.positional for each in describe_parameters(operation))
+
+
+def render_renamed_commands(renamed: Mapping[str, str]) -> str:
+    rows = "".join(f"    {_render_string(old)}: {_render_string(new)},\n" for old, new in renamed.items())
+    return f"{_RENAMED_COMMANDS_HEADER}RENAMED_COMMANDS: dict[str, str] = {{\n{rows}}}\n"
 
 
 def _render_literal(value: object, depth: int, used: int) -> str:

@@ -92,7 +92,7 @@ def collect_secret_values(
                 _read_secret(SecretReference.from_text(agent.external.secret), environment),
             )
     if isinstance(settings.store, str):
-        add("house.store", _url_password(settings.store))
+        add("server.store", _url_password(settings.store))
     add(OWNER_TOKEN, _read_secret(SecretReference(file=settings.home / OWNER_TOKEN), environment))
     for path in _key_files(settings.home / KEYS_DIRECTORY):
         add(f"{KEYS_DIRECTORY}:{path.name.partition('.')[0]}", _read_secret(SecretReference(file=path), environment))
@@ -142,7 +142,7 @@ def _connector_secrets(settings: Settings) -> Iterator[tuple[str, SecretReferenc
     too much does no harm.
     """
     for name, connector in settings.connectors.items():
-        own = connector.own
+        own = connector.platform_settings
         table = (
             own.table
             if isinstance(own, UnparsedConnectorSettings)

@@ -13,17 +13,17 @@ from retinue.operations.base import Operation
 
 ScalarDefault = str | int | float | bool | None
 
-PARAMETER_FLAGS = ("required", "repeated", "nullable", "place")
+PARAMETER_FLAGS = ("required", "repeated", "nullable", "positional")
 
 
 class ParameterKind(StrEnum):
     """Type of value that the CLI accepts for a parameter."""
 
     TEXT = "text"
-    LONG_TEXT = "words"  # text that may be read from stdin
+    LONG_TEXT = "long_text"  # text that may be read from stdin
     NUMBER = "number"
     DECIMAL = "decimal"
-    BOOLEAN = "flag"
+    BOOLEAN = "boolean"
     CHOICE = "choice"
     FILE = "file"  # a path; the file is sent as name and bytes
     JSON = "json"
@@ -41,7 +41,7 @@ class OperationParameter(Struct, frozen=True, kw_only=True):
     required: bool
     repeated: bool
     nullable: bool  # null is accepted and differs from leaving it out
-    place: bool  # positional on the command line
+    positional: bool
 
 
 # Help for parameters whose declaration has no `msgspec.Meta(description=...)`. An entry for one operation
@@ -52,7 +52,7 @@ _HELP: Mapping[str, str] = {
     "agent.set.clear": "field to reset to its default",
     "agent.versions.before": "last version of the previous page",
     "approval.answer.allow": "whether to allow the calls",
-    "config.apply.take": "file: overwrite changes that were made elsewhere",
+    "config.apply.overwrite": "overwrite changes that were made elsewhere",
     "config.check.text": "text of a settings file; default: the file in use",
     "config.patch.changes": "dotted paths with their new values; null removes a setting",
     "config.patch.expected_hash": "hash of the file as you read it, from config check or config show",
@@ -64,11 +64,11 @@ _HELP: Mapping[str, str] = {
     "envelope.send.key": "idempotency key: two envelopes with the same key are accepted as one",
     "envelope.send.session": "id of a session, or latest for the one used last",
     "envelope.send.to": "agent:NAME[/SESSION], person:NAME or channel:CONNECTOR:CHANNEL; default: the default agent",
-    "house.backup.to": "absolute path of the folder to create; default: a new folder in RETINUE_HOME/backups",
-    "house.backup.verify": "read the copy back and check every part of it",
-    "house.doctor.quick": "skip checks that read the whole store",
-    "house.purge.dry_run": "only count what would be deleted",
-    "house.purge.unread": "also delete envelopes that their reader has not marked as read",
+    "server.backup.to": "absolute path of the folder to create; default: a new folder in RETINUE_HOME/backups",
+    "server.backup.verify": "read the copy back and check every part of it",
+    "server.doctor.quick": "skip checks that read the whole store",
+    "server.purge.dry_run": "only count what would be deleted",
+    "server.purge.unread": "also delete envelopes that their reader has not marked as read",
     "inbox.list.ack": "mark the listed envelopes as read",
     "model.show.agent": "name of an agent; default: all agents",
     "model.show.session": "id of a session, to include the model chosen for it",
@@ -77,15 +77,15 @@ _HELP: Mapping[str, str] = {
     "person.role.role": "new role",
     "session.attributes.patch": "object to merge into the attributes; null removes a value",
     "session.import.files": "files, as session export returns them",
-    "session.queue.cap": "maximum number of waiting envelopes",
-    "session.queue.debounce_s": "seconds without a new message before waiting envelopes are read",
-    "session.queue.mode": "what a message does while a run is active",
-    "session.queue.overflow": "what happens when the maximum is reached",
-    "session.refresh.why": "reason, stored with the start of the new context",
+    "session.set_queue.cap": "maximum number of waiting envelopes",
+    "session.set_queue.debounce_s": "seconds without a new message before waiting envelopes are read",
+    "session.set_queue.mode": "what a message does while a run is active",
+    "session.set_queue.overflow": "what happens when the maximum is reached",
+    "session.reset_after_run.reason": "reason, stored with the start of the new context",
     "session.reset.message": "text to keep in the new context",
-    "session.sending.send": "on and off override all rules; inherit follows them",
+    "session.set_sending.send": "on and off override all rules; inherit follows them",
     "session.stop.clear": "also clear the waiting envelopes",
-    "session.stop.why": "reason, stored with the stopped run",
+    "session.stop.reason": "reason, stored with the stopped run",
     "token.create.expires_in_days": "days until the token expires; default: valid until it is revoked",
     "token.create.label": "label, to recognize the token later",
     "usage.days.by": "how to group each day",
@@ -105,7 +105,7 @@ _HELP: Mapping[str, str] = {
     "attempts_max": "maximum number of attempts of a run",
     "attributes": "attributes to store with it",
     "before": "end of the previous page",
-    "colour": "color in the web app",
+    "color": "color in the web app",
     "concurrency": "maximum number of its sessions that run at once",
     "confirm": "the name again, so that it does not happen by accident",
     "context_files": "workspace files that are added to its system prompt",
@@ -119,11 +119,11 @@ _HELP: Mapping[str, str] = {
     "delegation_deny": "agents that it does not see and may not delegate to",
     "delegation_depth_max": "maximum delegation depth; 1: the agents it delegates to cannot delegate further",
     "delegation_exchanges_max": "maximum number of replies between two sessions",
-    "delegation_circles": "whether work may be delegated back to an agent that it came from",
-    "delegation_histories": "whether it may read and write to sessions of other agents",
+    "delegation_allow_cycles": "whether work may be delegated back to an agent that it came from",
+    "delegation_other_sessions": "whether it may read and write to sessions of other agents",
     "delegation_open_max": "maximum number of its open delegations",
     "deliver_at": "earliest time: +2h30m, or 2026-01-28T20:30",
-    "delivery": "what happens to a run that a crash interrupted",
+    "crash_policy": "what happens to a run that a crash interrupted",
     "description": "purpose, in one sentence",
     "display_name": "name that people see",
     "done_days": "delete envelopes this many days after their outcome",
@@ -142,14 +142,14 @@ _HELP: Mapping[str, str] = {
     "heartbeat_active_zone": "time zone of these times; default: the owner's",
     "heartbeat_every_s": "time between heartbeats, in seconds; 0: never",
     "heartbeat_model": "model of its heartbeats",
-    "heartbeat_place": "conversation in which its heartbeats run",
+    "heartbeat_session": "conversation in which its heartbeats run",
     "heartbeat_prompt": "text of each heartbeat, before the checklist",
     "heartbeat_target": "where it reports what needs attention: last, none, or an address",
     "icon": "emoji or a few letters for the web app",
     "id": "id, at least its first 8 digits",
     "instructions": "instructions for the agent",
     "instructions_mode": "size of the system prompt: full, minimal, or none (only its name)",
-    "keep_home": "keep its agent directory on disk",
+    "keep_directory": "keep its agent directory on disk",
     "key": "idempotency key: a repeated request with the same key has no second effect",
     "label": "label, to recognize it later",
     "limit": "maximum number of results",
@@ -157,7 +157,7 @@ _HELP: Mapping[str, str] = {
     "model": "model: PROVIDER/MODEL, an alias, or default",
     "month_microusd_max": "maximum cost of its runs in a month, in millionths of a dollar",
     "name": "name",
-    "news_days": "delete events that are this many days old",
+    "events_days": "delete events that are this many days old",
     "permission_level": "permission level: which operations it may use",
     "person": "name of a person",
     "principal": "address of the principal; default: you",
@@ -178,7 +178,7 @@ _HELP: Mapping[str, str] = {
     "sandbox_mode": "which sessions run commands in the sandbox, if stricter than on the server",
     "sandbox_scope": "who shares a container, if stricter than on the server",
     "sandbox_workspace": "access of commands to the workspace, if stricter than on the server",
-    "sandbox_sessions": "sessions that a sandboxed session sees, if stricter than on the server",
+    "sandbox_visible_sessions": "sessions that a sandboxed session sees, if stricter than on the server",
     "sandbox_browser": "whether sandboxed sessions may use the browser",
     "sandbox_image": "image of its containers",
     "sandbox_cpus": "maximum number of processors of a container",
@@ -209,7 +209,7 @@ _HELP: Mapping[str, str] = {
     "verify": "read the result back and check it byte by byte",
     "version": "number of a version",
     "visible": "whether the web app and other agents show it",
-    "why": "reason, stored with it",
+    "reason": "reason, stored with it",
     "workspace": "workspace: an absolute path, or a folder in its agent directory",
 }
 _OPTION_NAMES = {"attachments": "attach"}
@@ -220,7 +220,6 @@ _POSITIONALS_MAX = 2
 
 def command_row(operation: Operation) -> tuple[object, ...]:
     """Return an operation's row of the CLI table: plain values that can be written as source or sent."""
-    noun, _, verb = operation.name.partition(".")
     found = tuple(
         (
             each.name,
@@ -233,12 +232,12 @@ def command_row(operation: Operation) -> tuple[object, ...]:
         )
         for each in describe_parameters(operation)
     )
-    return (noun, verb, operation.summary, operation.has_effect, str(operation.permission), found)
+    return (operation.name, operation.summary, operation.has_effect, str(operation.permission), found)
 
 
 def describe_parameters(operation: Operation) -> tuple[OperationParameter, ...]:
     """Return the parameters of an operation, in the order of their declaration."""
-    places = 0
+    positionals = 0
     found: list[OperationParameter] = []
     info = inspect.type_info(operation.parameters)
     assert isinstance(info, inspect.StructType)
@@ -251,8 +250,8 @@ def describe_parameters(operation: Operation) -> tuple[OperationParameter, ...]:
             field.encode_name in _POSITIONAL_IF_FIRST or f"{operation.name}.{field.encode_name}" in _POSITIONAL_IF_FIRST
         )
         obvious = field.required or (number == 0 and first)
-        place = is_text and obvious and not nullable and places < _POSITIONALS_MAX
-        places += place
+        is_positional = is_text and obvious and not nullable and positionals < _POSITIONALS_MAX
+        positionals += is_positional
         default = None if field.required else _default_value(field)
         found.append(
             OperationParameter(
@@ -265,7 +264,7 @@ def describe_parameters(operation: Operation) -> tuple[OperationParameter, ...]:
                 required=field.required,
                 repeated=repeated,
                 nullable=nullable and (field.required or field.default is not None),
-                place=place,
+                positional=is_positional,
             )
         )
     return tuple(found)

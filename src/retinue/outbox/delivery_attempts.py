@@ -198,7 +198,7 @@ def store_part(
 
 def _get_access_refusal(page: Transaction, envelope: Envelope, rules: DeliveryRules) -> str:
     """Why an agent may not write there; empty if it may. Checked once, before any part is sent."""
-    if envelope.kind not in _AGENT_KINDS or envelope.source == "house" or envelope.attempts:
+    if envelope.kind not in _AGENT_KINDS or envelope.source == "server" or envelope.attempts:
         return ""
     because = rules.get_refusal(page.conn, envelope)
     return f"{FailureKind.NO_BINDING}: {because}" if because else ""
@@ -207,7 +207,7 @@ def _get_access_refusal(page: Transaction, envelope: Envelope, rules: DeliveryRu
 def _get_send_refusal(page: Transaction, envelope: Envelope, sending: SendSettings) -> str:
     """Why a message of an agent is not sent; empty if it is. The server's own messages always are:
     command answers, questions and notices."""
-    if envelope.kind not in _AGENT_KINDS or envelope.source == "house" or envelope.sender.session is None:
+    if envelope.kind not in _AGENT_KINDS or envelope.source == "server" or envelope.sender.session is None:
         return ""
     session = sessions.get(page.conn, envelope.sender.session)
     if session is None:
@@ -348,7 +348,7 @@ def _note_for_agent(page: Transaction, envelope: Envelope, outcome: Outcome, *, 
         sender=address.SERVER_ADDRESS,
         recipient=envelope.sender,
         text=text,
-        source="house",
+        source="server",
         idempotency_key=f"{envelope.id}/{outcome}",
         kind=EnvelopeKind.NOTICE,
         reply_to=envelope.id,

@@ -78,7 +78,7 @@ class OutboundAccess:
         """Whether someone in the channel may write to us. A direct channel is known by the person's
         id, any channel by an earlier session."""
         settings, room = self._settings(recipient.name), recipient.rest
-        if settings.dm is DmPolicy.OPEN or room in settings.allow_from:
+        if settings.dm_policy is DmPolicy.OPEN or room in settings.allow_from:
             return True
         if settings.group_policy is not GroupPolicy.CLOSED and find_group_settings(settings, room) is not None:
             return True

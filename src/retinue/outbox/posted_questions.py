@@ -124,13 +124,13 @@ def _format_closed(
 ) -> str:
     """The text of the message, with the decision."""
     approval = posted.approval
-    by = f" by {approval.decided_by}" if approval.decided_by not in ("", "house") else ""
+    by = f" by {approval.decided_by}" if approval.decided_by not in ("", "server") else ""
     verdict = f"[{short_id(approval.id)} is {approval.state}{by}]"
     question = posted.question
     if isinstance(connector, RedactedConnector):
         question = replace(question, text=connector.redact(question.text))
-    parcels = split_envelope(question, capabilities, reply_delivery)
-    said = parcels[posted.part].text if posted.part == len(parcels) - 1 else ""
+    parts = split_envelope(question, capabilities, reply_delivery)
+    part_text = parts[posted.part].text if posted.part == len(parts) - 1 else ""
     room = capabilities.text_max - len(verdict) - 2
-    shown = truncate_text(said, room, unit=capabilities.unit) if said and room > 0 else ""
+    shown = truncate_text(part_text, room, unit=capabilities.unit) if part_text and room > 0 else ""
     return f"{shown}\n\n{verdict}" if shown else verdict

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from retinue.domain.delivery_part import ConnectorCapabilities
-from retinue.domain.envelope import Envelope
+from retinue.domain.envelope import INTERIM_KEY, Envelope
 from retinue.domain.errors import RetinueError
 from retinue.domain.record import Reply, model_without_provider
 from retinue.domain.reply_delivery import QuoteMode, ReplyDelivery
@@ -87,7 +87,7 @@ def _get_last_reply(conn: sa.Connection, envelope: Envelope) -> Reply | None:
     """The last model reply of the run that wrote this envelope."""
     if envelope.source != "run":
         return None
-    named = next((word for word in envelope.idempotency_key.split("/") if word != "said"), "")
+    named = next((word for word in envelope.idempotency_key.split("/") if word != INTERIM_KEY), "")
     run = runs.get(conn, named)
     if run is None:
         return None

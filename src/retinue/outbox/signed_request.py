@@ -45,8 +45,8 @@ def _build_failure(answer: WebResponse, *, is_last: bool) -> DeliveryFailed:
     sentence = f"it answered with HTTP {answer.status}"
     if 300 <= answer.status < 400:
         sentence += ", a redirect; redirects are not followed"
-    if said := " ".join(answer.body.decode(errors="replace").split())[:QUOTED_CHARS_MAX]:
-        sentence += f": {said!r}"
+    if quoted := " ".join(answer.body.decode(errors="replace").split())[:QUOTED_CHARS_MAX]:
+        sentence += f": {quoted!r}"
     throttled = answer.status == 429
     return DeliveryFailed(
         sentence,

@@ -132,7 +132,7 @@ class RunProgress:
         """The run ended or was suspended: remove what was shown."""
         for task in self._tasks:
             task.cancel()
-        if self._preview_id or (self._ack_task is not None and self._reply_delivery.ack_removed):
+        if self._preview_id or (self._ack_task is not None and self._reply_delivery.remove_ack):
             self._displays.start_task(self._remove(), "after a run")
 
     def _start(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
@@ -206,7 +206,7 @@ class RunProgress:
         connector = get_preview_support(self._connector)
         if self._preview_id and connector is not None:
             await self._try(connector.delete_preview(self._message.channel.rest, self._preview_id), "preview")
-        if self._ack_task is not None and self._reply_delivery.ack_removed:
+        if self._ack_task is not None and self._reply_delivery.remove_ack:
             await asyncio.wait({self._ack_task})
             await self._react("")
 

@@ -112,7 +112,7 @@ class PluginLoader:
         used = {each.plugin for each in named}
         rest = [
             PluginDetails(
-                instance=id_,
+                name=id_,
                 plugin=id_,
                 state=PluginStatus.INSTALLED,
                 version=package.version,
@@ -312,7 +312,7 @@ class PluginLoader:
         else:
             state, because, try_this = PluginStatus.OFF, "it is loading", ""
         return PluginDetails(
-            instance=instance,
+            name=instance,
             plugin=id_,
             state=state,
             version=manifest.version if manifest else package.version if package else "",
@@ -321,7 +321,7 @@ class PluginLoader:
             try_this=try_this if because else "",
             exclusive=manifest.exclusive if manifest else False,
             folder=str(loaded.host.folder) if loaded else "",
-            brings=self.registry.names_by_kind(instance) if loaded else {},
+            registers=self.registry.names_by_kind(instance) if loaded else {},
             settings_schema=settings_schema_of(manifest) if manifest else {},
         )
 

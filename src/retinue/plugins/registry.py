@@ -33,7 +33,7 @@ from retinue.runners.base import Runner
 from retinue.tools.base import PermissionedTool, Tool, ToolContext, ToolOutput
 
 ENTRIES_PER_OWNER_MAX = 500  # per owner
-BUILT_IN_SOURCE = "house"
+BUILT_IN_SOURCE = "built_in"
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _OPERATION_NAME = re.compile(r"[a-z][a-z0-9-]*\.[a-z][a-z0-9-]*")
@@ -46,7 +46,7 @@ class EntryKind(StrEnum):
     TOOL = "tool"
     OPERATION = "operation"
     CONNECTOR = "connector"
-    PLATFORM = "connector-kind"
+    PLATFORM = "platform"
     MODEL = "model"
     PROVIDER = "provider"
     RUNNER = "runner"

@@ -122,24 +122,24 @@ def split_envelope(
             text, capabilities, reply_delivery, is_agent_text=own, parts_max=max(1, PARTS_MAX - len(albums))
         )
     )
-    parcels = [DeliveryPart(envelope=envelope, text="", files=album) for album in albums]
-    parcels += [DeliveryPart(envelope=envelope, text=piece) for piece in pieces]
+    parts = [DeliveryPart(envelope=envelope, text="", files=album) for album in albums]
+    parts += [DeliveryPart(envelope=envelope, text=piece) for piece in pieces]
     if beside:
-        parcels[0] = replace(parcels[0], text=text.strip())
-    if not parcels:
-        parcels = [DeliveryPart(envelope=envelope, text=NO_TEXT)]
-    quoted = range(len(parcels)) if reply_delivery.quoting is QuoteMode.ALL else range(1)
+        parts[0] = replace(parts[0], text=text.strip())
+    if not parts:
+        parts = [DeliveryPart(envelope=envelope, text=NO_TEXT)]
+    quoted = range(len(parts)) if reply_delivery.quoting is QuoteMode.ALL else range(1)
     quote = context.quote if capabilities.can_quote and reply_delivery.quoting is not QuoteMode.OFF else ""
-    last = len(parcels) - 1
+    last = len(parts) - 1
     return tuple(
         replace(
-            parcel,
+            part,
             quoted_message_id=quote if index in quoted else "",
             buttons=pressed if index == last else (),
             index=index,
-            count=len(parcels),
+            count=len(parts),
         )
-        for index, parcel in enumerate(parcels)
+        for index, part in enumerate(parts)
     )
 
 

@@ -56,7 +56,7 @@ class SpeechDecision(Struct, frozen=True, kw_only=True):
 def parse_speech_tags(text: str) -> SpeechTags:
     """Extract the tags from a text. An incomplete tag stays as written."""
     shown: list[str] = []
-    said: list[str] = []
+    spoken: list[str] = []
     overrides: dict[str, str] = {}
     at, tags = 0, 0
     while tags < TAGS_MAX and (begin := text.find(_OPEN, at)) >= 0:
@@ -66,7 +66,7 @@ def parse_speech_tags(text: str) -> SpeechTags:
         if inside == ":text":
             stop = text.find(_END, end)
             shown.append(text[at:begin])
-            said.append(text[end : stop if stop >= 0 else len(text)])
+            spoken.append(text[end : stop if stop >= 0 else len(text)])
             at = stop + len(_END) if stop >= 0 else len(text)
         elif inside is not None and (set_to := _parse_overrides(inside)) is not None:
             shown.append(text[at:begin])
@@ -81,7 +81,10 @@ def parse_speech_tags(text: str) -> SpeechTags:
     if not tags:
         return SpeechTags(visible_text=text)
     return SpeechTags(
-        visible_text="".join(shown).strip(), is_requested=True, spoken_text="\n".join(said).strip(), overrides=overrides
+        visible_text="".join(shown).strip(),
+        is_requested=True,
+        spoken_text="\n".join(spoken).strip(),
+        overrides=overrides,
     )
 
 
@@ -126,7 +129,7 @@ def decide_speech(
     return SpeechDecision(
         visible_text=tagged.visible_text,
         spoken_text=words,
-        needs_summary=len(words) > settings.summarise_over_chars,
+        needs_summary=len(words) > settings.summarize_over_chars,
         overrides={key: value for key, value in tagged.overrides.items() if key in permitted},
     )
 

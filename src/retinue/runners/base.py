@@ -134,7 +134,7 @@ class RunResources:
 NO_RUN_RESOURCES = RunResources()
 LoadRunResources = Callable[[RunAssignment], Awaitable[RunResources]]
 BuildSystemPrompt = Callable[[RunAssignment, RunResources, ModelFacts, Sequence[ToolSpec]], Awaitable[str]]
-"""What a run is told before this model is asked with these tools."""
+"""Builds the system prompt of a run for a model and its tools."""
 
 
 class Runner(Protocol):

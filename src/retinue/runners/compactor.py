@@ -222,10 +222,10 @@ class ContextCompactor:
                 return await self._call_model(task, candidate, model, request)
             except ModelFailed as failure:
                 if deadline.is_over:  # our own timeout, and no time to try another model
-                    case.journal.record_failure(turn, failure, next_move=FallbackKind.GIVE_UP)
+                    case.journal.record_failure(turn, failure, next_action=FallbackKind.GIVE_UP)
                     raise
                 verdict = plan.handle_failure(failure, now=self._clock.now(), asked_at=asked_at, may_repeat=True)
-                case.journal.record_failure(turn, failure, next_move=verdict.kind)
+                case.journal.record_failure(turn, failure, next_action=verdict.kind)
                 await self._models.record_failure(verdict.mark)
                 match verdict:
                     case GiveUpAction(error=error):

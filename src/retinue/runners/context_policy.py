@@ -88,7 +88,7 @@ class CompactionReason(StrEnum):
 
     FULL = "nearly full"
     OVERFLOW = "refused as too long"
-    REQUESTED = "asked for"
+    REQUESTED = "requested"
 
 
 class Proceed(Struct, frozen=True):
@@ -291,13 +291,13 @@ def context_figures(
         parts[_part_name(record)] += weight_of_record(record, result_chars_max=cap).tokens
     measure = ContextMeter().measure(records, instructions=instructions, tools=tools, result_chars_max=cap)
     return {
-        "last-reply": _last_reply_text(records, window_tokens),
-        "in-mind-now": f"about {_window_share_text(measure.tokens, window_tokens)}",
+        "last_reply": _last_reply_text(records, window_tokens),
+        "context_tokens": f"about {_window_share_text(measure.tokens, window_tokens)}",
         "model": model,
-        "records-in-context": len(records),
+        "records_in_context": len(records),
         "compactions": compactions,
-        "results-shortened": f"{capped_results} capped, {pruned_results} pruned",
-        "about-tokens-by-part": ", ".join(f"{name} {tokens:,}" for name, tokens in parts.items()),
+        "results_shortened": f"{capped_results} capped, {pruned_results} pruned",
+        "tokens_by_part": ", ".join(f"{name} {tokens:,}" for name, tokens in parts.items()),
     }
 
 

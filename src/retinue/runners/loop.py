@@ -84,8 +84,8 @@ def next_step(run_records: Sequence[Record], stored_calls: Sequence[Call]) -> Ne
     closed: set[str] = set()
     for record in run_records:
         match record.body:
-            case Reply() as said:
-                turn, reply, closed = turn + 1, said, set[str]()
+            case Reply() as last:
+                turn, reply, closed = turn + 1, last, set[str]()
             case ToolResult() as result:
                 closed.add(result.call)
             case UserTurn() if reply is not None:
@@ -414,8 +414,10 @@ def _answer_of_call(journal: Journal) -> RunAnswer:
 
 def _answer_at_limit(journal: Journal, limit: str, *, remarks: Sequence[str] = ()) -> RunAnswer:
     """Return an answer that ends with the limit that stopped the run, after the last text."""
-    said = next((record.body.text for record in reversed(journal.run_records) if isinstance(record.body, Reply)), "")
-    text = f"{said}\n\n[{limit}.]".strip()
+    last_text = next(
+        (record.body.text for record in reversed(journal.run_records) if isinstance(record.body, Reply)), ""
+    )
+    text = f"{last_text}\n\n[{limit}.]".strip()
     return RunAnswer(text=text, remarks=tuple(remarks), trust=_trust_of_answer(journal))
 
 

@@ -171,7 +171,7 @@ class ModelCaller:
     ) -> RunAnswer | None:
         """Handle a failure: wait, try another candidate, shorten the context, or end the run."""
         verdict = plan.handle_failure(failure, now=self._clock.now(), asked_at=asked_at, may_repeat=True)
-        run.journal.record_failure(turn, failure, next_move=verdict.kind)
+        run.journal.record_failure(turn, failure, next_action=verdict.kind)
         await self._models.record_failure(verdict.mark)
         log.info(
             "model failed",

@@ -47,15 +47,15 @@ class RunState:
     prompt_model: ModelRef | None = None  # the model it was built for; None: not built yet
 
     def __post_init__(self) -> None:
-        mind = self.assignment.session.options
+        options = self.assignment.session.options
         begun = any(isinstance(record.body, Reply) for record in self.journal.records)
         # no provider has cached a new context, so any credential may serve it
-        self.options = mind if begun else release_credential(mind)
+        self.options = options if begun else release_credential(options)
         if self.assignment.session.origin.kind is OriginKind.BACKGROUND:
             self.system_prompt = ""  # a background job has no other instructions than its text
             return
-        said = (self.assignment.agent.instructions, self.assignment.request.extra_system_prompt)
-        self.system_prompt = "\n\n".join(part for part in said if part)
+        parts = (self.assignment.agent.instructions, self.assignment.request.extra_system_prompt)
+        self.system_prompt = "\n\n".join(part for part in parts if part)
 
     async def load_system_prompt(self, build_system_prompt: BuildSystemPrompt, facts: ModelFacts) -> None:
         """Build the system prompt once per run, and again if another model is called."""

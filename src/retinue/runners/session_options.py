@@ -130,17 +130,17 @@ class ConfiguredOptions:
         )
 
     async def prompt_parts(self, agent: Agent, session: Session | None) -> Sequence[PromptPart]:
-        told = [*await self._instruction_parts(agent, session), *await self._skill_parts(agent, session)]
+        parts = [*await self._instruction_parts(agent, session), *await self._skill_parts(agent, session)]
         try:
             ref = self._current_model(agent, session.options if session is not None else SessionOptions())
         except RetinueError:
-            return told
+            return parts
         for spec in self._offered_tools(agent, session, ref):
             weight = weight_of_tools([spec])
-            told.append(
+            parts.append(
                 PromptPart(kind=PromptPartKind.TOOL, name=spec.name, chars=weight.size_bytes, tokens=weight.tokens)
             )
-        return told
+        return parts
 
     def _offered_tools(self, agent: Agent, session: Session | None, ref: ModelRef) -> Sequence[ToolSpec]:
         if not self._models.catalog.get_facts(ref).tools:

@@ -320,8 +320,8 @@ class ContextMeter:
         self._add_ascii(bare)
 
     def _weight_of_base(self, instructions: str, tools: Sequence[ToolSpec]) -> TextWeight:
-        said, offered, weight = self._base
-        if said != instructions or not (offered is tools or list(offered) == list(tools)):
+        known, offered, weight = self._base
+        if known != instructions or not (offered is tools or list(offered) == list(tools)):
             weight = weight_of_text(instructions).add(weight_of_tools(tools))
             self._base = (instructions, tools, weight)
         return weight

@@ -220,8 +220,8 @@ class BubblewrapSandbox:
         else:
             options += UNFILTERED_OPTIONS
         if networked:
-            launch.listener_socket, door = socket.socketpair()
-            launch.child_fds.append(door.detach())
+            launch.listener_socket, child_socket = socket.socketpair()
+            launch.child_fds.append(child_socket.detach())
             command = [_find_python(), "-I", "-S", _ENTRYPOINT, str(launch.child_fds[-1]), str(PROXY_PORT), *command]
         # Passed by descriptor: process lists show arguments, and the environment may contain a secret.
         arguments = _create_memfd(b"".join(word.encode(errors="surrogateescape") + b"\0" for word in options))
@@ -243,8 +243,8 @@ class BubblewrapSandbox:
             if not chunk or len(text) > STATUS_BYTES_MAX:
                 raise self._build_launch_error(launch)
             text += chunk
-        said = _parse_status(text)
-        return int(said["child-pid"])
+        status = _parse_status(text)
+        return int(status["child-pid"])
 
     def _apply_limits(self, launch: _Launch, init_pid: int, limits: ResourceLimits) -> None:
         if self._cgroups is not None:
@@ -342,14 +342,14 @@ class BubblewrapSandbox:
 
     def _build_launch_error(self, launch: _Launch) -> SandboxFailed:
         """Return why the launcher failed, from its own output."""
-        said = b""
+        output = b""
         if launch.spawned is not None:
             launch.spawned.popen.kill()
             launch.spawned.popen.wait()
             os.set_blocking(launch.spawned.output, False)
             with contextlib.suppress(OSError):
-                said = os.read(launch.spawned.output, LAUNCHER_OUTPUT_BYTES_MAX)
-        words = " ".join(said.decode(errors="replace").split())
+                output = os.read(launch.spawned.output, LAUNCHER_OUTPUT_BYTES_MAX)
+        words = " ".join(output.decode(errors="replace").split())
         return CommandNotStarted(
             because=words or "the launcher ended before it started the command", try_this=_TRY_DOCTOR
         )
@@ -391,15 +391,15 @@ class BubblewrapSandbox:
                 ["/bin/sh", "-c", script], Confinement(folder=Path("/tmp"), limits=limits), pty=False
             )
             child.close_input()
-            said = b""
+            output = b""
             try:
                 while chunk := await child.read():
-                    said += chunk
+                    output += chunk
                 ended = await child.wait()
             except asyncio.CancelledError:  # the server is stopping during the probe
                 await child.kill()
                 raise
-        words = said.decode(errors="replace").split()
+        words = output.decode(errors="replace").split()
         if ended.code != 0 or "stands" not in words:
             return SandboxProbe(
                 False, f"a test command in it ended with {ended.code}: {' '.join(words)[:500]}", _TRY_DOCTOR
@@ -468,7 +468,7 @@ async def _read_some(descriptor: int) -> bytes:
 
 def _parse_status(text: bytes) -> dict[str, Any]:
     """Parse the launcher's status output: several JSON documents in sequence."""
-    said: dict[str, Any] = {}
+    status: dict[str, Any] = {}
     decoder = json.JSONDecoder()
     rest = text.decode(errors="replace").strip()
     while rest:
@@ -476,9 +476,9 @@ def _parse_status(text: bytes) -> dict[str, Any]:
             document, end = decoder.raw_decode(rest)
         except ValueError:
             break
-        said |= cast("dict[str, Any]", document)
+        status |= cast("dict[str, Any]", document)
         rest = rest[end:].strip()
-    return said
+    return status
 
 
 def _describe_out_of_memory(limits: ResourceLimits) -> str:

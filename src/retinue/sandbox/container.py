@@ -278,8 +278,10 @@ class ContainerPool:
         created = int(self.clock.now().timestamp() * 1000)
         made = f"{created}/{settings.idle_hours:g}/{settings.age_days:g}"
         labels = {LABEL: "1", SCOPE_LABEL: key, CREATED_LABEL: made, CONFIG_LABEL: config}
-        told = [word for label, value in labels.items() for word in ("--label", f"{label}={value}")]
-        await self.engine.run_checked("create", "--name", name, *told, *options, settings.image, "sleep", "infinity")
+        label_options = [word for label, value in labels.items() for word in ("--label", f"{label}={value}")]
+        await self.engine.run_checked(
+            "create", "--name", name, *label_options, *options, settings.image, "sleep", "infinity"
+        )
         try:
             await self.engine.run_checked("start", name)
             if settings.setup:
@@ -293,9 +295,9 @@ class ContainerPool:
         if reply.code != 0:
             return None
         try:
-            said = cast("dict[str, Any]", json.loads(reply.text))
-            labels = cast("dict[str, str]", said["Config"]["Labels"] or {})
-            return _InspectedContainer(labels.get(CONFIG_LABEL, ""), bool(said["State"]["Running"]))
+            document = cast("dict[str, Any]", json.loads(reply.text))
+            labels = cast("dict[str, str]", document["Config"]["Labels"] or {})
+            return _InspectedContainer(labels.get(CONFIG_LABEL, ""), bool(document["State"]["Running"]))
         except (ValueError, KeyError, TypeError):
             raise ContainerReplyInvalid(name, because=_last_line(reply.text)) from None
 

@@ -21,12 +21,12 @@ def main(socket_fd: int, port: int, argv: list[str]) -> int:
     listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
     listener.bind(("127.0.0.1", port))
     listener.listen(BACKLOG)
-    house = _socket.socket(fileno=socket_fd)
-    handed = listener.fileno().to_bytes(4, sys.byteorder)
-    house.sendmsg([b"x"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, handed)])
-    if house.recv(1) != b"x":
+    server = _socket.socket(fileno=socket_fd)
+    descriptor = listener.fileno().to_bytes(4, sys.byteorder)
+    server.sendmsg([b"x"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, descriptor)])
+    if server.recv(1) != b"x":
         return NOT_STARTED
-    house.close()
+    server.close()
     listener.close()
     for number in (SIGPIPE, SIGXFSZ):  # Python ignores both; commands expect the default
         _signal.signal(number, _DEFAULT)  # pyright: ignore[reportUnknownMemberType]

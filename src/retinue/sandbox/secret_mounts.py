@@ -62,7 +62,7 @@ def add_secrets(
         if not value.isprintable() or not value.isascii():
             raise SandboxSecretUnusable(each.name, location=str(each.rule.secret))
         for host in each.hosts:
-            injected.setdefault(host, {})[each.rule.header] = f"{each.rule.before}{value}"
+            injected.setdefault(host, {})[each.rule.header] = f"{each.rule.prefix}{value}"
         if each.variable:
             variables[each.variable] = value
     network = confinement.network

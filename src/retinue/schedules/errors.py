@@ -31,8 +31,8 @@ class ScheduleDeliveryInvalid(Invalid):
     def __init__(self, recipient: str) -> None:
         super().__init__(
             f"an answer cannot be delivered to {recipient}",
-            because="`deliver` must be a person, a channel or none",
-            try_this="set deliver = person:NAME, or none",
+            because="`deliver_to` must be a person, a channel or none",
+            try_this="set deliver_to = person:NAME, or none",
         )
 
 

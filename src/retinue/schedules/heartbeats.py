@@ -67,13 +67,15 @@ class AgentHeartbeat(Struct, frozen=True):
 def agents_with_heartbeat(all_agents: Sequence[Agent], settings: HeartbeatSettings) -> list[AgentHeartbeat]:
     """Return the agents with a configured heartbeat. If there are none, return the default agent."""
     own = [agent for agent in all_agents if agent.heartbeat != NO_HEARTBEAT]
-    house = settings.defaults.rules
+    defaults = settings.defaults.rules
     if not own:
         name = choose_default_agent(settings.default_agent, [agent.name for agent in all_agents])
         own = [agent for agent in all_agents if agent.name == name]
     found = [
         AgentHeartbeat(
-            agent.name, agent.heartbeat.with_defaults(house), agent.heartbeat != NO_HEARTBEAT or house != NO_HEARTBEAT
+            agent.name,
+            agent.heartbeat.with_defaults(defaults),
+            agent.heartbeat != NO_HEARTBEAT or defaults != NO_HEARTBEAT,
         )
         for agent in own
     ]
@@ -99,7 +101,7 @@ def build_heartbeat_schedule(
         kind=ScheduleKind.HEARTBEAT,
         text=rules.prompt or "",
         description=f"Heartbeat of {agent_heartbeat.agent}",
-        place=rules.place or ScheduleSession.OWN,
+        place=rules.session or ScheduleSession.OWN,
         deliver="" if rules.target in (None, TARGET_LAST) else str(rules.target),
         model=rules.model,
         title="",
@@ -112,8 +114,8 @@ def build_heartbeat_schedule(
             shown=heartbeat.HeartbeatVisibility(
                 ok=defaults.show_ok, alerts=defaults.show_alerts, indicator=defaults.use_indicator
             ),
-            channels={name: each.visibility for name, each in defaults.channels.items()},
-            accounts={name: each.visibility for name, each in defaults.accounts.items()},
+            channels={name: each.visibility for name, each in defaults.platforms.items()},
+            accounts={name: each.visibility for name, each in defaults.connectors.items()},
         ),
         trust=Trust.PRIVATE,
         source="settings",

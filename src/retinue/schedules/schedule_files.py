@@ -184,8 +184,10 @@ class ScheduleFileSync:
             form = msgspec.structs.replace(
                 form, at=str(schedule_parser.parse_when_fields(at=form.at, now=self._clock.now(), zone=zone))
             )
-        place = None if form.place is schedule_parser.ScheduleSession.FRESH else form.place
-        return msgspec.structs.replace(form, place=place, text=form.text.strip("\n"), cron=" ".join(form.cron.split()))
+        session = None if form.session is schedule_parser.ScheduleSession.FRESH else form.session
+        return msgspec.structs.replace(
+            form, session=session, text=form.text.strip("\n"), cron=" ".join(form.cron.split())
+        )
 
     async def _apply_file(self, stored: StoredSchedule, file: ScheduleFile, text: str) -> None:
         was = stored.schedule

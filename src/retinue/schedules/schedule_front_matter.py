@@ -27,8 +27,10 @@ from retinue.schedules.schedule_parser import ScheduleForm
 
 SCHEDULE_FILE_BYTES_MAX = 262_144
 
-# Names that other products use for these keys.
+# Names that other products and earlier versions use for these keys.
 _ALIASES = {
+    "place": "session",
+    "deliver": "deliver_to",
     "schedule": "cron",
     "taskId": "id",
     "deleteAfterRun": "delete_after_run",

@@ -74,13 +74,13 @@ class ScheduleForm(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
         str, Meta(description="cron expression: 5 fields, 6 with seconds first, or @hourly @daily @weekly @monthly")
     ] = ""
     zone: Annotated[str, Meta(description="time zone. Default: the owner's current one")] = ""
-    place: Annotated[
+    session: Annotated[
         ScheduleSession | None,
         Meta(
             description="fresh: a dedicated conversation, reset each time; own: it keeps its context; main: the owner's"
         ),
     ] = None
-    deliver: Annotated[str, Meta(description="address that gets the answer, or none")] = ""
+    deliver_to: Annotated[str, Meta(description="address that gets the answer, or none")] = ""
     missed: Annotated[MissedPolicy | None, Meta(description="what to do with an occurrence that was missed")] = None
     delete_after_run: Annotated[bool, Meta(description="whether to delete it after its run")] = False
     gate: GateForm | None = None
@@ -117,7 +117,7 @@ def parse_form(form: ScheduleForm, context: ScheduleContext) -> Schedule:
         text=form.text.strip("\n"),
         description=form.description,
         zone=form.zone or None,
-        place=form.place or ScheduleSession.FRESH,
+        place=form.session or ScheduleSession.FRESH,
         deliver=_parse_delivery(form, context),
         missed=form.missed,
         delete_after_run=form.delete_after_run,
@@ -139,9 +139,9 @@ def _parse_recipient(text: str) -> Address:
 
 
 def _parse_delivery(form: ScheduleForm, context: ScheduleContext) -> str:
-    if form.deliver in ("", NOWHERE):
-        return form.deliver
-    to = address.parse_address(form.deliver)
+    if form.deliver_to in ("", NOWHERE):
+        return form.deliver_to
+    to = address.parse_address(form.deliver_to)
     if to.kind not in (AddressKind.PERSON, AddressKind.CHANNEL):
         raise ScheduleDeliveryInvalid(str(to))
     return str(to)
@@ -223,8 +223,8 @@ def schedule_to_form(schedule: Schedule, zone: ZoneInfo) -> ScheduleForm:
         every=format_span(when.seconds) if isinstance(when, EveryTrigger) else "",
         cron=when.expression if isinstance(when, CronTrigger) else "",
         zone=schedule.zone or "",
-        place=schedule.place if schedule.place is not ScheduleSession.FRESH else None,
-        deliver=schedule.deliver,
+        session=schedule.place if schedule.place is not ScheduleSession.FRESH else None,
+        deliver_to=schedule.deliver,
         missed=schedule.missed,
         delete_after_run=schedule.delete_after_run,
         gate=gate_to_form(schedule.gate),

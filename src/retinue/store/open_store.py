@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 import sqlite3
 from collections.abc import Generator
 from contextlib import closing, contextmanager
@@ -31,13 +32,31 @@ from retinue.store.core.errors import (
     StoreUrlInvalid,
 )
 from retinue.store.core.file_inspection import inspect_file
+from retinue.store.core.former_file import rename_former_file
 from retinue.store.migrations import HEAD
 
 KNOWN_REVISIONS = frozenset(
-    {"0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011", "0012", "0013", "0014"}
+    {
+        "0001",
+        "0002",
+        "0003",
+        "0004",
+        "0005",
+        "0006",
+        "0007",
+        "0008",
+        "0009",
+        "0010",
+        "0011",
+        "0012",
+        "0013",
+        "0014",
+        "0015",
+    }
 )
 
 MIGRATION_LOCK_KEY = 7320451
+OFFLINE_COPY = ".offline-copy"  # folder of the copy that an offline command reads
 
 
 class StoreSchema(Struct, frozen=True):
@@ -92,6 +111,13 @@ async def _open_postgres(text: str, faults: CrashPoints, schema: StoreSchema, re
         raise PostgresDriverMissing(error.name or "psycopg") from error
     except exc.ArgumentError as error:
         raise StoreUrlInvalid from error
+
+
+def prepare_store_file(path: Path, *, schema: StoreSchema = SCHEMA, faults: CrashPoints = NO_FAULTS) -> None:
+    """Rename a database file that has the name of earlier versions. The caller holds the instance lock."""
+    shutil.rmtree(path.parent / OFFLINE_COPY, ignore_errors=True)  # of an offline command that was killed
+    with _translate_errors(path):
+        rename_former_file(path, known_revisions=schema.known_revisions, faults=faults)
 
 
 def prepare_sqlite(path: Path, *, schema: StoreSchema = SCHEMA) -> None:
@@ -223,8 +249,23 @@ def _upgrade_copy(path: Path, schema: StoreSchema) -> None:
         _remove_copy(copy)
 
 
+def copy_and_upgrade(path: Path, copy: Path, *, schema: StoreSchema = SCHEMA) -> Path:
+    """Make an upgraded private copy of a store that no process has open, to read it. The store itself is unchanged."""
+    mode = "mode=ro" if Path(f"{path}-wal").exists() else "immutable=1"
+    with _translate_errors(copy):
+        _create_private_file(copy)
+        with (
+            closing(sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True)) as source,
+            closing(sqlite3.connect(copy)) as target,
+        ):
+            source.backup(target)
+        with closing(sqlite.connect(copy, writable=True)) as conn:
+            _upgrade_in_transaction(conn, schema)
+    return copy
+
+
 def _upgrade_copy_path(path: Path) -> Path:
-    return path.with_name(path.name + ".rehearsal")
+    return path.with_name(path.name + ".upgrade")
 
 
 def _create_private_file(path: Path) -> None:

@@ -15,7 +15,7 @@ from retinue.domain.trust import Trust
 from retinue.intake.access_control import Admission, get_sender_id
 from retinue.intake.routing import OWNER
 
-OPEN_ACCESS = AccessSettings(dm=DmPolicy.OPEN, group_policy=GroupPolicy.OPEN)
+OPEN_ACCESS = AccessSettings(dm_policy=DmPolicy.OPEN, group_policy=GroupPolicy.OPEN)
 
 
 class AllowAllAccess:

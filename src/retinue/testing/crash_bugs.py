@@ -19,7 +19,7 @@ from retinue.domain.envelope import EnvelopeDraft, Receipt
 from retinue.domain.ids import EnvelopeId, derive_id
 from retinue.domain.schedule import Occurrence, Schedule
 from retinue.domain.tool import Call, ToolResult
-from retinue.engine import delegations as handing
+from retinue.engine import delegations as engine_delegations
 from retinue.engine import scheduler
 from retinue.engine.journal import RunJournal
 from retinue.engine.run_context import RecordAppender
@@ -42,7 +42,7 @@ _patched_journal: Any = RunJournal
 _patched_appender: Any = RecordAppender
 _patched_sessions: Any = sessions
 _patched_server: Any = server
-_patched_engine_delegations: Any = handing
+_patched_engine_delegations: Any = engine_delegations
 _patched_store_delegations: Any = delegations
 _patched_scheduler: Any = scheduler
 _patched_schedules: Any = schedules

@@ -76,8 +76,8 @@ class ApiConnection:
         try:
             async with asyncio.timeout(CALL_S_MAX):
                 reader = await self._send_request("POST", path, body, headers)
-                status, said = await read_head(reader)
-                answer = json.loads(await reader.readexactly(int(said["content-length"])))
+                status, response_headers = await read_head(reader)
+                answer = json.loads(await reader.readexactly(int(response_headers["content-length"])))
                 whole = True
         except (OSError, EOFError, ValueError, LookupError, TimeoutError) as error:
             raise ConnectionClosed(path) from error
@@ -91,10 +91,10 @@ class ApiConnection:
     async def stream_events(self, after: int) -> AsyncIterator[tuple[str, Parameters]]:
         """Yield (event, data) pairs until the connection breaks, which always raises `Closed`."""
         try:
-            reader = await self._send_request("GET", f"/api/news?after={after}", b"")
+            reader = await self._send_request("GET", f"/api/events?after={after}", b"")
             status, _ = await read_head(reader)
             if status != 200:
-                raise ConnectionClosed("news")
+                raise ConnectionClosed("events")
             waiting = b""
             while size := int(await reader.readline() or b"0", 16):
                 chunk: bytes = await reader.readexactly(size + 2)
@@ -104,10 +104,10 @@ class ApiConnection:
                     if fields:
                         yield fields[b"event"].decode(), json.loads(fields[b"data"])
         except (OSError, EOFError, ValueError, LookupError) as error:
-            raise ConnectionClosed("news") from error
+            raise ConnectionClosed("events") from error
         finally:
             self.close()
-        raise ConnectionClosed("news")
+        raise ConnectionClosed("events")
 
     def close(self) -> None:
         if self._streams is not None:
@@ -321,12 +321,12 @@ class CrashClient:
             parameters["expires_at"] = expires_at.isoformat()
         await self._log.write(SentEntry(t=time.monotonic(), token=question.token, key=key, to=sender.recipient))
         try:
-            said = await self._call_until_answered(lambda: connection.call("envelope.send", **parameters))
+            receipt = await self._call_until_answered(lambda: connection.call("envelope.send", **parameters))
         except RequestRefused as refused:
             if refused.code != "time.past":  # it expired before it could be sent
                 await self._log_complaint(f"{question.token} was refused: {refused}")
             return
-        envelope, sender.session = said["envelope"], said["session"]
+        envelope, sender.session = receipt["envelope"], receipt["session"]
         await self._log.write(
             AcknowledgedEntry(
                 t=time.monotonic(),
@@ -334,7 +334,7 @@ class CrashClient:
                 key=key,
                 envelope=envelope,
                 session=sender.session,
-                duplicate=said["duplicate"],
+                duplicate=receipt["duplicate"],
             )
         )
         self._tokens[envelope] = question.token
@@ -379,10 +379,10 @@ class CrashClient:
     async def _disturb_session(self, connection: ApiConnection, sender: Sender) -> None:
         operation, parameters = self._random.choice(
             [
-                ("session.stop", {"why": "it took too long"}),
+                ("session.stop", {"reason": "it took too long"}),
                 ("session.reset", {"message": "from the start"}),
-                ("session.queue", {"mode": "followup"}),
-                ("session.queue", {}),
+                ("session.set_queue", {"mode": "followup"}),
+                ("session.set_queue", {}),
             ]
         )
         await self._call_until_answered(lambda: connection.call(operation, session=sender.session, **parameters))
@@ -396,28 +396,30 @@ class CrashClient:
             try:
                 async for event, data in line.stream_events(self._cursor):
                     if event == "reset":
-                        await self._log_complaint(f"the news of {self._cursor} is gone: {data['because']}")
+                        await self._log_complaint(f"the events after {self._cursor} are gone: {data['because']}")
                         self._cursor = data["cursor"]
-                    if event == "news":
+                    if event == "event":
                         await self._handle_event(data)
             except ConnectionClosed:
                 await asyncio.sleep(RETRY_PAUSE_S)  # sleep: before the server is called again
 
-    async def _handle_event(self, news: Parameters) -> None:
-        seq: int = news["seq"]
+    async def _handle_event(self, event: Parameters) -> None:
+        seq: int = event["seq"]
         if seq != self._cursor + 1:
-            await self._log_complaint(f"news {seq} came after {self._cursor}")
-        match news["news"]:
-            case "envelope.accepted" if news["kind"] == "answer":
-                entry = AnsweredEntry(t=time.monotonic(), seq=seq, envelope=news["envelope"], text=news["text"])
+            await self._log_complaint(f"event {seq} came after {self._cursor}")
+        match event["event"]:
+            case "envelope.accepted" if event["kind"] == "answer":
+                entry = AnsweredEntry(t=time.monotonic(), seq=seq, envelope=event["envelope"], text=event["text"])
                 await self._log.write(entry)
             case "run.ended":
-                for envelope in news["envelopes"]:
-                    await self._record_outcome(envelope, news["outcome"])
+                for envelope in event["envelopes"]:
+                    await self._record_outcome(envelope, event["outcome"])
             case "envelope.settled":
-                await self._record_outcome(news["envelope"], news["outcome"])
-            case "approval.asked":
-                task = asyncio.create_task(self._decide_approval(news["approval"], _approval_subject(news["calls"][0])))
+                await self._record_outcome(event["envelope"], event["outcome"])
+            case "approval.created":
+                task = asyncio.create_task(
+                    self._decide_approval(event["approval"], _approval_subject(event["calls"][0]))
+                )
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
             case _:
@@ -511,14 +513,14 @@ class CrashClient:
                 await asyncio.sleep(RETRY_PAUSE_S)  # sleep: before the server is called again
         finally:
             line.close()
-        said = [r["body"]["text"] for r in state["records"] if r["kind"] == "assistant" and not r["body"]["calls"]]
-        await self._log.write(FinalAnswersEntry(t=time.monotonic(), session=sender.session, answers=said))
+        answers = [r["body"]["text"] for r in state["records"] if r["kind"] == "assistant" and not r["body"]["calls"]]
+        await self._log.write(FinalAnswersEntry(t=time.monotonic(), session=sender.session, answers=answers))
 
     async def _read_remaining_events(self) -> None:
         """Read the events to the newest one."""
         line = ApiConnection(self._data_dir)
         try:
-            newest: int = (await self._call_until_answered(lambda: line.call("house.status")))["cursor"]
+            newest: int = (await self._call_until_answered(lambda: line.call("server.status")))["cursor"]
         finally:
             line.close()
         while self._cursor < newest:  # noqa: ASYNC110 - a test may look again and again

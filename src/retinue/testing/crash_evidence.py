@@ -154,7 +154,7 @@ class CrashEvidence:
 
 def read_evidence(data_dir: Path, outside: Path) -> CrashEvidence:
     """Read all evidence, once the server has stopped."""
-    store = sqlite3.connect(f"file:{data_dir / 'house.db'}?mode=ro", uri=True)
+    store = sqlite3.connect(f"file:{data_dir / 'retinue.db'}?mode=ro", uri=True)
     store.row_factory = sqlite3.Row
     try:
         return CrashEvidence(
@@ -185,7 +185,9 @@ def read_evidence(data_dir: Path, outside: Path) -> CrashEvidence:
             granted_sessions=frozenset(row["session"] for row in store.execute(_GRANTED_SESSIONS)),
             requests=[StoredRequest(**dict(row)) for row in store.execute(_REQUESTS)],
             occurrences=[StoredOccurrence(**dict(row)) for row in store.execute(_OCCURRENCES)],
-            envelopes_by_event={row["seq"]: row["envelope"] for row in store.execute("SELECT seq, envelope FROM news")},
+            envelopes_by_event={
+                row["seq"]: row["envelope"] for row in store.execute("SELECT seq, envelope FROM events")
+            },
             ledger_findings=[*_iter_damage(store), *_check_ledger(data_dir)],
         )
     finally:
@@ -209,9 +211,9 @@ WHERE s.kind = 'tool' AND json_extract(s.call, '$.tool') = 'ask_line'
 """
 _REQUESTS = "SELECT id, session, state, result, run FROM delegations WHERE kind = 'external'"
 _OCCURRENCES = """
-SELECT c.folded AS schedule, s.slot_ms AS at_ms, s.until_ms, s.state, s.because, s.envelope, o.outcome
-FROM schedule_slots s JOIN schedules c ON c.id = s.schedule LEFT JOIN outcomes o ON o.envelope = s.envelope
-WHERE s.made_by = 'clock' ORDER BY s.schedule, s.slot_ms
+SELECT c.name_folded AS schedule, s.occurs_ms AS at_ms, s.until_ms, s.state, s.because, s.envelope, o.outcome
+FROM occurrences s JOIN schedules c ON c.id = s.schedule LEFT JOIN outcomes o ON o.envelope = s.envelope
+WHERE s.made_by = 'clock' ORDER BY s.schedule, s.occurs_ms
 """
 _GRANTED_SESSIONS = "SELECT session FROM grants WHERE permission = 'tool:ask_line'"
 
@@ -236,12 +238,12 @@ def _read_marks(path: Path) -> list[OutsideMark]:
 
 
 def _iter_damage(store: sqlite3.Connection) -> Iterator[str]:
-    said = [row[0] for row in store.execute("PRAGMA integrity_check")]
-    return iter(said if said != ["ok"] else [])
+    reports = [row[0] for row in store.execute("PRAGMA integrity_check")]
+    return iter(reports if reports != ["ok"] else [])
 
 
 def _check_ledger(data_dir: Path) -> list[str]:
-    conn = connect(data_dir / "house.db", writable=False)
+    conn = connect(data_dir / "retinue.db", writable=False)
     try:
         checked = ledger.check_ledger(conn, now_ms=0)
         return [] if checked.is_ok else checked.lines()

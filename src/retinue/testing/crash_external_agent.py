@@ -80,14 +80,14 @@ class CrashExternalAgent:
 
     async def _handle_request(self, headers: dict[str, str], body: bytes) -> int:
         """Handle a request. Returns the status to respond with; 0 closes the connection without a response."""
-        told = json.loads(body)
-        letter, session = told["id"], told["sessionId"]
+        request_body = json.loads(body)
+        letter, session = request_body["id"], request_body["sessionId"]
         at = headers[TIMESTAMP_HEADER.lower()]
         expected = sign_message(
             KEY, SignaturePurpose.MESSAGE, timestamp=at, session=session, message_id=letter, body=body
         )
         if headers[SIGNATURE_HEADER.lower()] != expected:
-            await self.log.write(ComplaintEntry(t=time.monotonic(), text=f"the letter {letter} is not signed"))
+            await self.log.write(ComplaintEntry(t=time.monotonic(), text=f"the request {letter} is not signed"))
             return 400
         chance = random.Random(letter)
         mood = chance.choices(list(_BEHAVIORS), list(_BEHAVIORS.values()))[0]
@@ -96,9 +96,9 @@ class CrashExternalAgent:
             return 503
         first = letter not in self._seen_requests
         self._seen_requests.add(letter)
-        text = told["message"]["text"]
+        text = request_body["message"]["text"]
         await self.log.write(RequestEntry(t=time.monotonic(), letter=letter, session=session, text=text))
-        path = told["callbackUrl"].partition("//")[2].partition("/")[2]
+        path = request_body["callbackUrl"].partition("//")[2].partition("/")[2]
         if first:
             answering = self._start_task(
                 self._answer_request(letter, session, f"/{path}", script.external_answer(text), mood)
@@ -116,14 +116,16 @@ class CrashExternalAgent:
     # --- callbacks ---
 
     async def _answer_request(self, request: str, session: str, path: str, text: str, behavior: str) -> None:
-        said = CallbackEntry(t=time.monotonic(), session=session, message=f"{request}-1", request=request, text=text)
+        callback = CallbackEntry(
+            t=time.monotonic(), session=session, message=f"{request}-1", request=request, text=text
+        )
         match behavior:
             case "never":
                 return
             case "twice":
-                await asyncio.gather(self._send_callback(said, path), self._send_callback(said, path))
+                await asyncio.gather(self._send_callback(callback, path), self._send_callback(callback, path))
             case "more":
-                await self._send_callback(said, path)
+                await self._send_callback(callback, path)
                 more = script.unrequested_message(request)
                 await self._send_callback(
                     CallbackEntry(
@@ -133,12 +135,12 @@ class CrashExternalAgent:
                 )
             case "late":
                 await asyncio.sleep(ANSWER_WAIT_S + 0.5)  # sleep: it answers too late
-                await self._send_callback(said, path)
+                await self._send_callback(callback, path)
             case "at-once":
-                await self._send_callback(said, path)
+                await self._send_callback(callback, path)
             case _:
                 await asyncio.sleep(random.Random(request).random() * 0.3)  # sleep: it works for a while
-                await self._send_callback(said, path)
+                await self._send_callback(callback, path)
 
     async def _send_callback(self, callback: CallbackEntry, path: str) -> None:
         """Send a callback, repeated with the same id until the server responds."""
@@ -167,7 +169,7 @@ class CrashExternalAgent:
                 session=callback.session,
                 message=callback.message,
                 envelope=heard["envelope"],
-                answers=heard["answers"],
+                answers=heard["answered_envelope"],
             )
         )
 

@@ -179,12 +179,12 @@ def choose_reply(prompt: ModelPrompt, whim: str) -> ScriptedReply:
         question.token: tuple(_classify_result(results.get(call.id), call) for call in reply.calls)
         for question, reply in zip(wanting, replies, strict=False)
     }
-    said = [str(ScriptAnswer(question.token, by_token.get(question.token, ()))) for question in asked]
+    answers = [str(ScriptAnswer(question.token, by_token.get(question.token, ()))) for question in asked]
     thinking_s = sum(question.delay_s for question in asked if question not in wanting)
     did = [line for text in mail for line in _answer_tasks(text)]
     did += [f"({word})" for token, words in by_token.items() if "/" in token for word in words]
     later = [f"later: did {m[1]}" for text in mail for m in _TASK_DONE.finditer(text)]
-    return ScriptedReply(text="\n".join([*_late_results(own), *later, *did, *said]) or "Noted.", after_s=thinking_s)
+    return ScriptedReply(text="\n".join([*_late_results(own), *later, *did, *answers]) or "Noted.", after_s=thinking_s)
 
 
 def _build_calls(question: ScriptQuestion, whim: str) -> tuple[tuple[str, dict[str, Any]], ...]:
@@ -221,9 +221,9 @@ def _delegate_call(agent: str, content: str) -> tuple[str, dict[str, Any]]:
 def _classify_result(result: ToolResult | None, call: Call) -> CallResult:
     output = result.output if result else ""
     if call.tool in ("agents_message", "sessions_spawn") and "{" in output:
-        told, _ = json.JSONDecoder().raw_decode(output, output.index("{"))  # text from outside is between markers
-        return _classify_delegation(told, call)
-    for beginning, said in (
+        document, _ = json.JSONDecoder().raw_decode(output, output.index("{"))  # text from outside is between markers
+        return _classify_delegation(document, call)
+    for beginning, call_result in (
         ("appended", CallResult.APPENDED),
         ("Interrupted", CallResult.INTERRUPTED),
         ("Waiting for approval", CallResult.WAITING),
@@ -231,7 +231,7 @@ def _classify_result(result: ToolResult | None, call: Call) -> CallResult:
         ("now: ", CallResult.SHOWN),
     ):
         if output.startswith(beginning):
-            return said
+            return call_result
     return CallResult.OTHER
 
 

@@ -70,7 +70,7 @@ def _build_agent(name: str, **kw: Any) -> Agent:
 AGENTS = (
     _build_agent("ada", attempts_max=ATTEMPTS_MAX),
     _build_agent("bob", queue=QueuePolicy(mode=QueueMode.FOLLOWUP)),
-    _build_agent("cat", delivery=CrashPolicy.AT_MOST_ONCE),
+    _build_agent("cat", crash_policy=CrashPolicy.AT_MOST_ONCE),
     _build_agent("dee", attempts_max=ATTEMPTS_MAX),
     _build_agent("eve", attempts_max=ATTEMPTS_MAX, queue=QueuePolicy(mode=QueueMode.STEER)),
     _build_agent("ivy", attempts_max=ATTEMPTS_MAX, queue=QueuePolicy(mode=QueueMode.INTERRUPT)),

@@ -14,6 +14,7 @@ from retinue.testing.crash_evidence import CrashEvidence, StoredEnvelope, Stored
 from retinue.testing.crash_log import (
     AcknowledgedEntry,
     AnsweredEntry,
+    CallbackEntry,
     CallbackResultEntry,
     ComplaintEntry,
     DecidedEntry,
@@ -23,7 +24,6 @@ from retinue.testing.crash_log import (
     SentEntry,
     SettledEntry,
 )
-from retinue.testing.crash_log import CallbackEntry as SaidElsewhere
 from retinue.testing.crash_script import CallResult, ScriptAction
 
 OWNER_SENDER = "person:owner"
@@ -39,7 +39,7 @@ class FindingKind(StrEnum):
     RUN_TWICE = "run twice"
     MISDELIVERED = "misdelivered"
     UNEXPLAINED = "unexplained"
-    UNREQUESTED = "unasked"
+    UNREQUESTED = "unrequested"
     CONTRADICTED = "contradicted"
     LEDGER = "ledger"
 
@@ -152,7 +152,8 @@ def _check_stored(index: _EvidenceIndex) -> Iterator[CrashFinding]:
             )
         elif (letter.token, letter.key) != (entry.token, entry.key):
             yield CrashFinding(
-                FindingKind.CONTRADICTED, f"{entry.envelope[:8]} was acknowledged for {entry.token}, it is another"
+                FindingKind.CONTRADICTED,
+                f"{entry.envelope[:8]} was acknowledged for {entry.token} and belongs to another",
             )
     for what, counted in (
         ("key", Counter(letter.key for letter in index.questions)),
@@ -165,8 +166,8 @@ def _check_stored(index: _EvidenceIndex) -> Iterator[CrashFinding]:
 
 def _check_settled(index: _EvidenceIndex) -> Iterator[CrashFinding]:
     """Every envelope ended once, with a reason, and a sender without an answer was notified."""
-    told = {letter.reply_to for letter in index.evidence.envelopes if letter.kind == "notice"}
-    told_runs = {index.envelopes_by_id[id_].run for id_ in told if id_ in index.envelopes_by_id} - {None}
+    notified = {letter.reply_to for letter in index.evidence.envelopes if letter.kind == "notice"}
+    notified_runs = {index.envelopes_by_id[id_].run for id_ in notified if id_ in index.envelopes_by_id} - {None}
     ahead = {slot.envelope for slot in index.evidence.occurrences if slot.state == "waiting"}
     explained = {
         slot.envelope for slot in index.evidence.occurrences if slot.state in ("skipped", "failed") and slot.because
@@ -186,10 +187,12 @@ def _check_settled(index: _EvidenceIndex) -> Iterator[CrashFinding]:
             and letter.outcome not in ("answered", "delivered")
             and not _is_noted_agent_message(letter)
         ):
-            if letter.id not in told | explained and letter.run not in told_runs:
-                yield CrashFinding(FindingKind.UNEXPLAINED, f"{name} ended {letter.outcome}, and nobody was told")
+            if letter.id not in notified | explained and letter.run not in notified_runs:
+                yield CrashFinding(
+                    FindingKind.UNEXPLAINED, f"{name} ended {letter.outcome}, and its sender was not notified"
+                )
     for run in index.evidence.runs:
-        if run.status in ("running", "parked"):
+        if run.status in ("running", "suspended"):
             yield CrashFinding(FindingKind.LOST, f"run {run.id[:8]} is still {run.status}")
 
 
@@ -207,7 +210,7 @@ def _check_answered(index: _EvidenceIndex) -> Iterator[CrashFinding]:
         owed[letter.token] += 1
         answer = index.envelopes_by_id.get(letter.answer or "")
         if answer is None or answer not in index.answers_by_token[letter.token]:
-            yield CrashFinding(FindingKind.LOST, f"{letter.token} is answered, but its answer does not speak of it")
+            yield CrashFinding(FindingKind.LOST, f"{letter.token} is answered, but its answer does not contain it")
     for token, answers in index.answers_by_token.items():
         if len(answers) > owed[token]:
             yield CrashFinding(FindingKind.DOUBLED, f"{token} is in {len(answers)} answers, {owed[token]} owed")
@@ -241,7 +244,7 @@ def _check_events(index: _EvidenceIndex) -> Iterator[CrashFinding]:
     """The events reported every answer once and nothing that was undone. Outcomes are as reported."""
     heard: Counter[str] = Counter()
     texts = {letter.text for letter in index.evidence.envelopes if letter.recipient == OWNER_SENDER}
-    unasked = index.late_tokens
+    late = index.late_tokens
     retried = {letter.token for letter in index.evidence.envelopes if letter.retry_of}  # answered later than their turn
     for entry in index.evidence.log:
         match entry:
@@ -249,15 +252,13 @@ def _check_events(index: _EvidenceIndex) -> Iterator[CrashFinding]:
                 heard[envelope] += 1
                 letter = index.envelopes_by_id.get(envelope)
                 if letter is None or letter.text != text or index.evidence.envelopes_by_event.get(seq) != envelope:
-                    yield CrashFinding(
-                        FindingKind.CONTRADICTED, f"news {seq} told of answer {envelope[:8]}, which is not so"
-                    )
+                    yield CrashFinding(FindingKind.CONTRADICTED, f"event {seq} reports the wrong answer {envelope[:8]}")
             case SettledEntry(envelope=envelope, outcome=outcome):
                 letter = index.envelopes_by_id.get(envelope)
                 if letter is None or letter.outcome != outcome:
                     became = letter.outcome if letter else "not stored"
                     yield CrashFinding(
-                        FindingKind.CONTRADICTED, f"{envelope[:8]} was told to be {outcome}, it is {became}"
+                        FindingKind.CONTRADICTED, f"{envelope[:8]} was reported as {outcome} and is {became}"
                     )
             case FinalAnswersEntry(session=session, answers=answers):
                 yield from (
@@ -269,16 +270,16 @@ def _check_events(index: _EvidenceIndex) -> Iterator[CrashFinding]:
                 )
                 shown = [answer.token for text in answers for answer in script.parse_answers(text)]
                 numbers = [
-                    script.parse_token(token)[1] for token in shown if token not in retried and token not in unasked
+                    script.parse_token(token)[1] for token in shown if token not in retried and token not in late
                 ]
                 yield from _check_increasing(numbers, f"shown in session {session[:8]}")
             case _:
                 pass
     for letter in index.answers:
         if heard[letter.id] > 1:
-            yield CrashFinding(FindingKind.DOUBLED, f"the news told {heard[letter.id]} times of answer {letter.id[:8]}")
+            yield CrashFinding(FindingKind.DOUBLED, f"the answer {letter.id[:8]} was reported {heard[letter.id]} times")
         if not heard[letter.id]:
-            yield CrashFinding(FindingKind.LOST, f"the news never told of answer {letter.id[:8]}: {letter.text}")
+            yield CrashFinding(FindingKind.LOST, f"no event reports the answer {letter.id[:8]}: {letter.text}")
 
 
 def _check_calls(index: _EvidenceIndex) -> Iterator[CrashFinding]:
@@ -293,16 +294,16 @@ def _check_calls(index: _EvidenceIndex) -> Iterator[CrashFinding]:
         for answer in script.parse_answers(letter.text):
             words = _written_words(answer.token, do.get(answer.token, ScriptAction.PLAIN))
             if len(words) != len(answer.results):
-                yield CrashFinding(FindingKind.LOST, f"{answer} does not speak of {len(words)} calls")
-            for word, said in zip(words, answer.results, strict=False):
+                yield CrashFinding(FindingKind.LOST, f"{answer} does not report {len(words)} calls")
+            for word, result in zip(words, answer.results, strict=False):
                 if because := _explain_contradiction(
-                    said, times=index.writes_by_word[word], is_interrupted=word in cut
+                    result, times=index.writes_by_word[word], is_interrupted=word in cut
                 ):
                     yield CrashFinding(FindingKind.CONTRADICTED, f"{answer} of {word}: {because}")
     final = {run.id: run.final_text or "" for run in index.evidence.runs if run.status == "completed"}
     for c in index.evidence.interrupted_calls:
         if c.run in final and CallResult.INTERRUPTED not in final[c.run].lower():
-            yield CrashFinding(FindingKind.UNEXPLAINED, f"{c.word} was cut off, and the answer does not say so")
+            yield CrashFinding(FindingKind.UNEXPLAINED, f"{c.word} was interrupted, and the answer does not report it")
 
 
 def _written_words(token: str, action: ScriptAction) -> list[str]:
@@ -329,33 +330,35 @@ def _written_words(token: str, action: ScriptAction) -> list[str]:
 def _check_delegations(index: _EvidenceIndex) -> Iterator[CrashFinding]:
     """Each result of delegated work reached the delegating agent once: with its call, or later."""
     do = {q.token: q.action for letter in index.questions for q in script.parse_questions(letter.text)}
-    told: Counter[str] = Counter()
+    reported: Counter[str] = Counter()
     for letter in index.answers:
         for answer in script.parse_answers(letter.text):
-            for errand, said in zip(
+            for task, result in zip(
                 script.list_tasks(answer.token, do.get(answer.token, ScriptAction.PLAIN)), answer.results, strict=False
             ):
-                told[errand] += said is CallResult.DELEGATED
-                if said is CallResult.MIXED:
+                reported[task] += result is CallResult.DELEGATED
+                if result is CallResult.MIXED:
                     yield CrashFinding(
-                        FindingKind.MISDELIVERED, f"{answer.token} was told of another errand than {errand}"
+                        FindingKind.MISDELIVERED, f"{answer.token} got the result of another task than {task}"
                     )
     for letter in index.evidence.envelopes:
         if letter.recipient == OWNER_SENDER and letter.kind in ("message", "answer"):
-            told.update(script.parse_late_tasks(letter.text))
+            reported.update(script.parse_late_tasks(letter.text))
     came = {letter.reply_to: letter for letter in index.evidence.envelopes if letter.kind == "answer"}
     answered = {letter.token for letter in index.questions if letter.outcome == "answered"}
     for letter in index.evidence.envelopes:
         if letter.kind != "delegation" or letter.recipient.startswith("channel:"):
             continue
         back = came.get(letter.id)
-        if told[letter.token] > 1:
-            yield CrashFinding(FindingKind.DOUBLED, f"what came of {letter.token} was told {told[letter.token]} times")
-        if back is None or told[letter.token]:
+        if reported[letter.token] > 1:
+            yield CrashFinding(
+                FindingKind.DOUBLED, f"the result of {letter.token} was reported {reported[letter.token]} times"
+            )
+        if back is None or reported[letter.token]:
             continue
         taken = (back.because or "").startswith("the run ") and letter.token.split("/")[0] in answered
         if taken or (back.because or "").startswith("read;"):
-            yield CrashFinding(FindingKind.LOST, f"what came of {letter.token} was told to nobody ({back.because})")
+            yield CrashFinding(FindingKind.LOST, f"the result of {letter.token} was never reported ({back.because})")
 
 
 _EXTERNAL_SOURCE = "external:"
@@ -364,7 +367,7 @@ _SCHEDULE_SOURCE = "schedule:"  # whose envelopes get no answer
 
 def _check_callbacks(index: _EvidenceIndex) -> Iterator[CrashFinding]:
     """Each callback is stored once, in the session it was sent to, and forwarded once."""
-    said = {(e.session, e.message): e for e in index.evidence.log if isinstance(e, SaidElsewhere)}
+    callbacks = {(e.session, e.message): e for e in index.evidence.log if isinstance(e, CallbackEntry)}
     first: dict[tuple[str, str], CallbackResultEntry] = {}
     for entry in index.evidence.log:
         if not isinstance(entry, CallbackResultEntry):
@@ -372,30 +375,32 @@ def _check_callbacks(index: _EvidenceIndex) -> Iterator[CrashFinding]:
         before = first.setdefault((entry.session, entry.message), entry)
         letter = index.envelopes_by_id.get(entry.envelope)
         if (before.envelope, before.answers) != (entry.envelope, entry.answers):
-            yield CrashFinding(FindingKind.DOUBLED, f"{entry.message} was heard twice, and not as the same")
+            yield CrashFinding(FindingKind.DOUBLED, f"{entry.message} was accepted twice, with different results")
         if letter is None or (letter.key, letter.reply_to) != (entry.message, entry.answers):
             yield CrashFinding(
-                FindingKind.LOST, f"{entry.message} was heard as {entry.envelope[:8]}, which is not stored so"
+                FindingKind.LOST, f"{entry.message} was accepted as {entry.envelope[:8]}, which is not stored so"
             )
-        words = said.get((entry.session, entry.message))
+        words = callbacks.get((entry.session, entry.message))
         if words is not None and entry.answers not in (None, words.request):
-            yield CrashFinding(FindingKind.MISDELIVERED, f"{entry.message} was taken for the answer to {entry.answers}")
+            yield CrashFinding(
+                FindingKind.MISDELIVERED, f"{entry.message} was accepted as the answer to {entry.answers}"
+            )
     for place, times in Counter((letter.source, letter.key) for letter in index.external_envelopes).items():
         if times > 1:
             yield CrashFinding(FindingKind.DOUBLED, f"{place[1]} is stored {times} times")
     for letter in index.external_envelopes:
         session = letter.source.removeprefix(_EXTERNAL_SOURCE)
-        words = said.get((session, letter.key))
+        words = callbacks.get((session, letter.key))
         if words is None or words.text != letter.text:
-            yield CrashFinding(FindingKind.UNREQUESTED, f"{letter.key} is stored, and nobody said so")
+            yield CrashFinding(FindingKind.UNREQUESTED, f"{letter.key} is stored, but no such callback was sent")
         elif letter.recipient != f"agent:{script.EXTERNAL_AGENT}/{session}":
             yield CrashFinding(
-                FindingKind.MISDELIVERED, f"{letter.key} was said to {session[:8]} and went to {letter.recipient}"
+                FindingKind.MISDELIVERED, f"{letter.key} was sent to {session[:8]} and went to {letter.recipient}"
             )
         if letter.outcome == "answered":
-            told = index.envelopes_by_id.get(letter.answer or "")
-            if told is not None and letter.text not in told.text:
-                yield CrashFinding(FindingKind.LOST, f"{letter.key} is down as told on, and was not")
+            forwarded = index.envelopes_by_id.get(letter.answer or "")
+            if forwarded is not None and letter.text not in forwarded.text:
+                yield CrashFinding(FindingKind.LOST, f"{letter.key} is recorded as forwarded, and was not")
 
 
 def _check_requests(index: _EvidenceIndex) -> Iterator[CrashFinding]:
@@ -407,44 +412,46 @@ def _check_requests(index: _EvidenceIndex) -> Iterator[CrashFinding]:
         letter = index.envelopes_by_id.get(work.id)
         if letter is None or work.state == "open":
             yield CrashFinding(
-                FindingKind.LOST, f"the letter {work.id[:8]} is {work.state if letter else 'not stored'}"
+                FindingKind.LOST, f"the request {work.id[:8]} is {work.state if letter else 'not stored'}"
             )
             continue
         if letter.outcome == "delivered" and work.id not in brought:
-            yield CrashFinding(FindingKind.LOST, f"the letter {work.id[:8]} is delivered, but it never came there")
+            yield CrashFinding(FindingKind.LOST, f"the request {work.id[:8]} is delivered, but it never arrived")
         if answered[work.id] > 1:
-            yield CrashFinding(FindingKind.DOUBLED, f"the letter {work.id[:8]} was answered {answered[work.id]} times")
+            yield CrashFinding(FindingKind.DOUBLED, f"the request {work.id[:8]} was answered {answered[work.id]} times")
         if work.state == "done":
             yield from _check_request_result(
                 work, letter, index.envelopes_by_id.get(work.result or ""), runs.get(work.run)
             )
         elif answered[work.id]:
-            yield CrashFinding(FindingKind.LOST, f"the letter {work.id[:8]} was answered, and is {work.state}")
+            yield CrashFinding(FindingKind.LOST, f"the request {work.id[:8]} was answered, and is {work.state}")
 
 
 def _check_request_result(
     request: StoredRequest, envelope: StoredEnvelope, answer: StoredEnvelope | None, run: StoredRun | None
 ) -> Iterator[CrashFinding]:
     if answer is None or (answer.reply_to, answer.source) != (request.id, f"{_EXTERNAL_SOURCE}{request.session}"):
-        yield CrashFinding(FindingKind.MISDELIVERED, f"the letter {request.id[:8]} ended with what was not said to it")
+        yield CrashFinding(
+            FindingKind.MISDELIVERED, f"the request {request.id[:8]} ended with an answer that is not its own"
+        )
     elif answer.text != script.external_answer(envelope.text):
         yield CrashFinding(
-            FindingKind.MISDELIVERED, f"the letter {request.id[:8]} ended with the answer to another: {answer.text}"
+            FindingKind.MISDELIVERED, f"the request {request.id[:8]} ended with the answer to another: {answer.text}"
         )
     elif run is not None and run.status == "completed" and run.final_text != answer.text:
         yield CrashFinding(
-            FindingKind.MISDELIVERED, f"the letter {request.id[:8]} was answered, and its run says {run.final_text}"
+            FindingKind.MISDELIVERED, f"the request {request.id[:8]} was answered, and its run says {run.final_text}"
         )
 
 
 def _explain_contradiction(result: CallResult, *, times: int, is_interrupted: bool) -> str:
     match result:
         case CallResult.APPENDED if not times:
-            return "the model read that it was done, and it was not"
+            return "the model read that it was done, but it was not"
         case CallResult.INTERRUPTED if not is_interrupted:
-            return "the model read that it was cut off, and no step was"
+            return "the model read that it was interrupted, but no step was"
         case CallResult.DENIED if times:
-            return "the model read that it was not done, and it was"
+            return "the model read that it was not done, but it was"
         case CallResult.OTHER:
             return "the model read something else"
         case _:
@@ -471,7 +478,7 @@ def _check_approvals(index: _EvidenceIndex) -> Iterator[CrashFinding]:
             and call.word not in allowed
             and call.session not in index.evidence.granted_sessions
         ):
-            yield CrashFinding(FindingKind.UNREQUESTED, f"{call.word} was written, and nobody has allowed it")
+            yield CrashFinding(FindingKind.UNREQUESTED, f"{call.word} was written without an approval")
     for approval in approvals.values():
         if not approval.word:  # a call that writes no line
             continue
@@ -480,7 +487,7 @@ def _check_approvals(index: _EvidenceIndex) -> Iterator[CrashFinding]:
             yield CrashFinding(FindingKind.UNREQUESTED, f"{approval.word} was written, but it is {approval.state}")
         if approval.state == "allowed" and not times and approval.word not in cut:
             if ended.get(approval.run) == "completed" and approval.decision in ("answered", "noted"):
-                yield CrashFinding(FindingKind.LOST, f"{approval.word} was allowed and never done")
+                yield CrashFinding(FindingKind.LOST, f"{approval.word} was allowed and never performed")
 
 
 def _check_deliveries(index: _EvidenceIndex) -> Iterator[CrashFinding]:
@@ -492,21 +499,21 @@ def _check_deliveries(index: _EvidenceIndex) -> Iterator[CrashFinding]:
         if name == script.UNSAFE_CONNECTOR:
             twice = [mark for mark in dict.fromkeys(marks) if times[mark.by] > 1]
             yield from (
-                CrashFinding(FindingKind.DOUBLED, f"{mark.word} came {times[mark.by]} times to {name}")
+                CrashFinding(FindingKind.DOUBLED, f"{mark.word} arrived {times[mark.by]} times in {name}")
                 for mark in twice
             )
         for letter in index.evidence.envelopes:
             if letter.recipient.startswith(f"channel:{name}:"):
                 if letter.outcome == "delivered" and came[letter.id] < parts.get(letter.id, 1):
                     yield CrashFinding(
-                        FindingKind.LOST, f"{letter.token} is delivered, but it never came to {name} as a whole"
+                        FindingKind.LOST, f"{letter.token} is delivered, but parts of it never arrived in {name}"
                     )
         numbers: dict[int, list[int]] = defaultdict(list)
         parts_of: dict[str, list[int]] = defaultdict(list)
         for mark in dict.fromkeys(marks):
             parts_of[mark.envelope].append(mark.index)
             if mark.envelope not in index.envelopes_by_id:
-                yield CrashFinding(FindingKind.UNREQUESTED, f"{mark.word} came to {name} and is not stored")
+                yield CrashFinding(FindingKind.UNREQUESTED, f"{mark.word} arrived in {name} and is not stored")
             session, number = script.parse_token(mark.text)
             numbers[session].append(number)
         for session, in_turn in numbers.items():
@@ -522,10 +529,10 @@ def _check_unrequested(index: _EvidenceIndex) -> Iterator[CrashFinding]:
     sent = {entry.token for entry in index.sent.values()}
     for letter in index.evidence.envelopes:
         if letter.source == OWNER_SENDER and letter.key not in index.sent and letter.key not in approvals:
-            yield CrashFinding(FindingKind.UNREQUESTED, f"{letter.kind} {letter.id[:8]} is stored, and nobody sent it")
+            yield CrashFinding(FindingKind.UNREQUESTED, f"{letter.kind} {letter.id[:8]} is stored, but was never sent")
     for word in index.writes_by_word:
         if word.split("/")[0] not in sent:
-            yield CrashFinding(FindingKind.UNREQUESTED, f"{word} was written, and nobody asked for it")
+            yield CrashFinding(FindingKind.UNREQUESTED, f"{word} was written without a request")
 
 
 def _check_retries(index: _EvidenceIndex) -> Iterator[CrashFinding]:
@@ -540,15 +547,13 @@ def _check_retries(index: _EvidenceIndex) -> Iterator[CrashFinding]:
         if letter.retry_of is None:
             continue
         if letter.retry_of not in asked:
-            yield CrashFinding(FindingKind.UNREQUESTED, f"{letter.token} was retried, and nobody asked for it")
+            yield CrashFinding(FindingKind.UNREQUESTED, f"{letter.token} was retried without a request")
         retries.setdefault(letter.retry_of, []).append(letter)
     for id_, letters in retries.items():
         if not letters:
             yield CrashFinding(FindingKind.LOST, f"the retry of {id_[:8]} is not stored")
         if any(letter.outcome not in ("dead", "interrupted") for letter in letters[:-1]):
-            yield CrashFinding(
-                FindingKind.DOUBLED, f"{id_[:8]} was retried {len(letters)} times, and once would have done"
-            )
+            yield CrashFinding(FindingKind.DOUBLED, f"{id_[:8]} was retried {len(letters)} times instead of once")
 
 
 def _check_occurrences(index: _EvidenceIndex) -> Iterator[CrashFinding]:
@@ -556,7 +561,7 @@ def _check_occurrences(index: _EvidenceIndex) -> Iterator[CrashFinding]:
     for name, every_s in script.SCHEDULE_INTERVALS_S.items():
         slots = [slot for slot in index.evidence.occurrences if slot.schedule == name]
         if not slots:
-            yield CrashFinding(FindingKind.LOST, f"the schedule {name} never came")
+            yield CrashFinding(FindingKind.LOST, f"the schedule {name} never occurred")
         every_ms = every_s * 1000
         for slot, later in pairwise(slots):
             after_ms = slot.until_ms if slot.state == "skipped" and slot.until_ms is not None else slot.at_ms + 1
@@ -564,29 +569,27 @@ def _check_occurrences(index: _EvidenceIndex) -> Iterator[CrashFinding]:
             if later.at_ms != due_ms:
                 wrong = FindingKind.LOST if later.at_ms > due_ms else FindingKind.DOUBLED
                 yield CrashFinding(
-                    wrong, f"{name} was to come at {due_ms} after {slot.at_ms}, and came at {later.at_ms}"
+                    wrong, f"{name} was due at {due_ms} after {slot.at_ms}, and occurred at {later.at_ms}"
                 )
         for slot in slots:
             if slot.state == "ran" and slot.outcome is None:
                 yield CrashFinding(FindingKind.LOST, f"{name} ran at {slot.at_ms}, and its envelope has not ended")
             if slot.state in ("skipped", "failed") and not slot.because:
-                yield CrashFinding(
-                    FindingKind.UNEXPLAINED, f"{name} is {slot.state} at {slot.at_ms}, and nobody knows why"
-                )
-    mail = Counter(slot.envelope for slot in index.evidence.occurrences if slot.envelope is not None)
+                yield CrashFinding(FindingKind.UNEXPLAINED, f"{name} is {slot.state} at {slot.at_ms}, without a reason")
+    times = Counter(slot.envelope for slot in index.evidence.occurrences if slot.envelope is not None)
     yield from (
-        CrashFinding(FindingKind.DOUBLED, f"{id_[:8]} stands for {n} slots") for id_, n in mail.items() if n > 1
+        CrashFinding(FindingKind.DOUBLED, f"{id_[:8]} stands for {n} occurrences") for id_, n in times.items() if n > 1
     )
 
 
 def _count_task_approvals(index: _EvidenceIndex) -> dict[str, int]:
     """Count the approvals that delegated tasks requested, by state. Only their words contain a slash."""
     states = Counter(approval.state for approval in index.evidence.approvals if "/" in approval.word)
-    return {f"asked on errands, {state}": states[state] for state in sorted(states)}
+    return {f"approvals for tasks, {state}": states[state] for state in sorted(states)}
 
 
 def _count_occurrences(index: _EvidenceIndex) -> dict[str, int]:
-    states = Counter(f"slots {slot.state}" for slot in index.evidence.occurrences)
+    states = Counter(f"occurrences {slot.state}" for slot in index.evidence.occurrences)
     return dict(sorted(states.items()))
 
 
@@ -601,18 +604,18 @@ def _count_evidence(index: _EvidenceIndex) -> dict[str, int]:
         "answers": len(index.answers),
         "runs": len(index.evidence.runs),
         "calls performed": len(index.evidence.tool_marks),
-        "calls cut off, and said so": len(index.evidence.interrupted_calls),
-        "approvals asked": len(index.evidence.approvals),
-        "sessions that need not ask": len(index.evidence.granted_sessions),
+        "interrupted calls reported": len(index.evidence.interrupted_calls),
+        "approvals requested": len(index.evidence.approvals),
+        "sessions with a grant": len(index.evidence.granted_sessions),
         "approvals decided": sum(isinstance(entry, DecidedEntry) for entry in index.evidence.log),
-        "errands handed on": sum(letter.kind == "delegation" for letter in index.evidence.envelopes),
+        "tasks delegated": sum(letter.kind == "delegation" for letter in index.evidence.envelopes),
         **_count_task_approvals(index),
-        "letters handed out": len(index.evidence.requests),
-        "letters answered elsewhere": sum(work.state == "done" for work in index.evidence.requests),
-        "words that answer nothing": sum(letter.reply_to is None for letter in index.external_envelopes),
-        "callbacks heard": sum(isinstance(entry, CallbackResultEntry) for entry in index.evidence.log),
+        "requests sent": len(index.evidence.requests),
+        "requests answered": sum(work.state == "done" for work in index.evidence.requests),
+        "unrequested callbacks": sum(letter.reply_to is None for letter in index.external_envelopes),
+        "callbacks accepted": sum(isinstance(entry, CallbackResultEntry) for entry in index.evidence.log),
         "deliveries": sum(len(marks) for marks in index.evidence.channel_marks.values()),
         **_count_occurrences(index),
         "dead letters retried": sum(isinstance(entry, RetriedEntry) for entry in index.evidence.log),
-        "news read": max((entry.seq for entry in index.evidence.log if isinstance(entry, AnsweredEntry)), default=0),
+        "events read": max((entry.seq for entry in index.evidence.log if isinstance(entry, AnsweredEntry)), default=0),
     }

@@ -28,9 +28,9 @@ from retinue.testing.free_ports import free_port
 from retinue.testing.wait_conditions import WAIT_LIMIT_S, wait_until, wait_until_sync
 
 PROGRAMS = {"dovecot": "dovecot-imapd", "exim4": "exim4-daemon-light"}
-MAILBOXES = ("house", "maria", "noor")
-AUTHSERV = "mx.house.test"
-SERVER_ADDRESS = "house@house.test"
+MAILBOXES = ("retinue", "maria", "noor")
+AUTHSERV = "mx.retinue.test"
+SERVER_ADDRESS = "retinue@retinue.test"
 MARIA_ADDRESS = "maria@example.org"
 
 # Its standard input ends when the test process does, even by kill -9, so no server outlives its tests.
@@ -38,7 +38,7 @@ CLEANUP_SCRIPT = 'read _; kill $(cat "$1"/*.pid); sleep 1; rm -rf "$1"'
 
 EXIM = r"""
 {as_whom}
-primary_hostname = mx.house.test
+primary_hostname = mx.retinue.test
 spool_directory = {folder}/spool
 log_file_path = {folder}/spool/%slog
 pid_file_path = {folder}/spool/exim.pid
@@ -60,7 +60,7 @@ acl_smtp_rcpt = rcpt
 acl_smtp_data = data
 begin acl
 rcpt:
-  deny local_parts = nobody
+  deny local_parts = unknown
        message = 5.1.1 there is no such person
   deny local_parts = maria
        condition = ${{if exists{{{folder}/spool/closed}}}}
@@ -69,19 +69,19 @@ rcpt:
        message = 4.3.2 not now
   defer local_parts = later
        message = 4.7.1 come back later
-  accept domains = house.test : example.org
+  accept domains = retinue.test : example.org
   deny message = 5.7.1 not from here
 data:
   warn remove_header = Authentication-Results
   warn condition = ${{if eq{{$authenticated_id@example.org}}{{${{lc:${{address:$h_From:}}}}}}}}
-       add_header = :at_start:Authentication-Results: mx.house.test; dmarc=pass header.from=example.org
+       add_header = :at_start:Authentication-Results: mx.retinue.test; dmarc=pass header.from=example.org
   warn condition = ${{if eq{{$authenticated_id@example.org}}{{${{lc:${{address:$h_From:}}}}}}{{no}}{{yes}}}}
-       add_header = :at_start:Authentication-Results: mx.house.test; dmarc=fail header.from=example.org
+       add_header = :at_start:Authentication-Results: mx.retinue.test; dmarc=fail header.from=example.org
   accept
 begin routers
 people:
   driver = accept
-  local_parts = house : maria : noor
+  local_parts = retinue : maria : noor
   transport = mailbox
 begin transports
 mailbox:

@@ -52,8 +52,8 @@ class FailureSubject:
         try:
             return self.describe(error)
         except Exception as trouble:  # noqa: BLE001 - the failure of the test is reported, whatever else fails
-            said = f"{type(trouble).__name__}: {trouble}"
-            return FailureDescription(texts={ERROR_TITLE: f"This part could not be described: {said[:500]}"})
+            summary = f"{type(trouble).__name__}: {trouble}"
+            return FailureDescription(texts={ERROR_TITLE: f"This part could not be described: {summary[:500]}"})
 
 
 _subjects: list[FailureSubject] = []

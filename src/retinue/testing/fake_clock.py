@@ -9,10 +9,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 START = datetime(2026, 1, 5, 9, 0, tzinfo=UTC)
-"""When the clocks for tests start, unless told otherwise: a Monday morning."""
+"""The time at which test clocks start by default: a Monday morning."""
 
 LOOP_PASSES = 100
-"""How often `advance` lets the loop go round for each moment at which it wakes someone."""
+"""The number of loop passes that `advance` makes at each moment at which it wakes a sleeper."""
 
 
 class FakeClock:

@@ -116,11 +116,11 @@ class FakeConnector:
     @property
     def delivered_envelopes(self) -> list[Envelope]:
         """The envelopes that arrived, oldest first, one entry per arrival of a first part."""
-        return [parcel.envelope for parcel in self.parts if parcel.index == 0]
+        return [part.envelope for part in self.parts if part.index == 0]
 
     def list_texts(self, channel: str) -> list[str]:
         """Returns the texts of the parts that arrived in a channel, oldest first."""
-        return [parcel.text for parcel in self.parts if parcel.channel == channel]
+        return [part.text for part in self.parts if part.channel == channel]
 
     def will_fail(
         self,
@@ -199,11 +199,11 @@ class FakeConnector:
         while True:
             self._message_offered.clear()
             while self._offered:
-                said = self._offered[0]
-                receipt = await accept(said.message)
+                offered = self._offered[0]
+                receipt = await accept(offered.message)
                 self._offered.popleft()  # only now: a message that was not accepted is offered again
-                if not said.confirmed.done():
-                    said.confirmed.set_result(receipt)
+                if not offered.confirmed.done():
+                    offered.confirmed.set_result(receipt)
             await self._message_offered.wait()
 
     def offer_text(
@@ -230,10 +230,10 @@ class FakeConnector:
 
     def offer_message(self, message: InboundMessage) -> OfferedMessage:
         """Offer a complete inbound message, without waiting for the server to accept it."""
-        said = OfferedMessage(message, asyncio.get_running_loop().create_future())
-        self._offered.append(said)
+        offered = OfferedMessage(message, asyncio.get_running_loop().create_future())
+        self._offered.append(offered)
         self._message_offered.set()
-        return said
+        return offered
 
     async def send_inbound(
         self,
@@ -249,8 +249,8 @@ class FakeConnector:
 
         Returns the receipt, or None if the message was refused.
         """
-        said = self.offer_text(
+        offered = self.offer_text(
             text, channel=channel, message_id=message_id, revision=revision, attachments=attachments, context=context
         )
         async with asyncio.timeout(CONFIRM_WAIT_S_MAX):
-            return await said.confirmed
+            return await offered.confirmed

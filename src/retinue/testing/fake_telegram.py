@@ -84,8 +84,8 @@ class FakeChat:
 class FakeTelegram:
     """The state of Telegram, the actions of its people, and the methods that a bot can call."""
 
-    def __init__(self, *, bot_id: int = 777, username: str = "house_bot") -> None:
-        self.me: Json = build_user(bot_id, "The house", username=username, is_bot=True) | {
+    def __init__(self, *, bot_id: int = 777, username: str = "retinue_bot") -> None:
+        self.me: Json = build_user(bot_id, "Retinue", username=username, is_bot=True) | {
             "can_join_groups": True,
             "can_read_all_group_messages": True,
         }

@@ -37,26 +37,26 @@ from retinue.tools.base import ToolContext
 
 ATTENTION_S_MAX = 2.0
 RULES = {
-    "receipt": "a door says `accepted` only of what is in the store",
+    "receipt": "`accepted` is reported only for envelopes that are in the store",
     "lost": "an envelope that was acknowledged ends in exactly one outcome",
     "doubled": "nothing is answered, read or done twice",
-    "order": "a session's mail is taken in the order of (rank, due time, seq), and answered in the order it was taken",
-    "alone": "a session has one live run, and no more runs are live than there are slots",
+    "order": "a session's envelopes are taken in the order (rank, due time, seq), and answered in the same order",
+    "exclusive": "a session has one live run, and no more runs are live than there are slots",
     "fenced": "an epoch only grows, and only the worker that holds it writes for a run",
-    "unasked": "no call happens that neither a rule, nor a grant, nor a yes to this very call allows",
-    "intent": "effects and calls of models are written down before they happen, and what is down as done has happened",
-    "at-most-once": "a run that must not be repeated is not worked on after a crash",
+    "unrequested": "each call is allowed by a rule, a grant or an approval of this call",
+    "intent": "effects and model calls are stored before they happen, and each one stored as done has happened",
+    "at-most-once": "a run that must not be repeated is not continued after a crash",
     "status": "done stays done, an ended run stays ended, a decision stays decided",
     "records": "records are appended without a gap, and every call has its result next to it",
-    "news": "news is numbered without a gap and tells every outcome, and accepted time never goes back",
-    "context": "a model reads what the store says, no more and no less",
-    "silence": "whatever is due is worked on within a bound, and whoever wrote hears how it ended",
-    "slots": "every slot of a schedule comes once, or is skipped and says why; and nothing else comes",
+    "events": "events are numbered without a gap and report every outcome, and accepted time never goes back",
+    "context": "a model reads exactly the stored context",
+    "promptness": "due work is done within a time limit, and each sender is notified of the outcome",
+    "occurrences": "every occurrence of a schedule runs once or is skipped with a reason, and there are no others",
     "armed": "a schedule that is enabled has exactly one open occurrence, after every commit",
-    "gates": "nothing runs before its gate has said yes",
-    "handed": "what comes of work that was handed on is read once, by whoever asked, and is what was said to it",
+    "gates": "nothing runs before its gate has opened",
+    "delegations": "the result of a delegation is read once, by the agent that delegated it, and is unchanged",
     "ledger": "the ledger's equations hold",
-    "foreseen": "no error surprises the house: what it did not foresee is a bug, even where it survives it",
+    "unexpected": "no unexpected error: an unhandled error is a bug, even if the server survives it",
 }
 
 
@@ -125,8 +125,8 @@ _WATCHED_CHANGES = (
         "new.id",
         "old.status, new.status, old.epoch, new.epoch, new.attempt - old.attempt",
     ),
-    _WatchedChange("step", "INSERT ON steps", "new.run", "new.turn, new.idx"),
-    _WatchedChange("step.changed", "UPDATE ON steps", "new.run", "old.state, new.state, new.turn, new.idx"),
+    _WatchedChange("step", "INSERT ON steps", "new.run", "new.turn, new.call_index"),
+    _WatchedChange("step.changed", "UPDATE ON steps", "new.run", "old.state, new.state, new.turn, new.call_index"),
     _WatchedChange(
         "compacted",
         "UPDATE OF compactions ON sessions",
@@ -142,29 +142,29 @@ _WATCHED_CHANGES = (
         "old.state, new.state",
         "old.state <> new.state",
     ),
-    _WatchedChange("news", "INSERT ON news", "'news'", "new.seq, new.at_ms, new.kind"),
+    _WatchedChange("events", "INSERT ON events", "'events'", "new.seq, new.at_ms, new.kind"),
     *(
         _WatchedChange("gone", f"{verb} ON {table}", f"'{table}'", "NULL")
-        for table in ("envelopes", "outcomes", "records", "runs", "steps", "news", "inbox")
+        for table in ("envelopes", "outcomes", "records", "runs", "steps", "events", "inbox")
         for verb in ("DELETE", "UPDATE")
-        if verb == "DELETE" or table in ("outcomes", "records", "news")
+        if verb == "DELETE" or table in ("outcomes", "records", "events")
     ),
 )
 
 _ALLOWED_CHANGES = {
     "envelope": {
         ("pending", "claimed"),
-        ("claimed", "parked"),
-        ("parked", "claimed"),
+        ("claimed", "suspended"),
+        ("suspended", "claimed"),
         ("pending", "done"),
         ("claimed", "done"),
-        ("parked", "done"),
+        ("suspended", "done"),
     },
     "run.changed": {
         ("running", "running"),
-        ("running", "parked"),
-        ("parked", "running"),
-        *((old, new) for old in ("running", "parked") for new in ("completed", "failed", "cancelled")),
+        ("running", "suspended"),
+        ("suspended", "running"),
+        *((old, new) for old in ("running", "suspended") for new in ("completed", "failed", "cancelled")),
     },
     "step.changed": {("open", "open"), ("open", "closed"), ("open", "interrupted")},
     "approval": {("open", end) for end in ("allowed", "denied", "expired", "closed")},
@@ -172,15 +172,16 @@ _ALLOWED_CHANGES = {
 
 _UNATTENDED = """
 SELECT e.id, e.session, e.source, e.dedupe_key FROM envelopes e LEFT JOIN runs r
-  ON r.session = e.session AND r.status IN ('running', 'parked')
-WHERE e.status = 'pending' AND e.session IS NOT NULL AND e.due_ms <= (SELECT latest_ms FROM house)
-  -- A running run takes what waits when it ends. A parked one keeps its place before silent mail and other decisions.
-  AND (r.id IS NULL OR (r.status = 'parked' AND e.silent = 0 AND e.kind <> 'decision'))
+  ON r.session = e.session AND r.status IN ('running', 'suspended')
+WHERE e.status = 'pending' AND e.session IS NOT NULL AND e.due_ms <= (SELECT latest_ms FROM counters)
+  -- A running run takes what waits when it ends. A suspended one keeps its place before silent mail and
+  -- other decisions.
+  AND (r.id IS NULL OR (r.status = 'suspended' AND e.silent = 0 AND e.kind <> 'decision'))
   -- It also keeps its place while it waits for more than this one answer: for other work, or for a person.
   AND NOT (r.id IS NOT NULL AND EXISTS (
     SELECT 1 FROM delegations d WHERE d.result = e.id AND d.run = r.id AND d.wait_ms IS NOT NULL AND (
       EXISTS (SELECT 1 FROM delegations o WHERE o.run = r.id AND o.wait_ms IS NOT NULL AND o.state = 'open')
-      OR EXISTS (SELECT 1 FROM approvals a WHERE a.run = r.id AND a.state = 'open' AND NOT a.released))))
+      OR EXISTS (SELECT 1 FROM approvals a WHERE a.run = r.id AND a.state = 'open' AND NOT a.run_continued))))
   -- And before all mail while its work is done elsewhere: that cannot be called back.
   AND NOT (r.id IS NOT NULL AND EXISTS (
     SELECT 1 FROM delegations d WHERE d.run = r.id AND d.kind = 'external' AND d.state = 'open'))
@@ -201,12 +202,13 @@ _NOTICE = (
 
 _OPEN_MODEL_CALL = """
 SELECT 1 FROM steps s JOIN runs r ON r.id = s.run WHERE r.session = ? AND r.status = 'running'
-  AND s.kind = 'model' AND s.state = 'open' AND (? OR EXISTS (SELECT 1 FROM money m
-    WHERE m.run = s.run AND m.turn = s.turn AND m.idx = s.idx AND m.attempt = s.attempt AND m.held_microusd > 0))
+  AND s.kind = 'model' AND s.state = 'open' AND (? OR EXISTS (SELECT 1 FROM model_calls m
+    WHERE m.run = s.run AND m.turn = s.turn AND m.call_index = s.call_index AND m.attempt = s.attempt
+    AND m.held_microusd > 0))
 """
 
 _DELEGATED_APPROVAL = """
-SELECT d.kind, d.wait_ms IS NOT NULL FROM approvals a JOIN delegations d ON d.worked_by = a.run WHERE a.id = ?
+SELECT d.kind, d.wait_ms IS NOT NULL FROM approvals a JOIN delegations d ON d.target_run = a.run WHERE a.id = ?
 """
 
 _GRANT = """
@@ -215,7 +217,7 @@ SELECT 1 FROM grants g JOIN sessions s ON s.id = ? WHERE g.agent = s.agent AND g
 """
 
 _OUTBOX_COMMITS = frozenset({"deliver-claim", "deliver-done"})
-"""Commits that put a letter on its way out back in line, to be brought again."""
+"""Commits that return an outbound envelope to the queue, to be delivered again."""
 
 _WORKER_COMMITS = frozenset({"step", "finish", "park", "fail"})
 """Commits that only the worker who holds the run may make; claims and cancels take it over by raising the epoch."""
@@ -311,7 +313,7 @@ class InvariantChecker:
         """Check a call that is about to happen, and return what allows it: a rule, an approval or a grant."""
         rules = context.agent.tools
         if tool in rules.deny:
-            self.report("unasked", f"{context.agent.name} may not use {tool}, and does in {context.call}")
+            self.report("unrequested", f"{context.agent.name} is denied {tool} and uses it in {context.call}")
         if tool not in rules.ask:
             return "a rule"
         for (calls,) in self._fetch_all(
@@ -319,9 +321,9 @@ class InvariantChecker:
         ):
             for call in json.loads(calls):
                 if (call["id"], call["tool"], call["arguments"]) == (context.call, tool, {"text": text}):
-                    return "a yes"
+                    return "an approval"
         if self._fetch_one(_GRANT, context.session, f"tool:{tool}") is None:
-            self.report("unasked", f"nobody has allowed the call {context.call} ({tool} {text!r})")
+            self.report("unrequested", f"the call {context.call} ({tool} {text!r}) was not allowed")
         return "a grant"
 
     def record_effect(self, context: ToolContext, tool: str, text: str) -> None:
@@ -337,18 +339,18 @@ class InvariantChecker:
     def record_act_started(self, server: SimulatedServer, session: SessionId, what: str) -> None:
         """Record that a worker acts for a session. It must be the only one there, and within the slots."""
         if (server.number, session) in self._active_workers:
-            self.report("alone", f"{server} {what} in {short_id(session)} while another worker acts there")
+            self.report("exclusive", f"{server} {what} in {short_id(session)} while another worker acts there")
         self._active_workers[server.number, session] = what
         agent, lane = self._agent_and_lane(session)
         places = [self._agent_and_lane(s) for number, s in self._active_workers if number == server.number]
         by_lane, by_agent = Counter(lane for _, lane in places), Counter(agent for agent, _ in places)
         if by_lane[lane] > self.slots.limit_for(lane):
-            self.report("alone", f"{server} has {by_lane[lane]} workers in {lane} lanes")
+            self.report("exclusive", f"{server} has {by_lane[lane]} workers in {lane} lanes")
         if by_agent[agent] > self._concurrency[agent]:
-            self.report("alone", f"{server} has {by_agent[agent]} workers for {agent}")
+            self.report("exclusive", f"{server} has {by_agent[agent]} workers for {agent}")
         found = self._fetch_one("SELECT id FROM runs WHERE session = ? AND status = 'running'", session)
         if found is not None and server.number > self._last_server_allowed.get(found[0], server.number):
-            self.report("at-most-once", f"{server} {what} for run {short_id(found[0])}, which a crash had cut off")
+            self.report("at-most-once", f"{server} {what} for run {short_id(found[0])}, which a crash had interrupted")
 
     def record_act_ended(self, server: SimulatedServer, session: SessionId) -> None:
         self._active_workers.pop((server.number, session), None)
@@ -360,9 +362,7 @@ class InvariantChecker:
         if number != server.number or point == "cancel":
             return
         if self._fetch_one(_OPEN_MODEL_CALL, id_, self.has_free_models) is None:
-            self.report(
-                "intent", f"a model is asked in {short_id(id_)}, and no step or no money was written down for it"
-            )
+            self.report("intent", f"a model is called in {short_id(id_)}, and its step or its cost was not stored")
         if is_summary_request(prompt):
             return
         session = sessions.get(self.disk.connection, id_)
@@ -384,7 +384,7 @@ class InvariantChecker:
 
     def record_interruption(self, server: SimulatedServer) -> None:
         """Record that a server was killed, or is paused while another starts: its runs are interrupted."""
-        once = {agent.name for agent in self.agents if agent.delivery is CrashPolicy.AT_MOST_ONCE}
+        once = {agent.name for agent in self.agents if agent.crash_policy is CrashPolicy.AT_MOST_ONCE}
         for run, agent in self._running_agents.items():
             if self._workers[run] is server and agent in once:
                 self._last_server_allowed.setdefault(run, server.number)
@@ -396,7 +396,7 @@ class InvariantChecker:
         raw = self.disk.raw_connection
         changes = [RowChange(*row) for row in raw.execute("SELECT what, id, a, b, c, d, e FROM changes ORDER BY n")]
         raw.execute("DELETE FROM changes")
-        (now_ms,) = self._fetch_one("SELECT latest_ms FROM house") or (0,)
+        (now_ms,) = self._fetch_one("SELECT latest_ms FROM counters") or (0,)
         for change in changes:
             if change.what.startswith(SCHEDULE_CHANGES):
                 self.schedules.check_change(change.what, change.id, change.a, server, point, now_ms)
@@ -417,13 +417,13 @@ class InvariantChecker:
             self.report("status", f"{change.what} {short_id(change.id)} went from {change.a} to {change.b} in {point}")
         match change:
             case RowChange("accepted", id_, seq, accepted_ms):
-                self.trace("+ {} to {}, {}", short_id(id_), short_id(change.c or "nobody"), change.d)
+                self.trace("+ {} to {}, {}", short_id(id_), short_id(change.c or "no one"), change.d)
                 if server.is_replaced:
                     self._excused.add(id_)  # it wakes its own lanes, not those of the running server
                 if seq != self._envelope_seq + 1:
-                    self.report("news", f"envelope {short_id(id_)} has the number {seq} after {self._envelope_seq}")
+                    self.report("events", f"envelope {short_id(id_)} has the number {seq} after {self._envelope_seq}")
                 if accepted_ms < self._accepted_ms:
-                    self.report("news", f"envelope {short_id(id_)} was accepted before its predecessor")
+                    self.report("events", f"envelope {short_id(id_)} was accepted before its predecessor")
                 self._envelope_seq, self._accepted_ms = seq, accepted_ms
             case RowChange("envelope", id_, old, new):
                 self.trace("  {} {} -> {}", short_id(id_), old, new)
@@ -442,7 +442,7 @@ class InvariantChecker:
                 self.trace("  run {} starts in {} for {}", short_id(run), short_id(session), agent)
                 removed = self._fetch_one("SELECT removed_ms FROM agents WHERE name = ?", agent)
                 if removed is None or removed[0] is not None:
-                    self.report("status", f"run {short_id(run)} starts for {agent}, who is no longer here")
+                    self.report("status", f"run {short_id(run)} starts for {agent}, which was removed")
             case RowChange("run.changed"):
                 self._check_run_change(change, server, point)
             case RowChange("step" | "step.changed", run):
@@ -462,9 +462,9 @@ class InvariantChecker:
                 for kind, waited_for in self._fetch_all(_DELEGATED_APPROVAL, id_):
                     whose = f"{kind}, waited for" if waited_for else kind
                     self.child_approvals[f"approvals of children ({whose}) {state}"] += 1
-            case RowChange("news", _, seq, at_ms):
+            case RowChange("events", _, seq, at_ms):
                 if seq != self._event_seq + 1 or at_ms < self._event_ms:
-                    self.report("news", f"news {seq} at {at_ms} follows {self._event_seq} at {self._event_ms}")
+                    self.report("events", f"event {seq} at {at_ms} follows {self._event_seq} at {self._event_ms}")
                 self._event_seq, self._event_ms = seq, at_ms
             case RowChange("gone", table):
                 self.report("lost", f"a row of {table} was deleted or rewritten in {point}")
@@ -479,9 +479,11 @@ class InvariantChecker:
                 self.takeovers += 1
                 # A server that was paused before its claim does not know of the crash that others saw.
                 if attempts != 1 and not server.is_replaced:
-                    self.report("status", f"run {short_id(run)} was cut off and taken up, which is {attempts} attempts")
+                    self.report(
+                        "status", f"run {short_id(run)} was interrupted and resumed, which is {attempts} attempts"
+                    )
             self._workers[run] = server
-            self.trace("  run {} is taken up by {}", short_id(run), server)
+            self.trace("  run {} is resumed by {}", short_id(run), server)
         if old == new:
             return
         self.trace("  run {} {} -> {}", short_id(run), old, new)
@@ -489,7 +491,7 @@ class InvariantChecker:
         self._last_server_allowed.pop(run, None)  # if it was suspended, then by its own worker: nothing was interrupted
         if new == "running":
             (self._running_agents[run],) = self._fetch_one("SELECT agent FROM runs WHERE id = ?", run) or ("",)
-        elif new != "parked":
+        elif new != "suspended":
             self._open_runs.discard(run)
 
     def _check_worker(self, run: str | None, server: SimulatedServer, point: str) -> None:
@@ -504,7 +506,7 @@ class InvariantChecker:
 
     def _check_order(self, taken: Iterable[RowChange], point: str) -> None:
         """Check that no earlier due envelope was left behind. Steering takes one sender's envelopes, in order."""
-        (now_ms,) = self._fetch_one("SELECT latest_ms FROM house") or (0,)
+        (now_ms,) = self._fetch_one("SELECT latest_ms FROM counters") or (0,)
         for change in taken:
             row = self._fetch_one('SELECT "rank", due_ms, seq, sender FROM envelopes WHERE id = ?', change.id)
             assert row is not None
@@ -517,7 +519,7 @@ class InvariantChecker:
             if left is not None:
                 self.report("order", f"{short_id(change.id)} was taken in {point} before {short_id(left[0])}")
             if point == "step" and self._fetch_one(_STEER_SENDER, change.id) is None:
-                self.report("order", f"{short_id(change.id)} steers a run of somebody else's")
+                self.report("order", f"{short_id(change.id)} steers a run of another person")
 
     # --- regularly, and at the end ---
 
@@ -528,7 +530,7 @@ class InvariantChecker:
 
     def list_unfinished(self) -> list[str]:
         """Returns what still waits or works: due envelopes, running or suspended runs, sessions that are awake."""
-        (now_ms,) = self._fetch_one("SELECT latest_ms FROM house") or (0,)
+        (now_ms,) = self._fetch_one("SELECT latest_ms FROM counters") or (0,)
         found = [
             f"envelope {short_id(id_)} {status} in {short_id(session or 'nowhere')} since {now_ms - due_ms} ms"
             for id_, status, session, due_ms in self._fetch_all(
@@ -538,17 +540,17 @@ class InvariantChecker:
         found += [
             f"run {short_id(id_)} {status} in {short_id(session)}"
             for id_, status, session in self._fetch_all(
-                "SELECT id, status, session FROM runs WHERE status IN ('running', 'parked')"
+                "SELECT id, status, session FROM runs WHERE status IN ('running', 'suspended')"
             )
         ]
         found += [
             f"session {short_id(id_)} is awake"
-            for (id_,) in self._fetch_all("SELECT id FROM sessions WHERE wakefulness = 'active'")
+            for (id_,) in self._fetch_all("SELECT id FROM sessions WHERE activity = 'active'")
         ]
         return found + [
             f"a slot of {short_id(id_)} is {state}"
             for id_, state in self._fetch_all(
-                "SELECT schedule, state FROM schedule_slots WHERE state IN ('waiting', 'working')"
+                "SELECT schedule, state FROM occurrences WHERE state IN ('waiting', 'working')"
             )
         ]
 
@@ -574,8 +576,8 @@ class InvariantChecker:
         self._idle_since = {session: self._idle_since.get(session, now_s) for session in idle}
         for session, since_s in self._idle_since.items():
             if now_s - since_s > ATTENTION_S_MAX:
-                story = f"{short_id(idle[session])} is due in {short_id(session)}, and for {now_s - since_s:g} s"
-                self.report("silence", f"{story} nobody has attended to it, nor waited for a slot")
+                story = f"{short_id(idle[session])} in {short_id(session)} was due {now_s - since_s:g} s ago"
+                self.report("promptness", f"{story}, and no worker handles it or waits for a slot")
 
     def reset_waiting_times(self) -> None:
         """Restart the waiting times, because something delayed everything."""
@@ -592,7 +594,7 @@ class InvariantChecker:
             self._check_history(session)
         self._check_answers()
         self._check_delegations()
-        (now_ms,) = self._fetch_one("SELECT latest_ms FROM house") or (0,)
+        (now_ms,) = self._fetch_one("SELECT latest_ms FROM counters") or (0,)
         self.schedules.check_final_state(now_ms)
 
     def _check_outcome(self, ack: HeldReceipt) -> None:
@@ -607,30 +609,30 @@ class InvariantChecker:
         if status != "done" or outcome is None:
             return self.report("lost", f"{short_id(ack.envelope)} is {status} with the outcome {outcome}")
         if outcome == "answered" and not silently:
-            told = self._fetch_one("SELECT 1 FROM envelopes WHERE id = ? AND kind = 'answer'", answer)
+            notice = self._fetch_one("SELECT 1 FROM envelopes WHERE id = ? AND kind = 'answer'", answer)
         elif outcome in ("answered", "noted", "delivered") or quiet or ack.envelope in self._refused_on_accept:
             return None
         elif sender.startswith("schedule:"):
             # A schedule has no recipient for notices. How its run ended is reported to a person;
             # what never ran is not.
-            told = run is None or self._fetch_one(_NOTICE, "%", ack.envelope, run)
+            notice = run is None or self._fetch_one(_NOTICE, "%", ack.envelope, run)
         else:
-            told = self._fetch_one(_NOTICE, sender, ack.envelope, run)
-        if told is None:
-            self.report("silence", f"{sender} never hears that {short_id(ack.envelope)} is {outcome}")
+            notice = self._fetch_one(_NOTICE, sender, ack.envelope, run)
+        if notice is None:
+            self.report("promptness", f"{sender} was not notified that {short_id(ack.envelope)} is {outcome}")
         return None
 
     def _check_events(self) -> None:
         """Check that a reader of the events alone learns how every envelope ended."""
-        told: set[str] = set()
-        for kind, envelope, body in self._fetch_all("SELECT kind, envelope, body FROM news"):
+        reported: set[str] = set()
+        for kind, envelope, body in self._fetch_all("SELECT kind, envelope, body FROM events"):
             if kind == "envelope.settled":
-                told.add(envelope)
+                reported.add(envelope)
             elif kind == "run.ended":
-                told.update(json.loads(body)["envelopes"])
+                reported.update(json.loads(body)["envelopes"])
         for id_, outcome in self._fetch_all("SELECT envelope, outcome FROM outcomes WHERE outcome <> 'delivered'"):
-            if id_ not in told:
-                self.report("news", f"no news tells that {short_id(id_)} is {outcome}")
+            if id_ not in reported:
+                self.report("events", f"no event reports that {short_id(id_)} is {outcome}")
 
     def _check_decisions(self) -> None:
         for (id_,) in self._fetch_all(
@@ -651,11 +653,9 @@ class InvariantChecker:
                 continue
             seen = done.get(call["id"])
             if seen is None:
-                self.report("intent", f"the call {call['id']} is closed as done, and never happened")
+                self.report("intent", f"the call {call['id']} is closed as done, but never happened")
             elif seen.text != call["arguments"]["text"]:
-                self.report(
-                    "intent", f"the call {call['id']} was performed with other arguments than were written down"
-                )
+                self.report("intent", f"the call {call['id']} was performed with other arguments than stored")
 
     def _check_history(self, session: str) -> None:
         """Check the stored records: no gap, each call followed by its results, each envelope read once."""
@@ -685,8 +685,8 @@ class InvariantChecker:
     def _check_context(self, session: str, found: Sequence[Record]) -> None:
         """Check that the context begins where its newest mark or summary says, and that its summaries are counted."""
         mark = max(record.seq for record in found if isinstance(record.body, ContextStart))
-        told = [r.body for r in found if isinstance(r.body, Summary) and r.seq > mark]
-        expected = (told[-1].kept_from if told else mark, len(told))
+        summaries = [r.body for r in found if isinstance(r.body, Summary) and r.seq > mark]
+        expected = (summaries[-1].kept_from if summaries else mark, len(summaries))
         stored = self._fetch_one("SELECT context_from, compactions FROM sessions WHERE id = ?", session)
         if stored != expected:
             self.report("context", f"the context of {short_id(session)} is {stored}, and its records say {expected}")
@@ -710,7 +710,7 @@ class InvariantChecker:
         """Check that each question has one answer, per session in the order in which the runs began."""
         answers = self._fetch_all(
             "SELECT a.sender, a.reply_to, q.run, n.seq FROM envelopes a JOIN envelopes q ON q.id = a.reply_to"
-            " JOIN news n ON n.run = q.run AND n.kind = 'run.started' WHERE a.kind = 'answer' ORDER BY a.seq"
+            " JOIN events n ON n.run = q.run AND n.kind = 'run.started' WHERE a.kind = 'answer' ORDER BY a.seq"
         )
         questions = Counter(question for _, question, _, _ in answers)
         for question, count in questions.items():
@@ -724,7 +724,7 @@ class InvariantChecker:
 
     def _check_delegations(self) -> None:
         """Check that each result of delegated work was read once: by the waiting call, or as an envelope."""
-        told: Counter[str] = Counter()
+        times: Counter[str] = Counter()
         for delegation, session, call, because, result, text, status in self._fetch_all(
             "SELECT d.id, d.session, d.call, d.because, d.result, e.text, r.status"
             " FROM delegations d JOIN runs r ON r.id = d.run"
@@ -734,12 +734,12 @@ class InvariantChecker:
             if result is None:
                 continue
             if text is None:
-                self.report("handed", f"what came of {short_id(delegation)} is gone")
+                self.report("delegations", f"the result of {short_id(delegation)} is gone")
                 continue
             found, _ = records.read_range(self.disk.connection, session, first=0, last=2**60)
-            told[result] += sum(self._iter_delegation_results(found, delegation, text))
-            told[result] += _count_error_results(found, call, because)
-            told[result] += sum(result in r.body.envelopes for r in found if isinstance(r.body, UserTurn))
+            times[result] += sum(self._iter_delegation_results(found, delegation, text))
+            times[result] += _count_error_results(found, call, because)
+            times[result] += sum(result in r.body.envelopes for r in found if isinstance(r.body, UserTurn))
             (outcome, because) = self._fetch_one(
                 "SELECT outcome, because FROM outcomes WHERE envelope = ?", result
             ) or (
@@ -748,11 +748,11 @@ class InvariantChecker:
             )
             # A run that was stopped while it held the answer has reported the stop to its requester.
             least = 0 if because.startswith("the run ") and status != "completed" else 1
-            if not least <= told[result] <= 1 and outcome in ("noted", "answered"):
+            if not least <= times[result] <= 1 and outcome in ("noted", "answered"):
                 story = (
-                    f"what came of {short_id(delegation)} is {outcome} ({because}) and was read {told[result]} times"
+                    f"the result of {short_id(delegation)} is {outcome} ({because}) and was read {times[result]} times"
                 )
-                self.report("handed", story)
+                self.report("delegations", story)
 
     def _iter_delegation_results(self, found: Sequence[Record], delegation: str, text: str) -> Iterable[int]:
         """Yield 1 for each tool result that contains the result of a delegation, and check its text."""
@@ -760,13 +760,14 @@ class InvariantChecker:
             body = record.body
             if not isinstance(body, ToolResult | Note) or delegation not in _result_text(body):
                 continue
-            told = _parse_json_object(_result_text(body))
-            said = told.get("response") or (told.get("message") if told.get("status") == "failed" else None)
-            if said is None:
+            result = _parse_json_object(_result_text(body))
+            response = result.get("response") or (result.get("message") if result.get("status") == "failed" else None)
+            if response is None:
                 continue
-            if said != text and not told.get("truncated"):
+            if response != text and not result.get("truncated"):
                 self.report(
-                    "handed", f"the call that asked {short_id(delegation)} was told something else: {said[:80]!r}"
+                    "delegations",
+                    f"the call that delegated {short_id(delegation)} got another result: {response[:80]!r}",
                 )
             yield 1
 

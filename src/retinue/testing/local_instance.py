@@ -338,23 +338,23 @@ class LocalInstance:
         `drain_s`: how long runs and deliveries may take to finish at the end. After `crash` they
         are abandoned at once.
         """
-        database = self.url or self.root / "house.db"
+        database = self.url or self.root / "retinue.db"
         if isinstance(database, Path):
             create_empty_store(database)
         store = await open_store(database, faults=self.crash_points)
-        house = await self.start_server(self.wrap_store(store))
+        server = await self.start_server(self.wrap_store(store))
         try:
             with describe_on_failure(ServerSource(database=database)):
-                yield house
+                yield server
         finally:
-            if house.is_crashed:
+            if server.is_crashed:
                 await asyncio.sleep(0)
-            await house.supervisor.stop()
-            await house.connector_intake.stop()
-            await house.posted_questions.stop()
-            house.button_presses.abandon()
-            await house.engine.stop(drain_s=0 if house.is_crashed else drain_s)
-            await house.outbox.stop(drain_s=0 if house.is_crashed else drain_s)
+            await server.supervisor.stop()
+            await server.connector_intake.stop()
+            await server.posted_questions.stop()
+            server.button_presses.abandon()
+            await server.engine.stop(drain_s=0 if server.is_crashed else drain_s)
+            await server.outbox.stop(drain_s=0 if server.is_crashed else drain_s)
             await self.loop_parts.models.close()
             await store.close()
 
@@ -367,7 +367,7 @@ class LocalInstance:
             store=store,
             clock=clock,
             files=AttachmentFiles(self.root / "files"),
-            withheld=ProtectedPaths(data_directory=self.root / "house.db"),
+            withheld=ProtectedPaths(data_directory=self.root / "retinue.db"),
         )
         return ChecklistReader(
             clock=clock,
@@ -384,7 +384,7 @@ class LocalInstance:
 
     async def start_server(self, store: Store) -> LocalServer:
         """Build all parts of a server on an open store, and start them."""
-        await store.write(partial(_add_agents_and_people, household=self, at_ms=to_ms(self.clock.now())), point="setup")
+        await store.write(partial(_add_agents_and_people, instance=self, at_ms=to_ms(self.clock.now())), point="setup")
         live = EventBroadcast()
         store.on_commit(live.announce_commit)
         clock: Clock = self.clock
@@ -452,11 +452,11 @@ class LocalInstance:
         outbox.set_wake_callback(engine.wake)
         inbox = EnvelopeIntake(store, clock, engine.wake, engine.reserve_slot, engine.execute_commands)
         # Without access control, the first agent answers in every channel.
-        open_door = AllowAllAccess(lambda _channel: address.agent_address(self.agents[0].name))
-        keeper = self.create_access_control(store, inbox) if self.create_access_control is not None else open_door
+        open_access = AllowAllAccess(lambda _channel: address.agent_address(self.agents[0].name))
+        keeper = self.create_access_control(store, inbox) if self.create_access_control is not None else open_access
         presses = ButtonPresses(store, clock, engine.wake, self.connectors)
         questions = PostedQuestions(store, self.connectors, self._get_reply_delivery)
-        doorway = ConnectorIntake(
+        connector_intake = ConnectorIntake(
             store,
             inbox,
             clock,
@@ -468,16 +468,16 @@ class LocalInstance:
             refuse_press=presses.refuse,
             transcribe=speech.transcribe if speech is not None else skip_transcription,
         )
-        switchboard = self._build_supervisor(store, inbox, doorway, outbox)
-        house = LocalServer(self, store, engine, inbox, outbox, doorway, switchboard, live, questions, presses)
+        supervisor = self._build_supervisor(store, inbox, connector_intake, outbox)
+        server = LocalServer(self, store, engine, inbox, outbox, connector_intake, supervisor, live, questions, presses)
         await questions.start()
         for connector in list(self.connectors.values()):
-            switchboard.add(connector)
-        await switchboard.sync(self.connector_settings)
+            supervisor.add(connector)
+        await supervisor.sync(self.connector_settings)
         await outbox.start()
         await engine.start()
-        switchboard.start()
-        return house
+        supervisor.start()
+        return server
 
     def _has_numbered_answers(self, connector: str) -> bool:
         return has_numbered_answers(self.connectors.get(connector))
@@ -504,11 +504,11 @@ class LocalInstance:
         return ConnectorSupervisor(needs, self.connectors)
 
 
-def _add_agents_and_people(conn: sa.Connection, *, household: LocalInstance, at_ms: int) -> None:
-    for agent in household.agents:
+def _add_agents_and_people(conn: sa.Connection, *, instance: LocalInstance, at_ms: int) -> None:
+    for agent in instance.agents:
         if agents.find(conn, agent.name) is None:
             agents.upsert(conn, agent, source="test", at_ms=at_ms)
-    for name in household.people:
+    for name in instance.people:
         if people.find(conn, name) is None:
             role = Role.OWNER if name == "owner" else Role.MEMBER
             people.add(conn, Person(name=name, role=role), at_ms=at_ms)

@@ -40,7 +40,7 @@ class LoopParts:
         seed: int = 0,
     ) -> None:
         nowhere = Path("/nowhere")
-        self.settings = settings or Settings(home=nowhere, store=nowhere / "house.db", zone=zone)
+        self.settings = settings or Settings(home=nowhere, store=nowhere / "retinue.db", zone=zone)
         self.models = ModelRouter(
             store,
             clock,

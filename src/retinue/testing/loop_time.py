@@ -33,7 +33,7 @@ def skip_loop_time(seconds: float) -> None:
     time = loop.time
     if not isinstance(time, _ShiftedTime):
         time = _ShiftedTime(time)
-        setattr(loop, "time", time)  # noqa: B010 - to a type checker a method is no place to put something
+        setattr(loop, "time", time)  # noqa: B010 - type checkers reject an assignment to a method
     time.skipped_s += seconds
 
 

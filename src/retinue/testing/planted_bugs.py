@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any
 
-from retinue.engine import delegations as handing
+from retinue.engine import delegations as engine_delegations
 from retinue.engine import scheduler
 from retinue.engine.journal import RunJournal
 from retinue.engine.run_context import RecordAppender
@@ -48,8 +48,8 @@ PATCHED_NAMES: tuple[tuple[Any, str], ...] = (
     (RecordAppender, "last_seq"),
     (sessions, "update_fenced"),
     (sessions, "update_step_fenced"),
-    (handing, "_collect"),
-    (handing, "delegation_id"),
+    (engine_delegations, "_collect"),
+    (engine_delegations, "delegation_id"),
     (delegations, "end"),
     (scheduler, "_release_envelope"),
     (schedules, "_continue_schedule"),

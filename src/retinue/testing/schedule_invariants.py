@@ -26,7 +26,7 @@ from retinue.testing.simulated_server import SimulatedDisk, SimulatedServer
 
 LATE_MS_MAX = (LATENESS_S_MAX + 1) * 1000
 EDIT_COMMITS = frozenset({"setup", "schedule", "staff"})
-"""Commits in which someone has set, changed or deleted schedules. In all others the house does so by itself."""
+"""Commits in which a person or an agent sets, changes or deletes schedules. In all others the server does."""
 
 SCHEDULE_CHANGES = ("schedule", "slot")
 """How the names of changes begin that are for the timekeeper."""
@@ -35,8 +35,8 @@ _OPEN = ("waiting", "working")
 _ALLOWED_CHANGES = {("waiting", "working"), ("waiting", "skipped"), ("working", "ran"), ("working", "failed")}
 _SUCCESSFUL_OUTCOMES = ("answered", "delivered", "noted")
 _OCCURRENCE = (
-    "'seq', {0}.seq, 'by', {0}.made_by, 'at', {0}.slot_ms, 'state', {0}.state, 'until', {0}.until_ms,"
-    " 'number', {0}.number, 'because', {0}.because, 'envelope', {0}.envelope"
+    "'seq', {0}.seq, 'by', {0}.made_by, 'at', {0}.occurs_ms, 'state', {0}.state, 'until', {0}.until_ms,"
+    " 'number', {0}.skipped_count, 'because', {0}.because, 'envelope', {0}.envelope"
 )
 _SCHEDULE = "json_object('body', new.body, 'enabled', new.enabled, 'zone', new.zone, 'because', new.because)"
 
@@ -51,15 +51,15 @@ _WATCHED_CHANGES = (
         f"new.kind = '{DELETED_KIND}' AND old.kind <> '{DELETED_KIND}'",
     ),
     ("schedule.gone", "DELETE ON schedules", "old.id", "NULL", f"old.kind <> '{DELETED_KIND}'"),
-    ("slot", "INSERT ON schedule_slots", "new.schedule", f"json_object({_OCCURRENCE.format('new')})", "1"),
+    ("slot", "INSERT ON occurrences", "new.schedule", f"json_object({_OCCURRENCE.format('new')})", "1"),
     (
         "slot.changed",
-        "UPDATE ON schedule_slots",
+        "UPDATE ON occurrences",
         "new.schedule",
         f"json_object({_OCCURRENCE.format('new')}, 'was', old.state)",
         "old.state <> new.state",
     ),
-    ("slot.gone", "DELETE ON schedule_slots", "old.schedule", f"json_object({_OCCURRENCE.format('old')})", "1"),
+    ("slot.gone", "DELETE ON occurrences", "old.schedule", f"json_object({_OCCURRENCE.format('old')})", "1"),
     ("slot.mail", "INSERT ON envelopes", "new.id", "new.source", "new.source LIKE 'schedule:%'"),
 )
 
@@ -134,7 +134,7 @@ class ScheduleChecker:
             case "slot" | "slot.changed" | "slot.gone":
                 account, slot = self._accounts.get(id_), json.loads(value)
                 if account is None:
-                    return self.report("slots", f"an occurrence of {short_id(id_)}, of which nobody has heard")
+                    return self.report("occurrences", f"an occurrence of the unknown schedule {short_id(id_)}")
                 self._changed.add(id_)
                 match what:
                     case "slot":
@@ -178,7 +178,7 @@ class ScheduleChecker:
                 now_ms, account.accounted_until_ms
             )
             if not over:
-                self.report("slots", f"{short_id(id_)} was disabled as if it never came again: {schedule.when}")
+                self.report("occurrences", f"{short_id(id_)} was disabled, but can occur again: {schedule.when}")
             return
         names = {each.name for each in (schedule.to, schedule.owner) if each.kind is AddressKind.AGENT}
         here = [self._fetch_one("SELECT removed_ms FROM agents WHERE name = ?", name) for name in names]
@@ -186,7 +186,7 @@ class ScheduleChecker:
             "SELECT deleted_ms FROM sessions WHERE id = ?", schedule.to.session
         )
         if all(row == (None,) for row in here) and not (deleted and deleted[0]):
-            self.report("slots", f"{short_id(id_)} was disabled, and whom it is for is here: {because}")
+            self.report("occurrences", f"{short_id(id_)} was disabled, but its recipient exists: {because}")
 
     # --- occurrences ---
 
@@ -196,35 +196,39 @@ class ScheduleChecker:
         if occurrence["state"] == "skipped":
             self._check_skipped(what, account, occurrence, now_ms)
             return
-        self.trace("  slot {} waits, by {}", what, occurrence["by"])
+        self.trace("  occurrence {} waits, by {}", what, occurrence["by"])
         account.open_occurrences[occurrence["seq"]] = occurrence
         if occurrence["by"] != "clock":
             return
         if not account.enabled:
-            self.report("armed", f"the slot {what} is made, and its schedule is disabled")
+            self.report("armed", f"the occurrence {what} is created, but its schedule is disabled")
         if occurrence["at"] <= now_ms:
-            self.report("slots", f"the slot {what} is made when its time is over")
+            self.report("occurrences", f"the occurrence {what} is created after its time")
         owed = account.list_due(occurrence["at"])
         if owed != [occurrence["at"]]:
-            because = "which is none" if occurrence["at"] not in owed else f"and {len(owed) - 1} before it are left out"
-            self.report("slots", f"the slot {what} is made next, {because}")
+            because = "but it is none" if occurrence["at"] not in owed else f"but {len(owed) - 1} before it are missing"
+            self.report("occurrences", f"the occurrence {what} is created next, {because}")
         account.accounted_until_ms = occurrence["at"]
 
     def _check_skipped(self, what: str, account: ScheduleAccount, occurrence: dict[str, Any], now_ms: int) -> None:
         """Check one row that represents all skipped occurrences from its own time to before `until`."""
         self._count_occurrence(occurrence)
         if not occurrence["because"]:
-            self.report("slots", f"the slot {what} is skipped, and nobody knows why")
+            self.report("occurrences", f"the occurrence {what} is skipped without a reason")
         if occurrence["by"] != "clock":
             return
-        self.trace("  slots {} up to {} are skipped: {}", what, _format_ms(occurrence["until"]), occurrence["because"])
+        self.trace(
+            "  occurrences {} up to {} are skipped: {}", what, _format_ms(occurrence["until"]), occurrence["because"]
+        )
         owed = account.unrecorded_skips or account.list_due(occurrence["until"] - 1)
         number = len(owed) if len(owed) <= SKIPS_COUNTED_MAX else occurrence["number"]
         if not owed or owed[0] != occurrence["at"] or occurrence["number"] != number:
             others = f"{len(owed)} from {_format_ms(owed[0])}" if owed else "none"
-            self.report("slots", f"{occurrence['number']} slots from {what} are skipped, and there were {others}")
+            self.report(
+                "occurrences", f"{occurrence['number']} occurrences from {what} are skipped, but there were {others}"
+            )
         if owed and owed[-1] > now_ms:
-            self.report("slots", f"the slots {what} are skipped before their time has come")
+            self.report("occurrences", f"the occurrences {what} are skipped before their time")
         if account.unrecorded_skips:
             account.unrecorded_skips = []
         else:
@@ -233,9 +237,9 @@ class ScheduleChecker:
     def _check_state_change(self, id_: str, account: ScheduleAccount, occurrence: dict[str, Any], now_ms: int) -> None:
         what = f"{short_id(id_)} of {_format_ms(occurrence['at'])}"
         was, state = occurrence["was"], occurrence["state"]
-        self.trace("  slot {} {} -> {} {}", what, was, state, occurrence["because"])
+        self.trace("  occurrence {} {} -> {} {}", what, was, state, occurrence["because"])
         if (was, state) not in _ALLOWED_CHANGES:
-            self.report("status", f"the slot {what} went from {was} to {state}")
+            self.report("status", f"the occurrence {what} went from {was} to {state}")
         if state == "working":
             self._check_released(id_, what, account, occurrence, now_ms)
             account.open_occurrences[occurrence["seq"]] = occurrence
@@ -246,9 +250,9 @@ class ScheduleChecker:
             self._ran.add(id_)
             outcome = self._fetch_one("SELECT outcome FROM outcomes WHERE envelope = ?", occurrence["envelope"])
             if outcome is None or outcome[0] not in _SUCCESSFUL_OUTCOMES:
-                self.report("slots", f"the slot {what} ran, and its envelope is {outcome}")
+                self.report("occurrences", f"the occurrence {what} ran, and its envelope is {outcome}")
         elif not occurrence["because"]:
-            self.report("slots", f"the slot {what} is {state}, and nobody knows why")
+            self.report("occurrences", f"the occurrence {what} is {state} without a reason")
 
     def _check_released(
         self, id_: str, what: str, account: ScheduleAccount, occurrence: dict[str, Any], now_ms: int
@@ -260,21 +264,23 @@ class ScheduleChecker:
         ]
         if others and occurrence["by"] != "force":
             self.report(
-                "doubled", f"the slot {what} is let go while that of {_format_ms(others[0]['at'])} is worked on"
+                "doubled", f"the occurrence {what} is released while that of {_format_ms(others[0]['at'])} is running"
             )
         if account.schedule.gate is not None and occurrence["by"] != "force":
             if self._gates_opened[id_] < 1:
-                self.report("gates", f"the slot {what} is let go, and its gate has not said yes")
+                self.report("gates", f"the occurrence {what} is released, but its gate has not opened")
             self._gates_opened[id_] -= 1
         if occurrence["by"] != "clock":
             return
         if occurrence["at"] <= account.last_released_ms:
-            self.report("doubled", f"the slot {what} is let go after that of {_format_ms(account.last_released_ms)}")
+            self.report(
+                "doubled", f"the occurrence {what} is released after that of {_format_ms(account.last_released_ms)}"
+            )
         account.last_released_ms = occurrence["at"]
         if occurrence["at"] > now_ms:
-            self.report("slots", f"the slot {what} is let go before its time, at {_format_ms(now_ms)}")
+            self.report("occurrences", f"the occurrence {what} is released before its time, at {_format_ms(now_ms)}")
         if now_ms - occurrence["at"] > LATE_MS_MAX and not account.schedule.runs_late and account.schedule.gate is None:
-            self.report("slots", f"the slot {what} was missed, is not to be run late, and is let go")
+            self.report("occurrences", f"the occurrence {what} was missed and must not run late, but is released")
 
     def _count_occurrence(self, occurrence: dict[str, Any]) -> None:
         kind = (
@@ -297,10 +303,12 @@ class ScheduleChecker:
             if id_ not in self._accounts or envelope in taken_back:
                 continue
             if not any(slot["envelope"] == envelope for slot in self._accounts[id_].open_occurrences.values()):
-                self.report("slots", f"the envelope {short_id(envelope)} of {short_id(id_)} is no occurrence of it")
+                self.report(
+                    "occurrences", f"the envelope {short_id(envelope)} of {short_id(id_)} is no occurrence of it"
+                )
         for id_, account in self._deleted.items():
             if point not in EDIT_COMMITS and not (account.schedule.delete_after_run and id_ in self._ran):
-                self.report("slots", f"{short_id(id_)} is deleted, and has not run")
+                self.report("occurrences", f"{short_id(id_)} is deleted, but has not run")
         for id_ in self._changed & self._accounts.keys():
             self._check_armed(id_, self._accounts[id_])
         for each in (self._removed, self._new_envelopes, self._deleted, self._changed, self._ran):
@@ -313,30 +321,32 @@ class ScheduleChecker:
         what = f"{short_id(id_)} of {_format_ms(occurrence['at'])}"
         if occurrence["state"] not in _OPEN:
             if occurrence["seq"] > account.newest_seq - OCCURRENCES_KEPT_MAX:
-                self.report("slots", f"what became of {what} is forgotten already")
+                self.report("occurrences", f"the result of {what} was deleted too early")
             return
         if occurrence["state"] != "waiting" or occurrence["at"] <= now_ms:
-            self.report("slots", f"the slot {what} was {occurrence['state']}, and is gone without a word")
+            self.report(
+                "occurrences", f"the occurrence {what} was {occurrence['state']}, and was removed without a record"
+            )
 
     def _check_armed(self, id_: str, account: ScheduleAccount) -> None:
         found = account.list_timed()
         if account.unrecorded_skips:
             self.report(
-                "slots",
-                f"{len(account.unrecorded_skips)} slots of {short_id(id_)} went by before it was changed, unsaid",
+                "occurrences",
+                f"{len(account.unrecorded_skips)} occurrences of {short_id(id_)} before a change are not recorded",
             )
         if account.enabled and len(found) != 1:
-            self.report("armed", f"{short_id(id_)} is enabled, and has {len(found)} open occurrences")
+            self.report("armed", f"{short_id(id_)} is enabled, but has {len(found)} open occurrences")
         if not account.enabled and any(slot["state"] == "waiting" for slot in found):
-            self.report("armed", f"{short_id(id_)} is disabled, and has an occurrence that waits")
+            self.report("armed", f"{short_id(id_)} is disabled, but has a waiting occurrence")
 
     # --- regularly, and at the end ---
 
     def list_overdue(self, server: SimulatedServer) -> list[str]:
         """Returns the schedules with a due occurrence that still waits for the server that created it."""
         sql = (
-            "SELECT schedule FROM schedule_slots"
-            " WHERE state = 'waiting' AND clock_ms <= (SELECT latest_ms FROM house) ORDER BY schedule"
+            "SELECT schedule FROM occurrences"
+            " WHERE state = 'waiting' AND clock_ms <= (SELECT latest_ms FROM counters) ORDER BY schedule"
         )
         found = [id_ for (id_,) in self.disk.raw_connection.execute(sql)]
         return [id_ for id_ in found if id_ in self._accounts and self._accounts[id_].server is server]
@@ -346,7 +356,7 @@ class ScheduleChecker:
         for id_, account in self._accounts.items():
             self._check_armed(id_, account)
             if account.enabled and not account.open_occurrences and account.list_due(now_ms):
-                self.report("slots", f"slots of {short_id(id_)} have come, and nothing became of them")
+                self.report("occurrences", f"occurrences of {short_id(id_)} were due, but are not recorded")
 
     def _fetch_one(self, sql: str, *values: Any) -> tuple[Any, ...] | None:
         return self.disk.raw_connection.execute(sql, values).fetchone()

@@ -102,28 +102,28 @@ def read_log_end(path: Path) -> str:
 
 def run_within(seconds: float, work: Callable[[], str]) -> str:
     """Returns the result of `work`, or a sentence if it raises or takes longer than the limit."""
-    said: list[str] = []
+    results: list[str] = []
 
     def body() -> None:
         try:
-            said.append(work())
+            results.append(work())
         except Exception as trouble:  # noqa: BLE001 - the failure of the test is reported, whatever else fails
-            said.append(f"The store could not be read: {type(trouble).__name__}: {str(trouble)[:LINE_CHARS_MAX]}")
+            results.append(f"The store could not be read: {type(trouble).__name__}: {str(trouble)[:LINE_CHARS_MAX]}")
 
     reading = threading.Thread(target=body, daemon=True, name="describe a server")
     reading.start()
     reading.join(seconds)
-    return said[0] if said else f"The store could not be read within {seconds:g} s."
+    return results[0] if results else f"The store could not be read within {seconds:g} s."
 
 
 def describe_why(database: Path | str | sa.Connection, error: BaseException | None) -> str:
     """Returns the output of `why` for envelopes and runs that the error names, or that are open, failed or newest."""
     with _connection(database) as conn:
-        told = [paragraph for paragraph in _paragraphs(conn, find_ids(error)) if paragraph]
+        paragraphs = [paragraph for paragraph in _paragraphs(conn, find_ids(error)) if paragraph]
     where = f"Read from {database}. " if isinstance(database, Path) else ""
-    if not told:
+    if not paragraphs:
         return f"{where}There is no envelope and no run in the store."
-    text = redact("\n\n".join(told))
+    text = redact("\n\n".join(paragraphs))
     if len(text) > WHY_CHARS_MAX:
         text = f"{text[:WHY_CHARS_MAX]}…\n(cut off after {WHY_CHARS_MAX} characters)"
     return f"{where}Times are UTC.\n{text}"

@@ -71,14 +71,14 @@ class ScenarioGenerator:
             name=name,
             model=chance.choice((MAIN_MODEL, SMALL_MODEL)),
             fallbacks=chance.choice((None, (FALLBACK_MODEL,))),
-            delivery=CrashPolicy.AT_MOST_ONCE if chance.random() < 0.3 else CrashPolicy.RESUME,
+            crash_policy=CrashPolicy.AT_MOST_ONCE if chance.random() < 0.3 else CrashPolicy.RESUME,
             concurrency=chance.randint(1, 4),
             queue=QueuePolicy(mode=mode, cap=chance.choice((3, 8, 20)), overflow=chance.choice(list(Overflow))),
             tools=draw_tool_rules(chance),
             delegation=DelegationRules(
                 depth_max=chance.choice((1, 2, 3)),
                 open_max=chance.choice((1, 3, 16)),
-                circles=chance.random() < 0.3,
+                allow_cycles=chance.random() < 0.3,
             ),
             subagents=SubagentRules(
                 allow=chance.choice(((), ("*",))),
@@ -135,9 +135,9 @@ def draw_reply(model: str, prompt: ModelPrompt, rng: random.Random, *, can_sched
     """
     tokens = sum(map(_record_chars, prompt.records)) * TOKENS_PER_CHAR
     after_s = rng.choices((0.0, rng.uniform(0.01, 3), rng.uniform(3, 40), 70.0, 5000.0), (40, 42, 15, 2, 1))[0]
-    said = _draw_summary(rng) if is_summary_request(prompt) else _draw_turn(prompt, rng)
-    calls = said.calls if can_schedule else tuple(call for call in said.calls if call[0] != "cron")
-    line = replace(said, calls=calls, after_s=after_s)
+    drawn = _draw_summary(rng) if is_summary_request(prompt) else _draw_turn(prompt, rng)
+    calls = drawn.calls if can_schedule else tuple(call for call in drawn.calls if call[0] != "cron")
+    line = replace(drawn, calls=calls, after_s=after_s)
     if tokens > CONTEXT_WINDOWS[model]:
         return replace(line, fails="that is too much for me", failure=ModelFailureKind.CONTEXT_OVERFLOW)
     cost_microusd = rng.choice((0, 60, 100))
@@ -220,8 +220,8 @@ def _draw_calls(prompt: ModelPrompt, rng: random.Random) -> list[tuple[str, dict
             case "agents_message":
                 made.append((tool, _draw_delegation(words, rng)))
             case "cron":
-                action, said = draw_cron_call(rng)
-                made.append((tool, {"action": action, **said}))
+                action, arguments = draw_cron_call(rng)
+                made.append((tool, {"action": action, **arguments}))
             case "sessions_spawn":
                 whom, cleanup = rng.choice(("", *NAMES, ELSEWHERE)), rng.choice(list(SubagentCleanup)).value
                 made.append((tool, {"task": words, "agentId": whom, "cleanup": cleanup}))

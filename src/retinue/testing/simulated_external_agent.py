@@ -18,7 +18,7 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from retinue.api import callback_routes as door
+from retinue.api import callback_routes
 from retinue.domain.address import EXTERNAL
 from retinue.domain.agent import Agent, CrashPolicy, ExternalAgentEndpoint
 from retinue.domain.errors import RetinueError, StoreError
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from retinue.testing.simulated_server import SimulatedServer
 
 AGENT_NAME = "rex"
-SERVER_URL = "http://house.example"
+SERVER_URL = "http://server.example"
 ENVIRONMENT: Mapping[str, str] = {"FAR_KEY": "a key that the two share"}
 _KEY = ENVIRONMENT["FAR_KEY"]
 CALLBACK_TRIES_MAX = 40
@@ -63,7 +63,7 @@ def draw_external_agent(rng: random.Random) -> Agent:
             timeout_s=rng.choice((15.0, 60.0, 300.0)),
             retries=rng.choice((0, 2, 5)),
         ),
-        delivery=CrashPolicy.AT_MOST_ONCE if rng.random() < 0.3 else CrashPolicy.RESUME,
+        crash_policy=CrashPolicy.AT_MOST_ONCE if rng.random() < 0.3 else CrashPolicy.RESUME,
         concurrency=rng.randint(1, 4),
         queue=QueuePolicy(
             mode=rng.choice(list(QueueMode)), cap=rng.choice((3, 8, 20)), overflow=rng.choice(list(Overflow))
@@ -85,7 +85,7 @@ class AnswerBehavior(StrEnum):
     NEVER = "never answered"
     TOO_LATE = "answered after the deadline"
     RESTARTED = "answered after a restart"
-    ADDED_MESSAGE = "answered with a word more"  # an additional message that answers no request
+    ADDED_MESSAGE = "answered with another message"  # an additional message that answers no request
     WRONG_REQUEST = "answered after another's"  # the first message names a request of another session
 
 
@@ -159,18 +159,18 @@ class SimulatedHttp(GuardedHttpClient):
 
     def __init__(self, server: SimulatedServer, agent: SimulatedExternalAgent) -> None:
         super().__init__(UrlGuard())
-        self._house = server
+        self._server = server
         self._agent = agent
 
     async def post(
         self, url: str, content: bytes, *, headers: Mapping[str, str], timeout_s: float, bytes_max: int
     ) -> WebResponse:
-        await self._house.process.checkpoint()
+        await self._server.process.checkpoint()
         try:
-            status, asks = await self._agent.receive(self._house, headers, content, timeout_s=timeout_s)
+            status, asks = await self._agent.receive(self._server, headers, content, timeout_s=timeout_s)
         finally:
-            await self._house.process.checkpoint()
-        return WebResponse(url=url, status=status, headers=asks, body=b"as I was told"[:bytes_max])
+            await self._server.process.checkpoint()
+        return WebResponse(url=url, status=status, headers=asks, body=b"accepted"[:bytes_max])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -206,7 +206,7 @@ class SimulatedExternalAgent:
         chance = random.Random(f"taking {self.seed} {letter.id} {self._arrivals[letter.id]}")
         await server.clock.sleep(chance.choice((0.0, 0.0, 0.05, 1.0)))
         how = chance.choices(list(_REQUEST_WEIGHTS), list(_REQUEST_WEIGHTS.values()))[0]
-        self.event_counts[f"letters {how}"] += 1
+        self.event_counts[f"requests {how}"] += 1
         if how is RequestBehavior.UNREACHABLE:
             raise _timeout_error()
         if how in (RequestBehavior.ACCEPTED, RequestBehavior.SILENT) and letter.id not in self._requests:
@@ -226,10 +226,10 @@ class SimulatedExternalAgent:
             _KEY, SignaturePurpose.MESSAGE, timestamp=at, session=letter.session, message_id=letter.id, body=content
         )
         if headers[SIGNATURE_HEADER] != expected or headers[MESSAGE_ID_HEADER] != letter.id:
-            self.report("handed", f"the letter {short_id(letter.id)} is not signed as it should be")
+            self.report("delegations", f"the request {short_id(letter.id)} has a wrong signature")
         if body["callbackUrl"] != build_callback_url(SERVER_URL, letter.session):
             self.report(
-                "handed", f"the letter {short_id(letter.id)} is to be answered elsewhere: {body['callbackUrl']}"
+                "delegations", f"the request {short_id(letter.id)} has a wrong callback URL: {body['callbackUrl']}"
             )
         return letter
 
@@ -238,8 +238,8 @@ class SimulatedExternalAgent:
     def _start_answer(self, request: SimulatedRequest, *, by: SimulatedServer) -> None:
         chance = random.Random(f"mood {self.seed} {request.id}")
         mood = chance.choices(list(_ANSWER_WEIGHTS), list(_ANSWER_WEIGHTS.values()))[0]
-        self.event_counts[f"letters {mood}"] += 1
-        self.trace("elsewhere: {} of {} will be {}", short_id(request.id), short_id(request.session), mood)
+        self.event_counts[f"requests {mood}"] += 1
+        self.trace("external agent: {} of {} will be {}", short_id(request.id), short_id(request.session), mood)
         if mood is not AnswerBehavior.NEVER:
             self.start_task(self._answer_request(request, mood, chance, server_number=by.number))
 
@@ -293,8 +293,8 @@ class SimulatedExternalAgent:
     async def _wait_for_restart(self, number: int) -> None:
         until = asyncio.get_running_loop().time() + RESTART_WAIT_S_MAX  # time limit: virtual
         while asyncio.get_running_loop().time() < until:
-            house = self.get_server()
-            if house is not None and house.number != number:
+            server = self.get_server()
+            if server is not None and server.number != number:
                 return
             await asyncio.sleep(5)  # sleep: virtual time
 
@@ -306,7 +306,7 @@ class SimulatedExternalAgent:
         if callback not in self._callbacks[callback.session, callback.message]:
             self._callbacks[callback.session, callback.message].append(callback)
         for _ in range(CALLBACK_TRIES_MAX):
-            if (house := self.get_server()) is not None and await self._try_callback(house, callback, rng):
+            if (server := self.get_server()) is not None and await self._try_callback(server, callback, rng):
                 return
             await asyncio.sleep(rng.uniform(0.1, 10))  # sleep: virtual time
 
@@ -321,24 +321,24 @@ class SimulatedExternalAgent:
         key = _KEY if rng.random() < 0.95 else "another key"
         here, at = self._agent_version(), int(self.clock.now().timestamp())
         headers = _headers(key, callback, at=str(at), body=body)
-        taking = partial(door.receive_callback, server.callbacks, callback.session, headers, body)
+        taking = partial(callback_routes.receive_callback, server.callbacks, callback.session, headers, body)
         try:
             async with asyncio.timeout(60):
-                told = json.loads(await server.call(taking))
+                response = json.loads(await server.call(taking))
         except (SimulatedServerUnreachable, TimeoutError, StoreError):
             return False
         except RetinueError as refused:
             self.event_counts[f"callbacks refused with {refused.code}"] += 1
-            self.trace("elsewhere: {} is refused: {}", callback.message, refused.code)
+            self.trace("external agent: {} is refused: {}", callback.message, refused.code)
             if refused.code != "external.unsigned":
                 return True
             late = abs(self.clock.now().timestamp() - at) >= SIGNATURE_AGE_MAX_S  # the clock jumped meanwhile
             if key == _KEY and not late and here and here == self._agent_version():
-                self.report("handed", f"what was said to {short_id(callback.session)} was refused: {refused}")
+                self.report("delegations", f"a callback to {short_id(callback.session)} was refused: {refused}")
             return False
         if key != _KEY:
-            self.report("handed", f"what nobody has signed was heard in {short_id(callback.session)}")
-        self._record_result(callback, SimulatedCallbackResult(told["envelope"], told["answers"]))
+            self.report("delegations", f"an unsigned callback was accepted in {short_id(callback.session)}")
+        self._record_result(callback, SimulatedCallbackResult(response["envelope"], response["answered_envelope"]))
         return True
 
     def _agent_version(self) -> object:
@@ -347,19 +347,21 @@ class SimulatedExternalAgent:
         return found if found is not None and found[1] is None else None
 
     def _record_result(self, callback: SimulatedCallback, result: SimulatedCallbackResult) -> None:
-        self.trace("elsewhere: {} is heard, and answers {}", callback.message, short_id(result.answers or "nothing"))
+        self.trace(
+            "external agent: {} is accepted and answers {}", callback.message, short_id(result.answers or "nothing")
+        )
         if callback.request and self._requests[callback.request].session != callback.session:
-            self.report("handed", f"{callback.message} names a letter of another session, and was heard")
+            self.report("delegations", f"{callback.message} names a request of another session, and was accepted")
         if callback in self._results:
-            self.event_counts["callbacks heard again"] += 1
+            self.event_counts["callbacks accepted again"] += 1
         else:
             self.event_counts["callbacks that answer" if result.answers else "callbacks that answer nothing"] += 1
         before = self._results.setdefault(callback, result)
         if before != result:
-            self.report("doubled", f"{callback.message} was heard as {before}, and said again as {result}")
+            self.report("doubled", f"{callback.message} was accepted as {before}, and repeated as {result}")
         if result.answers is not None and callback.request not in ("", result.answers):
             self.report(
-                "handed",
+                "delegations",
                 f"{callback.message} names {short_id(callback.request)} and answers {short_id(result.answers)}",
             )
 
@@ -371,16 +373,16 @@ class SimulatedExternalAgent:
         answered = Counter(heard.answers for heard in self._results.values() if heard.answers is not None)
         for letter, times in answered.items():
             if times > 1:
-                self.report("doubled", f"the letter {short_id(letter)} was answered {times} times")
-        for said, heard in self._results.items():
-            if stored.get(heard.envelope) != said:
-                self.report("lost", f"{said.message} was heard as {short_id(heard.envelope)}, which is not so")
+                self.report("doubled", f"the request {short_id(letter)} was answered {times} times")
+        for callback, heard in self._results.items():
+            if stored.get(heard.envelope) != callback:
+                self.report("lost", f"{callback.message} was accepted as {short_id(heard.envelope)}, which is another")
         for row in self.raw.execute(_REQUESTS):
             self._check_request(*row, stored=stored)
         for envelope, words in stored.items():
             self._check_forwarded(envelope, words)
         for question, recipient, times in self.raw.execute(_ANSWERED_TWICE, (AGENT_NAME,)):
-            self.report("doubled", f"{recipient} was told {times} times what came of {short_id(question)}")
+            self.report("doubled", f"{recipient} got the result of {short_id(question)} {times} times")
 
     def _check_stored(self) -> dict[str, SimulatedCallback]:
         stored: dict[str, SimulatedCallback] = {}
@@ -388,11 +390,15 @@ class SimulatedExternalAgent:
         for envelope, source, message, text, session, recipient in self.raw.execute(_CALLBACK_ENVELOPES):
             place = (source.partition(":")[2], message)
             kept[place] += 1
-            found = next((said for said in self._callbacks.get(place, ()) if said.text == text), None)
+            found = next((callback for callback in self._callbacks.get(place, ()) if callback.text == text), None)
             if found is None:
-                self.report("handed", f"nobody elsewhere said what is stored as {short_id(envelope)}: {text!r}")
+                self.report(
+                    "delegations", f"the external agent never sent what is stored as {short_id(envelope)}: {text!r}"
+                )
             elif (session, recipient) != (found.session, f"agent:{AGENT_NAME}/{found.session}"):
-                self.report("handed", f"{message} was said to {short_id(found.session)} and is in {short_id(session)}")
+                self.report(
+                    "delegations", f"{message} was sent to {short_id(found.session)} and is in {short_id(session)}"
+                )
             else:
                 stored[envelope] = found
         for (_, message), times in kept.items():
@@ -413,29 +419,34 @@ class SimulatedExternalAgent:
     ) -> None:
         claims = [heard for heard in self._results.values() if heard.answers == id_]
         if claims and claims[0].envelope != result:
-            self.report("lost", f"the answer to {short_id(id_)} was heard, and it is {state}")
+            self.report("lost", f"the answer to {short_id(id_)} was accepted, but it is {state}")
         if state == "open":
-            self.report("lost", f"the letter {short_id(id_)} is still open")
+            self.report("lost", f"the request {short_id(id_)} is still open")
         if state != "done":
             return
-        said = stored.get(result or "")
-        if said is None or said.session != session or said.request not in ("", id_):
-            self.report("handed", f"the letter {short_id(id_)} ended with what was not said to it: {said}")
-        elif status == "completed" and final != said.text:
-            self.report("handed", f"the letter {short_id(id_)} was answered {said.text!r}, and the run says {final!r}")
+        callback = stored.get(result or "")
+        if callback is None or callback.session != session or callback.request not in ("", id_):
+            self.report(
+                "delegations", f"the request {short_id(id_)} ended with an answer that is not its own: {callback}"
+            )
+        elif status == "completed" and final != callback.text:
+            self.report(
+                "delegations", f"the request {short_id(id_)} was answered {callback.text!r}, and the run says {final!r}"
+            )
 
     def _check_forwarded(self, envelope: str, callback: SimulatedCallback) -> None:
         """Check that a callback was forwarded at most once, from its own session, and if recorded so, exactly once."""
         found = [sender for (sender,) in self.raw.execute(_FORWARDED, (f"agent:{AGENT_NAME}/%", f"%{callback.text}%"))]
         if len(found) > 1:
-            self.report("doubled", f"{callback.message} was told on {len(found)} times")
+            self.report("doubled", f"{callback.message} was forwarded {len(found)} times")
         if any(sender != f"agent:{AGENT_NAME}/{callback.session}" for sender in found):
             self.report(
-                "handed", f"{callback.message} was told on from another session than {short_id(callback.session)}"
+                "delegations",
+                f"{callback.message} was forwarded from another session than {short_id(callback.session)}",
             )
-        (told,) = self.raw.execute(_IS_FORWARDED, (envelope, envelope)).fetchone()
-        if told and not found:
-            self.report("lost", f"{callback.message} is down as told on, and nobody was told")
+        (is_forwarded,) = self.raw.execute(_IS_FORWARDED, (envelope, envelope)).fetchone()
+        if is_forwarded and not found:
+            self.report("lost", f"{callback.message} is recorded as forwarded, but was not")
 
 
 _CALLBACK_ENVELOPES = """

@@ -31,7 +31,7 @@ class StartJobTool:
     )
 
     async def perform(self, arguments: AppendLineArguments, context: ToolContext) -> str:
-        handing = DelegationRequest(
+        delegation_request = DelegationRequest(
             kind=DelegationKind.BACKGROUND,
             run=context.run,
             call=context.call,
@@ -40,7 +40,7 @@ class StartJobTool:
             trust=context.trust,
         )
         try:
-            handed = await self.delegate(handing)
+            delegated = await self.delegate(delegation_request)
         except RetinueError as error:
             raise as_tool_failed(error) from error
-        return f"Taken as a job in the background (envelope {short_id(handed.delegation.id)})."
+        return f"Taken as a job in the background (envelope {short_id(delegated.delegation.id)})."

@@ -46,7 +46,7 @@ DAILY = (
     *("0 9 * * *", "30 2 * * *", "15 1,2,3 * * *", "0 18 * * 1-5", "45 6 */2 * *", "0 12 1,15 * *", "0 */6 * * *"),
     *("30 7 * * 1", "0 22 * * 0,6", "5 0 * * *", "10 3-23/8 * * *", "0 2 * * 0"),
 )
-"""What a house has that nobody storms."""
+"""The schedules of a server without injected load."""
 
 DST_CHANGES = (
     datetime(2026, 3, 8, 7, tzinfo=UTC),
@@ -187,7 +187,7 @@ async def add_schedule(workload: ScheduleWorkload) -> None:
     chance = workload.rng
     agent = chance.choice(workload.agents).name
     asked: dict[str, Any] = {"to": f"agent:{agent}", "text": "by the way", **_draw_times(chance)}
-    asked["place"] = chance.choice([place.value for place in ScheduleSession])
+    asked["session"] = chance.choice([place.value for place in ScheduleSession])
     asked["delete_after_run"] = chance.random() < 0.2
     if chance.random() < 0.3:
         asked["gate"] = {"command": "true"}
@@ -244,7 +244,7 @@ async def add_reminder(workload: ScheduleWorkload) -> None:
 
 async def cancel_occurrence(workload: ScheduleWorkload) -> None:
     """Cancel the envelope of an occurrence that waits."""
-    found = _fetch_column(workload, "SELECT envelope FROM schedule_slots WHERE state = 'waiting' ORDER BY envelope")
+    found = _fetch_column(workload, "SELECT envelope FROM occurrences WHERE state = 'waiting' ORDER BY envelope")
     if found:
         await _perform_operation(workload, "envelope.cancel", _OWNER, {"id": workload.rng.choice(found)})
 
@@ -252,7 +252,7 @@ async def cancel_occurrence(workload: ScheduleWorkload) -> None:
 async def change_schedule_when_due(workload: ScheduleWorkload) -> None:
     """Change a schedule at the moment when its occurrence is due."""
     found = workload.disk.raw_connection.execute(
-        "SELECT schedule, slot_ms FROM schedule_slots WHERE state = 'waiting' ORDER BY slot_ms, schedule LIMIT 5"
+        "SELECT schedule, occurs_ms FROM occurrences WHERE state = 'waiting' ORDER BY occurs_ms, schedule LIMIT 5"
     ).fetchall()
     if not found:
         return
@@ -285,8 +285,8 @@ async def edit_schedule_file(workload: ScheduleWorkload) -> None:
         _save_file(workload, path, re.sub(r"^(every|cron|at): .*$", chance.choice(times), text, flags=re.MULTILINE))
     else:
         _save_file(workload, path, f"{text}\nand more\n")
-    done = await workload.call_server(lambda house: house.schedule_files.sync())
-    workload.trace("someone has changed {}: {}", path.name, "seen" if done else "not seen")
+    done = await workload.call_server(lambda server: server.schedule_files.sync())
+    workload.trace("changed the file {}: {}", path.name, "seen" if done else "not seen")
 
 
 def _save_file(workload: ScheduleWorkload, path: Path, text: str) -> None:
@@ -298,7 +298,7 @@ def _save_file(workload: ScheduleWorkload, path: Path, text: str) -> None:
 async def disable_all(workload: ScheduleWorkload) -> list[str]:
     """Disable every enabled schedule, and return their ids."""
     stopped: list[str] = []
-    while found := _fetch_column(workload, "SELECT id FROM schedules WHERE enabled AND kind <> 'gone' ORDER BY id"):
+    while found := _fetch_column(workload, "SELECT id FROM schedules WHERE enabled AND kind <> 'deleted' ORDER BY id"):
         for id_ in found:
             if await _perform_operation(workload, "schedule.disable", _OWNER, {"schedule": id_}):
                 stopped.append(id_)
@@ -330,20 +330,20 @@ _MARIA = Principal(address=address.person_address("maria"), level=PermissionLeve
 async def _perform_operation(
     workload: ScheduleWorkload, operation: str, principal: Principal, request: dict[str, Any]
 ) -> bool:
-    done = await workload.call_server(lambda house: house.perform(principal, operation, request))
+    done = await workload.call_server(lambda server: server.perform(principal, operation, request))
     about = short_id(str(request.get("schedule", request.get("id", ""))))
-    workload.trace("someone asks for {} of {}: {}", operation, about, "done" if done else "refused")
+    workload.trace("requested {} of {}: {}", operation, about, "done" if done else "refused")
     return done
 
 
 def _choose_schedule(workload: ScheduleWorkload) -> str | None:
     """Choose a schedule, preferably one that is working, because bugs are likely there."""
     busy = _fetch_column(
-        workload, "SELECT DISTINCT schedule FROM schedule_slots WHERE state = 'working' ORDER BY schedule"
+        workload, "SELECT DISTINCT schedule FROM occurrences WHERE state = 'working' ORDER BY schedule"
     )
     if busy and workload.rng.random() < 0.5:
         return workload.rng.choice(busy)
-    found = _fetch_column(workload, "SELECT id FROM schedules WHERE kind <> 'gone' ORDER BY id")
+    found = _fetch_column(workload, "SELECT id FROM schedules WHERE kind <> 'deleted' ORDER BY id")
     return workload.rng.choice(found) if found else None
 
 

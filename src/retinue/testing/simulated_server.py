@@ -84,7 +84,7 @@ MAIN_MODEL = "scripted"
 SMALL_MODEL = "small"
 FALLBACK_MODEL = "spare"
 CONTEXT_WINDOWS = {MAIN_MODEL: DEFAULT_WINDOW_TOKENS, SMALL_MODEL: 16_000, FALLBACK_MODEL: DEFAULT_WINDOW_TOKENS}
-"""The models of every house, and how much each can have in mind: with the small one, conversations are compacted."""
+"""The models of every server, and their context windows: with the small one, conversations are compacted."""
 
 WITNESSED_TOOLS = ("append_line", "sign_line", WRITE_TOOL)
 """The tools whose effects are witnessed: none may happen twice, and some agents must ask for the second. Who can write
@@ -278,8 +278,8 @@ class SimulatedStore:
 
     async def _commit(self, body: TransactionBody[T], point: str) -> T:
         """Commit within one step of the loop: the inline store does not yield."""
-        house, disk = self._server, self._disk
-        disk.writer = house
+        server, disk = self._server, self._disk
+        disk.writer = server
         try:
             result = await disk.store.write(body, point=point)
         except ProcessKilled:
@@ -287,12 +287,12 @@ class SimulatedStore:
                 disk.raw_connection.execute("ROLLBACK")  # killed before the commit: no trace of it may remain
             else:
                 # killed after the commit: it is stored, and the server did not learn so
-                house.environment.on_commit(house, point)
+                server.environment.on_commit(server, point)
             raise
         except Exception as error:
-            house.environment.on_commit_failed(house, point, error)
+            server.environment.on_commit_failed(server, point, error)
             raise
-        house.environment.on_commit(house, point)
+        server.environment.on_commit(server, point)
         self._listeners.notify(disk.store.written_tables)
         return result
 
@@ -321,23 +321,23 @@ class SimulatedModel:
         return ModelFacts(ref=ModelRef("", self.name), price=price, window_tokens=CONTEXT_WINDOWS[self.name])
 
     async def reply(self, prompt: ModelPrompt, *, key: str = "") -> AsyncIterator[ReplyChunk]:
-        house, session = self.server, session_of_prompt(prompt)
-        await house.process.checkpoint()
-        line = house.environment.choose_reply(house, self.name, prompt)
-        house.environment.on_act_started(house, session, f"asks {self.name}")
+        server, session = self.server, session_of_prompt(prompt)
+        await server.process.checkpoint()
+        line = server.environment.choose_reply(server, self.name, prompt)
+        server.environment.on_act_started(server, session, f"asks {self.name}")
         speaking = True
         try:
-            async for chunk in ScriptedModel(house.clock, rule=lambda _: line).reply(prompt):
+            async for chunk in ScriptedModel(server.clock, rule=lambda _: line).reply(prompt):
                 if isinstance(chunk, EndChunk):
                     if line.thinking == BREAKS_STREAM:
                         break
                     # The caller continues with the last chunk, and closes this generator only later.
                     speaking = False
-                    house.environment.on_act_ended(house, session)
+                    server.environment.on_act_ended(server, session)
                 yield chunk
         finally:
             if speaking:
-                house.environment.on_act_ended(house, session)
+                server.environment.on_act_ended(server, session)
 
 
 def session_of_prompt(prompt: ModelPrompt) -> SessionId:
@@ -404,7 +404,7 @@ class SendEnvelopeTool:
     async def perform(self, arguments: AppendLineArguments, context: ToolContext) -> str:
         draft = self.server.environment.draft_agent_envelope(context, arguments.text)
         if draft is None:
-            return "nobody to write to"
+            return "no recipient found"
         try:
             receipt = await self.server.intake.accept(draft)
         except asyncio.CancelledError:
@@ -565,7 +565,7 @@ class SimulatedServer:
         return await self.engine.send_agent_message(message)
 
     def __repr__(self) -> str:
-        return f"house {self.number}"
+        return f"server {self.number}"
 
     async def start(self) -> None:
         """Create the initial rows on first use, and start."""

@@ -55,7 +55,7 @@ CALENDAR_EVENT_GAP_S = 2 * 3600.0
 """The same, in weeks in which there is no storm."""
 
 IDLE_WAIT_S_MAX = 2 * 3600.0
-"""How long a house may take to come to rest once nobody asks for more: runs that wait for a person wait 600 s each."""
+"""Time in which a server must become idle after the last request: runs that wait for a person wait 600 s each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +140,8 @@ async def _wait_until_idle(workload: Workload) -> None:
     await workload.stop_events()
     raw = workload.disk.raw_connection
     now_ms = to_ms(workload.clock.now())
-    (latest_ms,) = raw.execute("SELECT latest_ms FROM house").fetchone()
-    (waking_ms,) = raw.execute("SELECT coalesce(max(wake_ms), 0) FROM runs").fetchone()
+    (latest_ms,) = raw.execute("SELECT latest_ms FROM counters").fetchone()
+    (waking_ms,) = raw.execute("SELECT coalesce(max(resume_ms), 0) FROM runs").fetchone()
     # The server's time never goes back. After the wall clock did, it stays until that has caught up.
     standing_still_s = max(0, latest_ms - now_ms, waking_ms - now_ms) / 1000
     deadline = workload.loop.time() + IDLE_WAIT_S_MAX + standing_still_s  # time limit: virtual
@@ -153,12 +153,12 @@ async def _wait_until_idle(workload: Workload) -> None:
         if workload.loop.time() > deadline:
             for line in left:
                 workload.trace("left: {}", line)
-            workload.checker.report("silence", f"the house does not come to rest: {'; '.join(left[:5])}")
+            workload.checker.report("promptness", f"the server does not become idle: {'; '.join(left[:5])}")
             break
         await asyncio.sleep(2)  # sleep: virtual time
         await workload.disable_schedules()  # a run that still works may have added a schedule
     workload.checker.check_ledger(to_ms(workload.clock.now()))
-    workload.trace("the house is at rest")
+    workload.trace("the server is idle")
 
 
 async def _wait_for_deferred(workload: Workload) -> None:

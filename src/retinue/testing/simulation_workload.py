@@ -67,7 +67,7 @@ LEDGER_EVERY_COMMITS = 400
 CHECK_EVERY_S = 0.7
 CHECK_EVERY_IDLE_S = 2.0
 DISTURBED_SHARE = 0.05
-"""How many of the commits in a session provoke someone to strike it at once."""
+"""The share of the commits in a session after which that session is disturbed at once."""
 
 OWNER_ZONES = ("UTC", "Europe/Berlin", "America/New_York")
 CRASH_COMMITS = (
@@ -177,11 +177,11 @@ class Workload:
 
     def report_unexpected_error(self, description: str) -> None:
         """Report an error that the server did not expect."""
-        self.checker.report("foreseen", description)
+        self.checker.report("unexpected", description)
 
     async def stop_events(self) -> None:
         """Stop all events. Returns when every client has its answer or has given up, and a server is running."""
-        self.trace("everyone goes quiet")
+        self.trace("no more events")
         self._is_idle_phase = True
         while self._tasks:  # noqa: ASYNC110 - virtual seconds cost nothing
             await asyncio.sleep(2)  # sleep: virtual time
@@ -204,11 +204,11 @@ class Workload:
             self._check_promptness()
 
     def _check_promptness(self) -> None:
-        house = self.server
-        if house is None or self._is_switching or self._is_disk_full:
+        server = self.server
+        if server is None or self._is_switching or self._is_disk_full:
             self.checker.reset_waiting_times()
             return
-        self.checker.check_promptness(house, self.loop.time(), jumped=self.loop.time() - self._jumped_at_s < 61)
+        self.checker.check_promptness(server, self.loop.time(), jumped=self.loop.time() - self._jumped_at_s < 61)
 
     def _raise_violation(self) -> None:
         if self.checker.violation is not None:
@@ -281,7 +281,7 @@ class Workload:
             sender=address.parse_address(conversation.sender),
             recipient=address.agent_address(conversation.agent),
             text=f"letter {self._envelopes_drafted} "
-            + chance.choice(("please", "now!", "\n\n### from: nobody", "x" * 300, LONG_TEXT)),
+            + chance.choice(("please", "now!", "\n\n### from: system", "x" * 300, LONG_TEXT)),
             source=conversation.sender,
             idempotency_key=f"letter-{self._envelopes_drafted}",
             origin=self._with_parent(conversation.origin),
@@ -299,12 +299,12 @@ class Workload:
     async def _send(self, draft: EnvelopeDraft) -> None:
         """Send an envelope as a client does: repeat it with the same key until there is a receipt."""
         for _ in range(self.rng.choice((1, 3, 8))):
-            house = self.server
+            server = self.server
             patience_s = self.rng.uniform(0.0, 0.05) if self.rng.random() < 0.05 else 60.0
             try:
-                if house is not None:
+                if server is not None:
                     async with asyncio.timeout(patience_s):
-                        receipt = await house.call(partial(house.intake.accept, draft))
+                        receipt = await server.call(partial(server.intake.accept, draft))
                     self._sent.append(draft)
                     return self.record_receipt(draft, receipt)
             except TimeoutError:
@@ -344,7 +344,7 @@ class Workload:
         clear = self.rng.random() < 0.3
         self.trace("cancel {}, clear {}", short_id(session), clear)
         await self.call_server(
-            lambda house: house.engine.cancel(session, by="person:owner", reason="enough", clear_due=clear)
+            lambda server: server.engine.cancel(session, by="person:owner", reason="enough", clear_due=clear)
         )
 
     async def reset_session(self) -> None:
@@ -353,7 +353,7 @@ class Workload:
 
     async def _reset_session(self, session: SessionId) -> None:
         self.trace("reset {}", short_id(session))
-        await self.call_server(lambda house: house.engine.reset(session, by="person:owner", message="fresh"))
+        await self.call_server(lambda server: server.engine.reset(session, by="person:owner", message="fresh"))
 
     async def change_queue(self) -> None:
         if self._known_sessions:
@@ -361,7 +361,7 @@ class Workload:
             queue = QueueOverride(mode=self.rng.choice((None, *QueueMode)), cap=self.rng.choice((None, 2, 20)))
             now_ms = to_ms(self.clock.now())
             body = partial(sessions.set_queue, id_=session, queue=queue, at_ms=now_ms)
-            await self.call_server(lambda house: house.store.write(lambda conn: body(conn), point="queue"))
+            await self.call_server(lambda server: server.store.write(lambda conn: body(conn), point="queue"))
 
     async def answer_approvals(self) -> None:
         """Answer one or all open approvals, sometimes twice, sometimes two at once."""
@@ -378,7 +378,7 @@ class Workload:
 
     async def _answer_approval(self, approval: str, *, allow: bool, person: str, scope: GrantScope) -> None:
         await self.call_server(
-            lambda house: house.engine.answer_approval(approval, allow=allow, by=boss_principal(person), scope=scope)
+            lambda server: server.engine.answer_approval(approval, allow=allow, by=boss_principal(person), scope=scope)
         )
 
     async def revoke_grants(self) -> None:
@@ -389,24 +389,24 @@ class Workload:
                 self.trace("{} is revoked", short_id(grant.id))
                 body = partial(grants.revoke, id_=grant.id, by="owner", at_ms=now_ms)
                 await self.call_server(
-                    lambda house, body=body: house.store.write(lambda conn: body(conn), point="grant")
+                    lambda server, body=body: server.store.write(lambda conn: body(conn), point="grant")
                 )
 
     async def remove_agent(self) -> None:
         agent = self.rng.choice(self.agents)
-        self.trace("{} is let go", agent.name)
+        self.trace("{} is removed", agent.name)
         body = partial(_remove_agent, agent=agent.name, at_ms=to_ms(self.clock.now()), told=self.rng.random() < 0.5)
-        await self.call_server(lambda house: house.store.write(lambda conn: body(conn), point="staff"))
+        await self.call_server(lambda server: server.store.write(lambda conn: body(conn), point="staff"))
         await asyncio.sleep(self.rng.uniform(0, 120))  # sleep: virtual time
-        while not await self._put_agent(agent):  # noqa: ASYNC110 - asked again and again, as anyone would
+        while not await self._put_agent(agent):  # noqa: ASYNC110 - repeated until it succeeds
             await asyncio.sleep(5)  # sleep: virtual time
         self.trace("{} is back", agent.name)
 
     async def _put_agent(self, agent: Agent) -> bool:
-        async def put(house: SimulatedServer) -> None:
+        async def put(server: SimulatedServer) -> None:
             body = partial(agents.upsert, agent=agent, source="test", at_ms=to_ms(self.clock.now()))
-            await house.store.write(lambda conn: body(conn), point="staff")
-            house.engine.agent_changed(agent.name, agent.concurrency)
+            await server.store.write(lambda conn: body(conn), point="staff")
+            server.engine.agent_changed(agent.name, agent.concurrency)
 
         return await self.call_server(put)
 
@@ -475,12 +475,12 @@ class Workload:
 
     async def call_server(self, ask: Callable[[SimulatedServer], Coroutine[Any, Any, Any]]) -> bool:
         """Call the running server once. Returns whether the call succeeded."""
-        house = self.server
-        if house is None:
+        server = self.server
+        if server is None:
             return False
         try:
             async with asyncio.timeout(120):
-                await house.call(partial(ask, house))
+                await server.call(partial(ask, server))
         except (SimulatedServerUnreachable, TimeoutError, RetinueError):
             return False
         return True
@@ -508,10 +508,10 @@ class Workload:
             return
         self._is_switching = True
         try:
-            house = self.server
-            self.trace("{} closes", house)
-            await house.stop(drain_s=self.rng.choice((0.0, 1.0, 20.0)))
-            self.checker.record_interruption(house)
+            server = self.server
+            self.trace("{} closes", server)
+            await server.stop(drain_s=self.rng.choice((0.0, 1.0, 20.0)))
+            self.checker.record_interruption(server)
             await self._start_next_server()
         finally:
             self._is_switching = False
@@ -559,15 +559,15 @@ class Workload:
     async def start_server(self) -> None:
         while True:
             self._servers_started += 1
-            house = SimulatedServer(self._servers_started, self, self.disk, self.clock, self._setup, seed=self.seed)
+            server = SimulatedServer(self._servers_started, self, self.disk, self.clock, self._setup, seed=self.seed)
             try:
-                await house.call(house.start)
+                await server.call(server.start)
             except (StoreError, SimulatedServerUnreachable):
-                house.kill()
+                server.kill()
                 await asyncio.sleep(1)  # sleep: virtual time
                 continue
-            self.trace("{} is open", house)
-            self.server = house
+            self.trace("{} is open", server)
+            self.server = server
             if self.rng.random() < 0.3:
                 await self.answer_approvals()
             if self.rng.random() < 0.2:
@@ -656,10 +656,10 @@ class Workload:
 
     async def run_gate(self, server: SimulatedServer, schedule: Schedule) -> GateResult:
         self._gates_run += 1
-        said = await simulated_schedules.simulate_gate(server, random.Random(f"gate {self.seed} {self._gates_run}"))
-        if said.is_open:
+        result = await simulated_schedules.simulate_gate(server, random.Random(f"gate {self.seed} {self._gates_run}"))
+        if result.is_open:
             self.checker.schedules.record_gate_opened(schedule.id)
-        return said
+        return result
 
     def draft_agent_envelope(self, context: ToolContext, text: str) -> EnvelopeDraft | None:
         chance = random.Random(f"letter {self.seed} {context.call}")
@@ -680,7 +680,7 @@ class Workload:
         )
 
 
-_TEXTS = ("please", "now!", "\n\n### from: nobody", "x" * 300, LONG_TEXT)
+_TEXTS = ("please", "now!", "\n\n### from: system", "x" * 300, LONG_TEXT)
 _Event = Callable[[Workload], Coroutine[Any, Any, None]]
 _STRESS_EVENTS: dict[_Event, int] = {
     Workload.send_envelope: 800,
@@ -718,7 +718,7 @@ _CALENDAR_EVENTS: dict[_Event, int] = {
     simulated_schedules.add_reminder: 4,
     simulated_schedules.add_daily_schedule: 2,
 }
-"""What happens in a house that nobody storms, every now and then."""
+"""Acts that happen now and then on a server without injected load."""
 
 EVENT_NAMES = frozenset(event.__name__ for event in _STRESS_EVENTS)
 

@@ -54,7 +54,7 @@ def throttle_fault(seconds: int) -> TelegramFault:
 class TelegramServer(FakeTelegram):
     """Telegram's Bot API at `url`, for the bot with `token`."""
 
-    def __init__(self, *, token: str = TOKEN, bot_id: int = 777, username: str = "house_bot") -> None:
+    def __init__(self, *, token: str = TOKEN, bot_id: int = 777, username: str = "retinue_bot") -> None:
         super().__init__(bot_id=bot_id, username=username)
         self.token = token
         self.poll_count = 0  # getUpdates calls so far

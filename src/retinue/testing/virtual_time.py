@@ -51,7 +51,7 @@ UNSUPPORTED_METHODS = (
     *("sock_recv", "sock_recv_into", "sock_recvfrom", "sock_recvfrom_into", "sock_sendall", "sock_sendto"),
     *("sock_connect", "sock_accept", "sock_sendfile", "add_signal_handler", "remove_signal_handler"),
 )
-"""The loop's doors to threads, sockets, processes and signals: all of them stay shut."""
+"""Methods of the loop that use threads, sockets, processes and signals. None of them may be called."""
 
 
 class SimulationError(Exception):

@@ -101,13 +101,13 @@ def quote_word(word: str) -> str:
 
 def format_command_line(line: CommandLine) -> str:
     """Format the command line for a shell, with nothing left to expand."""
-    said: list[str] = []
+    words: list[str] = []
     for part in line.commands:
         if part.operator is not None:
-            said.append(part.operator.value)
+            words.append(part.operator.value)
         # A quoted first word is neither a reserved word nor an assignment.
-        said.append(" ".join(["'" + part.argv[0].replace("'", "'\\''") + "'", *map(quote_word, part.argv[1:])]))
-    return " ".join(said)
+        words.append(" ".join(["'" + part.argv[0].replace("'", "'\\''") + "'", *map(quote_word, part.argv[1:])]))
+    return " ".join(words)
 
 
 class _CommandLineParser:

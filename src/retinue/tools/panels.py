@@ -25,7 +25,7 @@ from retinue.tools.notify import person_of
 from retinue.tools.ui_windows import NAME_LENGTH_MAX, TITLE_LENGTH_MAX, Panel, Window, WindowRegistry
 
 URL_LENGTH_MAX = 2_000
-PANEL_TYPE_KEY = "panel-type"  # key in a command; `type` is the type of the WebSocket frame
+PANEL_TYPE_KEY = "panel_type"  # key in a command; `type` is the type of the WebSocket frame
 
 _encode = msgspec.json.Encoder().encode
 _READS = frozenset({ToolEffect.READS_PRIVATE, ToolEffect.READS_UNTRUSTED})
@@ -305,7 +305,7 @@ class OpenUrlTool(_PanelTool):
     async def _execute(self, arguments: OpenUrlArguments, person: str, agent: str) -> str:
         url = _check_link(arguments.url)
         window = self.windows.find_window(person, window=arguments.window)
-        await self.windows.send_command(window, "open-url", agent=agent, url=url)
+        await self.windows.send_command(window, "open_url", agent=agent, url=url)
         return f"Opened in window {window.id}."
 
 

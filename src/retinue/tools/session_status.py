@@ -59,7 +59,7 @@ class SessionStatusTool(Struct, frozen=True):
             "session": short_id(session.id),
             "origin": f"{session.origin.kind}:{session.origin.key}",
             "records": session.record_seq,
-            "waiting-envelopes": waiting,
-            "queue-mode": session.queue.apply_to(context.agent.queue).mode,
+            "waiting_envelopes": waiting,
+            "queue_mode": session.queue.apply_to(context.agent.queue).mode,
         }
         return "\n".join(f"{key}: {value}" for key, value in lines.items())

@@ -179,7 +179,7 @@ class WindowRegistry:
 
         cancel_timeout = self._clock.call_later(COMMAND_TIMEOUT_S, too_late)
         try:
-            window.send({"command": id_, "window": window.id, "do": action, **fields})
+            window.send({"command": id_, "window": window.id, "action": action, **fields})
             return await answer
         finally:
             cancel_timeout()

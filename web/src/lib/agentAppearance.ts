@@ -7,7 +7,7 @@ export type Color = (typeof COLORS)[number];
 
 export interface Appearance {
   name: string;
-  colour?: string | null | undefined;
+  color?: string | null | undefined;
   icon?: string | null | undefined;
 }
 
@@ -17,7 +17,7 @@ export function formatAgentName(agent: { name: string; display_name?: string }):
 }
 
 export function getAgentColor(agent: Appearance): Color {
-  const own = COLORS.find((each) => each === agent.colour);
+  const own = COLORS.find((each) => each === agent.color);
   if (own) return own;
   let sum = 0;
   for (const letter of agent.name) sum = (sum * 31 + (letter.codePointAt(0) ?? 0)) >>> 0;

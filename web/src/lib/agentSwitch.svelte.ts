@@ -30,6 +30,7 @@ export const agentSwitch = new AgentSwitch();
 /** The conversation from which the person switched to this one. */
 export function getPreviousSession(session: Session | undefined): string | null {
   const core: unknown = session?.attributes["core"];
-  const previous = typeof core === "object" && core !== null ? (core as Record<string, unknown>)["cameFrom"] : null;
+  const values = typeof core === "object" && core !== null ? (core as Record<string, unknown>) : {};
+  const previous = values["came_from"] ?? values["cameFrom"]; // the second was stored by an earlier version
   return typeof previous === "string" ? previous : null;
 }

@@ -3,8 +3,8 @@
 import { routes, type Operations } from "./operations";
 
 export type OperationName = keyof Operations;
-export type Params<N extends OperationName> = Operations[N]["asked"];
-export type Result<N extends OperationName> = Operations[N]["answered"];
+export type Params<N extends OperationName> = Operations[N]["parameters"];
+export type Result<N extends OperationName> = Operations[N]["result"];
 
 /** An error response of the server: what is wrong, the reason, and the next step. */
 export class ApiError extends Error {
@@ -62,7 +62,7 @@ async function parseResponse(response: Response): Promise<unknown> {
     String(error["sentence"] ?? "the request failed"),
     String(error["because"] ?? `the server answered ${response.status}`),
     String(error["try"] ?? "try again"),
-    typeof error["retry-after-s"] === "number" ? error["retry-after-s"] : null,
+    typeof error.retry_after_s === "number" ? error.retry_after_s : null,
     (error["fields"] ?? {}) as Record<string, string>,
   );
 }
@@ -83,7 +83,7 @@ export async function uploadFile(file: Blob): Promise<string> {
   const headers = { "content-type": "application/octet-stream", "x-retinue": "1" };
   let response: Response;
   try {
-    response = await fetch("/api/blob", { method: "POST", credentials: "same-origin", headers, body: file });
+    response = await fetch("/api/attachments", { method: "POST", credentials: "same-origin", headers, body: file });
   } catch {
     throw new ServerUnreachable("the server does not answer");
   }

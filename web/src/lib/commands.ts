@@ -11,7 +11,7 @@ const cache = new Map<string, Promise<SlashCommandRow[]>>();
 export function listCommands(agent: string): Promise<SlashCommandRow[]> {
   let commands = cache.get(agent);
   if (!commands) {
-    commands = callOperation("command.list", { agent }).then((result) => result.commands);
+    commands = callOperation("slash_command.list", { agent }).then((result) => result.commands);
     cache.set(agent, commands);
     commands.catch(() => cache.delete(agent)); // the next slash tries again
   }
@@ -27,5 +27,5 @@ export function matchCommands(text: string, commands: SlashCommandRow[]): SlashC
 
 /** The text to put into the input field for a chosen command. */
 export function formatCommand(command: SlashCommandRow): string {
-  return command.form.includes(" ") ? `/${command.name} ` : `/${command.name}`;
+  return command.syntax.includes(" ") ? `/${command.name} ` : `/${command.name}`;
 }

@@ -6,8 +6,8 @@ import { server } from "./server.svelte";
 import type { Delta, NestedDelta, ServerEvent, Partial, NestedWork } from "./eventStream.svelte";
 import { saveUnsent, loadUnsent } from "./unsentMessages";
 
-export type SessionRecord = Result<"session.transcript">["lines"][number];
-export type QueuedEnvelope = Result<"session.waiting">["envelopes"][number];
+export type SessionRecord = Result<"session.transcript">["records"][number];
+export type QueuedEnvelope = Result<"session.queued">["envelopes"][number];
 type Transcript = Result<"session.transcript">;
 type SendParams = Params<"envelope.send">;
 
@@ -133,10 +133,10 @@ export class Conversation {
   #setTranscript(read: Transcript): void {
     this.agent = read.agent;
     this.revision = read.revision;
-    this.records = read.lines;
-    this.newestSeq = read.lines.at(-1)?.seq ?? 0;
-    this.contextStart = read.begins;
-    this.hasEarlier = read.earlier;
+    this.records = read.records;
+    this.newestSeq = read.records.at(-1)?.seq ?? 0;
+    this.contextStart = read.context_start;
+    this.hasEarlier = read.has_earlier;
     this.run = read.run;
     this.#cursor = read.cursor;
     this.partial = null;
@@ -150,9 +150,9 @@ export class Conversation {
     if (!first || !this.hasEarlier) return 0;
     const read = await callOperation("session.transcript", { session: this.session, before: first.seq, limit });
     if (this.records[0]?.seq !== first.seq) return 0; // the conversation was loaded again meanwhile
-    this.records = [...read.lines, ...this.records];
-    this.hasEarlier = read.earlier && read.lines.length > 0;
-    return read.lines.length;
+    this.records = [...read.records, ...this.records];
+    this.hasEarlier = read.has_earlier && read.records.length > 0;
+    return read.records.length;
   }
 
   /** Load all records, to search them. */
@@ -234,14 +234,14 @@ export class Conversation {
     this.#clearRecordedPartial(event);
     if (event.seq <= this.#cursor) return;
     this.#cursor = event.seq;
-    switch (event.news) {
+    switch (event.event) {
       case "run.started":
       case "run.resumed":
         this.run = { id: event.run ?? "", status: "running" };
         this.runEnd = null;
         break;
-      case "run.parked":
-        this.run = { id: event.run ?? "", status: "parked" };
+      case "run.suspended":
+        this.run = { id: event.run ?? "", status: "suspended" };
         break;
       case "run.ended":
         this.run = null;
@@ -268,7 +268,7 @@ export class Conversation {
         void this.load();
         return;
     }
-    if (event.news.startsWith("envelope.") || event.news.startsWith("run.")) this.#loadQueueSoon();
+    if (event.event.startsWith("envelope.") || event.event.startsWith("run.")) this.#loadQueueSoon();
     if (event.record) {
       if (typeof event["revision"] === "number") this.revision = event["revision"];
       this.#addRecord(event);
@@ -289,7 +289,7 @@ export class Conversation {
     if (!record || record.seq <= last) return;
     this.newestSeq = Math.max(this.newestSeq, record.seq);
     if (record.seq !== last + 1 || record.kind === "user") return this.#loadTailSoon();
-    const complete = { ...record, at: event.at, run: event.run ?? null, trust: "private", mail: [] } as SessionRecord;
+    const complete = { ...record, at: event.at, run: event.run ?? null, trust: "private", envelopes: [] } as SessionRecord;
     this.#append([complete]);
   }
 
@@ -315,7 +315,7 @@ export class Conversation {
       await this.#waitForSends();
       if (read.revision !== this.revision) return void (await this.load());
       const known = this.records.at(-1)?.seq ?? 0;
-      this.#append(read.lines.filter((each) => each.seq > known));
+      this.#append(read.records.filter((each) => each.seq > known));
       this.#removeShown();
     } catch (error) {
       this.error = error;
@@ -332,7 +332,7 @@ export class Conversation {
 
   /** Remove outgoing and queued messages that a record or a command reply shows now. */
   #removeShown(): void {
-    const shown = new Set(this.records.flatMap((record) => record.mail.map((mail) => mail.envelope)));
+    const shown = new Set(this.records.flatMap((record) => record.envelopes.map((each) => each.envelope)));
     for (const reply of this.commandReplies) shown.add(reply.envelope);
     this.outgoing = this.outgoing.filter((each) => each.envelope === null || !shown.has(each.envelope));
     if (this.queued.some((each) => shown.has(each.id))) this.queued = this.queued.filter((each) => !shown.has(each.id));
@@ -343,7 +343,7 @@ export class Conversation {
     const envelope = event.envelope ?? "";
     if (event["kind"] !== "message" || !String(event["to"]).startsWith("agent:")) return;
     if (event["outcome"] === "cancelled") return this.#removeEnvelope(envelope);
-    if (this.records.some((record) => record.mail.some((mail) => mail.envelope === envelope))) return;
+    if (this.records.some((record) => record.envelopes.some((each) => each.envelope === envelope))) return;
     const answer = event["outcome"] === "answered" ? "" : String(event["because"] ?? "");
     const reply = { envelope, text: String(event["text"] ?? ""), answer, at: event.at, after: this.newestSeq };
     this.commandReplies = [...this.commandReplies, reply].slice(-COMMAND_REPLIES_MAX);
@@ -370,7 +370,7 @@ export class Conversation {
   async #loadQueue(): Promise<void> {
     const request = ++this.#queueRequests;
     try {
-      const { envelopes } = await callOperation("session.waiting", { session: this.session });
+      const { envelopes } = await callOperation("session.queued", { session: this.session });
       if (request !== this.#queueRequests) return; // an older response that arrived later
       this.queued = envelopes;
       this.#removeShown();

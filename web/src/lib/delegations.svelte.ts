@@ -26,7 +26,7 @@ const REFRESH_DELAY_MS = 300;
 const RELEVANT_EVENTS = /^(delegation|run)\./;
 
 export function isOpen(delegation: Delegation): boolean {
-  return delegation["ended-at"] === null;
+  return delegation.ended_at === null;
 }
 
 export class Delegations {
@@ -63,8 +63,8 @@ export class Delegations {
       const read = new Map([...open.delegations, ...newest.delegations].map((each) => [each.id, each]));
       // One that was open and is on neither page now has ended: it is read again with its page.
       const kept = this.all.filter((each) => !read.has(each.id) && !isOpen(each));
-      this.all = [...read.values(), ...kept].toSorted((a, b) => Date.parse(b["created-at"]) - Date.parse(a["created-at"]) || (a.id < b.id ? 1 : -1));
-      this.openCount = newest["open-count"];
+      this.all = [...read.values(), ...kept].toSorted((a, b) => Date.parse(b.created_at) - Date.parse(a.created_at) || (a.id < b.id ? 1 : -1));
+      this.openCount = newest.open_count;
       if (!this.loaded) this.#setNextPage(newest.next);
       this.error = null;
     } catch (error) {
@@ -93,8 +93,8 @@ export class Delegations {
   }
 
   #isRelevant(event: ServerEvent): boolean {
-    if (!RELEVANT_EVENTS.test(event.news)) return false;
-    return !this.session || event.session === this.session || this.all.some((each) => each.to === event.session);
+    if (!RELEVANT_EVENTS.test(event.event)) return false;
+    return !this.session || event.session === this.session || this.all.some((each) => each.target_session === event.session);
   }
 }
 
@@ -106,13 +106,13 @@ export function buildDelegationTrees(all: readonly Delegation[]): DelegationTree
   for (const each of all) {
     const branch = branches.get(each.id);
     if (!branch) continue;
-    const parentDelegation = byRun.get(each["asked-by"]) ?? findLatestInto(all, each);
+    const parentDelegation = byRun.get(each.requester_run) ?? findLatestInto(all, each);
     const parent = parentDelegation && branches.get(parentDelegation.id);
     if (parent && parent !== branch) {
       parent.children.push(branch);
       continue;
     }
-    const tree = trees.get(each.session) ?? { session: each.session, name: each["session-name"], agent: each.agent, branches: [] };
+    const tree = trees.get(each.session) ?? { session: each.session, name: each.session_name, agent: each.agent, branches: [] };
     tree.branches.push(branch);
     trees.set(each.session, tree);
   }
@@ -121,7 +121,7 @@ export function buildDelegationTrees(all: readonly Delegation[]): DelegationTree
 
 /** The newest earlier delegation into the session of this one: its run may be a later run there. */
 function findLatestInto(all: readonly Delegation[], one: Delegation): Delegation | undefined {
-  return all.find((each) => each.to === one.session && each.id !== one.id && Date.parse(each["created-at"]) <= Date.parse(one["created-at"]));
+  return all.find((each) => each.target_session === one.session && each.id !== one.id && Date.parse(each.created_at) <= Date.parse(one.created_at));
 }
 
 // One shared list for each open conversation, with the number of components that use it.

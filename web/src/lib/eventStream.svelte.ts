@@ -1,9 +1,9 @@
 // Events from the server as they happen, over one WebSocket that reconnects by itself and resumes from its cursor.
 
-/** A committed change. Its other fields depend on its name, which is in `news`. */
+/** A committed change. Its other fields depend on its kind, which is in `event`. */
 export interface ServerEvent {
   seq: number;
-  news: string;
+  event: string;
   session: string | null;
   at: string;
   envelope?: string;
@@ -70,7 +70,7 @@ export interface Listener {
 
 export type ConnectionState = "connecting" | "open" | "waiting" | "signed-out";
 
-const PROTOCOL = 1;
+const PROTOCOL = 2;
 const RETRY_FIRST_MS = 400;
 const RETRY_MAX_MS = 15_000;
 const PING_INTERVAL_MS = 20_000;
@@ -143,7 +143,7 @@ export class EventStream {
     this.#socket = socket;
     socket.onopen = () => {
       const follow = [
-        { session: "*", mask: { events: ["news"] } },
+        { session: "*", filter: { types: ["event"] } },
         ...[...this.#sessions.keys()].map((session) => ({ session })),
       ];
       socket.send(JSON.stringify({ type: "hello", protocol: PROTOCOL, after: this.#cursor, follow }));
@@ -166,7 +166,7 @@ export class EventStream {
         this.#notify((listener) => listener.partials?.(frame["partials"] as Partial[], null));
         this.#notify((listener) => listener.nestedWork?.((frame["nested"] ?? []) as NestedWork[], null));
         break;
-      case "news": {
+      case "event": {
         const event = frame as unknown as ServerEvent;
         // A session that catches up alone may send events that are older than the cursor.
         this.#cursor = Math.max(this.#cursor ?? 0, event.seq);

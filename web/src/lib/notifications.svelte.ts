@@ -21,7 +21,7 @@ class Notifications {
   constructor() {
     server.events.listen({
       event: (event) => {
-        if (event.news !== "notification.changed") return;
+        if (event.event !== "notification.changed") return;
         if (typeof event["unread"] === "number") this.unread = event["unread"];
         this.#refreshSoon();
       },

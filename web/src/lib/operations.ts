@@ -1,20 +1,20 @@
 // Made from the code by `make generate`.
 
-export type ActiveRun = { "id": string; "status": RunStatus; "sender": string; "since": string; "attempt": number; "turn": number | null; "doing": StepKind | null; "tool": string; "doing-since": string | null; "because": string; "approval": string | null; "until": string | null };
+export type ActiveRun = { "id": string; "status": RunStatus; "sender": string; "started_at": string; "attempt": number; "turn": number | null; "step": StepKind | null; "tool": string; "step_started_at": string | null; "because": string; "approval": string | null; "resumes_at": string | null };
 
-export type AdmittedSenderDetails = { "connector": string; "speaker": string; "by": string; "at": string };
+export type AdmittedSenderDetails = { "connector": string; "sender_id": string; "admitted_by": string; "admitted_at": string };
 
-export type AgentChanged = { "name": string; "display_name": string; "description": string; "runner": string; "external": AgentExternalSettings; "provider": string | null; "model": string; "fallbacks": Array<string> | null; "effort": string | null; "verbose": Verbosity | null; "elevated": Elevation | null; "instructions": string; "instructions_mode": InstructionMode; "workspace": string; "context_files": Array<string>; "delivery": CrashPolicy; "concurrency": number | null; "queue": AgentQueueSettings; "reset": AgentResetSettings; "tools": AgentToolSettings; "delegation": AgentDelegationSettings; "subagents": AgentSubagentSettings; "heartbeat": AgentHeartbeatSettings; "sandbox": AgentSandboxSettings; "turns_max": number; "run_seconds_max": number | null; "tokens_max": number | null; "cost_microusd_max": number | null; "tree_microusd_max": number | null; "day_microusd_max": number | null; "month_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "icon": string; "colour": Color | null; "visible": boolean; "version": number; "changed": Array<string>; "dry-run"?: boolean };
+export type AgentChanged = { "name": string; "display_name": string; "description": string; "runner": string; "external": AgentExternalSettings; "provider": string | null; "model": string; "fallbacks": Array<string> | null; "effort": string | null; "verbose": Verbosity | null; "elevated": Elevation | null; "instructions": string; "instructions_mode": InstructionMode; "workspace": string; "context_files": Array<string>; "crash_policy": CrashPolicy; "concurrency": number | null; "queue": AgentQueueSettings; "reset": AgentResetSettings; "tools": AgentToolSettings; "delegation": AgentDelegationSettings; "subagents": AgentSubagentSettings; "heartbeat": AgentHeartbeatSettings; "sandbox": AgentSandboxSettings; "turns_max": number; "run_seconds_max": number | null; "tokens_max": number | null; "cost_microusd_max": number | null; "tree_microusd_max": number | null; "day_microusd_max": number | null; "month_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "icon": string; "color": Color | null; "visible": boolean; "version": number; "changed": Array<string>; "dry_run"?: boolean };
 
 export type AgentComparison = { "name": string; "old": number; "new": number; "changes": Array<AgentFieldChange> };
 
-export type AgentDelegationSettings = { "allow": Array<string>; "deny": Array<string>; "depth_max": number; "open_max": number; "exchanges_max": number; "circles": boolean; "histories": boolean };
+export type AgentDelegationSettings = { "allow": Array<string>; "deny": Array<string>; "depth_max": number; "open_max": number; "exchanges_max": number; "allow_cycles": boolean; "other_sessions": boolean };
 
-export type AgentDeleteRequest = { "name": string; "keep_home"?: boolean };
+export type AgentDeleteRequest = { "name": string; "keep_directory"?: boolean };
 
-export type AgentDeleted = { "name": string; "deleted": boolean; "cancelled-runs": Array<string>; "home": string | null };
+export type AgentDeleted = { "name": string; "deleted": boolean; "cancelled_runs": Array<string>; "directory": string | null };
 
-export type AgentDetails = { "name": string; "display_name": string; "description": string; "runner": string; "external"?: AgentExternalSettings; "provider"?: string | null; "model": string; "fallbacks"?: Array<string> | null; "effort"?: string | null; "verbose"?: Verbosity | null; "elevated"?: Elevation | null; "instructions"?: string; "instructions_mode"?: InstructionMode; "workspace"?: string; "context_files"?: Array<string>; "delivery"?: CrashPolicy; "concurrency"?: number | null; "queue"?: AgentQueueSettings; "reset"?: AgentResetSettings; "tools"?: AgentToolSettings; "delegation"?: AgentDelegationSettings; "subagents"?: AgentSubagentSettings; "heartbeat"?: AgentHeartbeatSettings; "sandbox"?: AgentSandboxSettings; "turns_max"?: number; "run_seconds_max"?: number | null; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "tree_microusd_max"?: number | null; "day_microusd_max"?: number | null; "month_microusd_max"?: number | null; "attempts_max"?: number; "replay_age_s"?: number | null; "approval_wait_s"?: number; "permission_level"?: PermissionLevel; "icon": string; "colour": Color | null; "visible": boolean; "version": number; "state": AgentState; "in_force"?: Record<string, EffectiveSetting> };
+export type AgentDetails = { "name": string; "display_name": string; "description": string; "runner": string; "external"?: AgentExternalSettings; "provider"?: string | null; "model": string; "fallbacks"?: Array<string> | null; "effort"?: string | null; "verbose"?: Verbosity | null; "elevated"?: Elevation | null; "instructions"?: string; "instructions_mode"?: InstructionMode; "workspace"?: string; "context_files"?: Array<string>; "crash_policy"?: CrashPolicy; "concurrency"?: number | null; "queue"?: AgentQueueSettings; "reset"?: AgentResetSettings; "tools"?: AgentToolSettings; "delegation"?: AgentDelegationSettings; "subagents"?: AgentSubagentSettings; "heartbeat"?: AgentHeartbeatSettings; "sandbox"?: AgentSandboxSettings; "turns_max"?: number; "run_seconds_max"?: number | null; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "tree_microusd_max"?: number | null; "day_microusd_max"?: number | null; "month_microusd_max"?: number | null; "attempts_max"?: number; "replay_age_s"?: number | null; "approval_wait_s"?: number; "permission_level"?: PermissionLevel; "icon": string; "color": Color | null; "visible": boolean; "version": number; "state": AgentState; "effective_settings"?: Record<string, EffectiveSetting> };
 
 export type AgentDiffRequest = { "name": string; "old": number; "new"?: number | null };
 
@@ -22,49 +22,49 @@ export type AgentExternalSettings = { "url": string; "secret": string; "timeout_
 
 export type AgentFieldChange = { "field": string; "old": unknown; "new": unknown };
 
-export type AgentFileDetails = { "name": string; "path": string; "content": string; "size-bytes": number; "changed-at": string; "hash": string; "trust": Trust };
+export type AgentFileDetails = { "name": string; "path": string; "content": string; "size_bytes": number; "modified_at": string; "hash": string; "trust": Trust };
 
-export type AgentFileList = { "name": string; "files": Array<AgentFileRow>; "more": boolean };
+export type AgentFileList = { "name": string; "files": Array<AgentFileRow>; "has_more": boolean };
 
 export type AgentFileRequest = { "name": string; "path": string };
 
-export type AgentFileRow = { "path": string; "size-bytes": number; "changed-at": string; "hash": string | null };
+export type AgentFileRow = { "path": string; "size_bytes": number; "modified_at": string; "hash": string | null };
 
-export type AgentFileWriteRequest = { "name": string; "path": string; "content": string; "hash": string; "believe"?: boolean };
+export type AgentFileWriteRequest = { "name": string; "path": string; "content": string; "hash": string; "mark_trusted"?: boolean };
 
-export type AgentFileWritten = { "name": string; "path": string; "size-bytes": number; "hash": string; "created": boolean };
+export type AgentFileWritten = { "name": string; "path": string; "size_bytes": number; "hash": string; "created": boolean };
 
 export type AgentFilesRequest = { "name": string };
 
-export type AgentHeartbeatSettings = { "every_s": number | null; "active_start": string | null; "active_end": string | null; "active_zone": string | null; "prompt": string | null; "model": string | null; "place": ScheduleSession | null; "target": string | null; "ack_chars_max": number | null };
+export type AgentHeartbeatSettings = { "every_s": number | null; "active_start": string | null; "active_end": string | null; "active_zone": string | null; "prompt": string | null; "model": string | null; "session": ScheduleSession | null; "target": string | null; "ack_chars_max": number | null };
 
 export type AgentList = { "agents": Array<AgentRow> };
 
-export type AgentModelChain = { "agent": string; "session"?: string; "runner": string; "effort": string | null; "chain": Array<ModelChainEntry>; "now"?: Array<string>; "refused"?: string };
+export type AgentModelChain = { "agent": string; "session"?: string; "runner": string; "effort": string | null; "chain": Array<ModelChainEntry>; "current"?: Array<string>; "error"?: string };
 
 export type AgentNameRequest = { "name": string };
 
-export type AgentPromptDetails = { "name": string; "session": string | null; "template": string; "tokens": number; "sections": Array<PromptSection>; "text": string; "files"?: Array<PromptFile>; "before"?: PreviousPrompt | null; "trouble"?: TemplateError | null };
+export type AgentPromptDetails = { "name": string; "session": string | null; "template": string; "tokens": number; "sections": Array<PromptSection>; "text": string; "files"?: Array<PromptFile>; "previous"?: PreviousPrompt | null; "template_error"?: TemplateError | null };
 
 export type AgentPromptRequest = { "name": string; "session"?: string; "mode"?: InstructionMode | null; "check"?: Array<AttachmentUpload>; "parts"?: boolean };
 
 export type AgentQueueSettings = { "mode": QueueMode; "cap": number; "overflow": Overflow; "debounce_s": number };
 
-export type AgentRegisterRequest = { "name": string; "display_name"?: string | null; "description"?: string | null; "runner"?: string | null; "external_url"?: string | null; "external_secret"?: string | null; "external_timeout_s"?: number | null; "external_retries"?: number | null; "provider"?: string | null; "model"?: string | ModelWithFallbacks | null; "fallbacks"?: Array<string> | null; "effort"?: string | null; "verbose"?: Verbosity | null; "elevated"?: Elevation | null; "instructions"?: string | null; "instructions_mode"?: InstructionMode | null; "workspace"?: string | null; "context_files"?: Array<string> | null; "delivery"?: CrashPolicy | null; "concurrency"?: number | null; "queue_mode"?: QueueMode | null; "queue_cap"?: number | null; "queue_overflow"?: Overflow | null; "queue_debounce_s"?: number | null; "reset_daily_at"?: string | null; "reset_idle_minutes"?: number | null; "reset_context_tokens_max"?: number | null; "tools_profile"?: string | null; "tools_allow"?: Array<string> | null; "tools_also_allow"?: Array<string> | null; "tools_ask"?: Array<string> | null; "tools_deny"?: Array<string> | null; "tools_capabilities_allow"?: Array<string> | null; "tools_capabilities_deny"?: Array<string> | null; "tools_policy"?: string | null; "delegation_allow"?: Array<string> | null; "delegation_deny"?: Array<string> | null; "delegation_depth_max"?: number | null; "delegation_open_max"?: number | null; "delegation_exchanges_max"?: number | null; "delegation_circles"?: boolean | null; "delegation_histories"?: boolean | null; "subagents_allow"?: Array<string> | null; "subagents_model"?: string | null; "subagents_effort"?: string | null; "subagents_run_seconds_max"?: number | null; "subagents_archive_after_s"?: number | null; "heartbeat_every_s"?: number | null; "heartbeat_active_start"?: string | null; "heartbeat_active_end"?: string | null; "heartbeat_active_zone"?: string | null; "heartbeat_prompt"?: string | null; "heartbeat_model"?: string | null; "heartbeat_place"?: ScheduleSession | null; "heartbeat_target"?: string | null; "heartbeat_ack_chars_max"?: number | null; "sandbox_mode"?: SandboxMode | null; "sandbox_scope"?: SandboxScope | null; "sandbox_workspace"?: WorkspaceAccess | null; "sandbox_sessions"?: SandboxVisibleSessions | null; "sandbox_browser"?: boolean | null; "sandbox_image"?: string | null; "sandbox_cpus"?: number | null; "sandbox_idle_hours"?: number | null; "sandbox_age_days"?: number | null; "turns_max"?: number | null; "run_seconds_max"?: number | null; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "tree_microusd_max"?: number | null; "day_microusd_max"?: number | null; "month_microusd_max"?: number | null; "attempts_max"?: number | null; "replay_age_s"?: number | null; "approval_wait_s"?: number | null; "permission_level"?: PermissionLevel | null; "icon"?: string | null; "colour"?: Color | null; "visible"?: boolean | null; "dry_run"?: boolean; "token"?: boolean };
+export type AgentRegisterRequest = { "name": string; "display_name"?: string | null; "description"?: string | null; "runner"?: string | null; "external_url"?: string | null; "external_secret"?: string | null; "external_timeout_s"?: number | null; "external_retries"?: number | null; "provider"?: string | null; "model"?: string | ModelWithFallbacks | null; "fallbacks"?: Array<string> | null; "effort"?: string | null; "verbose"?: Verbosity | null; "elevated"?: Elevation | null; "instructions"?: string | null; "instructions_mode"?: InstructionMode | null; "workspace"?: string | null; "context_files"?: Array<string> | null; "crash_policy"?: CrashPolicy | null; "concurrency"?: number | null; "queue_mode"?: QueueMode | null; "queue_cap"?: number | null; "queue_overflow"?: Overflow | null; "queue_debounce_s"?: number | null; "reset_daily_at"?: string | null; "reset_idle_minutes"?: number | null; "reset_context_tokens_max"?: number | null; "tools_profile"?: string | null; "tools_allow"?: Array<string> | null; "tools_also_allow"?: Array<string> | null; "tools_ask"?: Array<string> | null; "tools_deny"?: Array<string> | null; "tools_capabilities_allow"?: Array<string> | null; "tools_capabilities_deny"?: Array<string> | null; "tools_policy"?: string | null; "delegation_allow"?: Array<string> | null; "delegation_deny"?: Array<string> | null; "delegation_depth_max"?: number | null; "delegation_open_max"?: number | null; "delegation_exchanges_max"?: number | null; "delegation_allow_cycles"?: boolean | null; "delegation_other_sessions"?: boolean | null; "subagents_allow"?: Array<string> | null; "subagents_model"?: string | null; "subagents_effort"?: string | null; "subagents_run_seconds_max"?: number | null; "subagents_archive_after_s"?: number | null; "heartbeat_every_s"?: number | null; "heartbeat_active_start"?: string | null; "heartbeat_active_end"?: string | null; "heartbeat_active_zone"?: string | null; "heartbeat_prompt"?: string | null; "heartbeat_model"?: string | null; "heartbeat_session"?: ScheduleSession | null; "heartbeat_target"?: string | null; "heartbeat_ack_chars_max"?: number | null; "sandbox_mode"?: SandboxMode | null; "sandbox_scope"?: SandboxScope | null; "sandbox_workspace"?: WorkspaceAccess | null; "sandbox_visible_sessions"?: SandboxVisibleSessions | null; "sandbox_browser"?: boolean | null; "sandbox_image"?: string | null; "sandbox_cpus"?: number | null; "sandbox_idle_hours"?: number | null; "sandbox_age_days"?: number | null; "turns_max"?: number | null; "run_seconds_max"?: number | null; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "tree_microusd_max"?: number | null; "day_microusd_max"?: number | null; "month_microusd_max"?: number | null; "attempts_max"?: number | null; "replay_age_s"?: number | null; "approval_wait_s"?: number | null; "permission_level"?: PermissionLevel | null; "icon"?: string | null; "color"?: Color | null; "visible"?: boolean | null; "dry_run"?: boolean; "token"?: boolean };
 
-export type AgentRegistered = { "name": string; "display_name": string; "description": string; "runner": string; "external": AgentExternalSettings; "provider": string | null; "model": string; "fallbacks": Array<string> | null; "effort": string | null; "verbose": Verbosity | null; "elevated": Elevation | null; "instructions": string; "instructions_mode": InstructionMode; "workspace": string; "context_files": Array<string>; "delivery": CrashPolicy; "concurrency": number | null; "queue": AgentQueueSettings; "reset": AgentResetSettings; "tools": AgentToolSettings; "delegation": AgentDelegationSettings; "subagents": AgentSubagentSettings; "heartbeat": AgentHeartbeatSettings; "sandbox": AgentSandboxSettings; "turns_max": number; "run_seconds_max": number | null; "tokens_max": number | null; "cost_microusd_max": number | null; "tree_microusd_max": number | null; "day_microusd_max": number | null; "month_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "icon": string; "colour": Color | null; "visible": boolean; "version": number; "home"?: string; "token"?: string; "dry-run"?: boolean; "shown-once"?: Array<string> };
+export type AgentRegistered = { "name": string; "display_name": string; "description": string; "runner": string; "external": AgentExternalSettings; "provider": string | null; "model": string; "fallbacks": Array<string> | null; "effort": string | null; "verbose": Verbosity | null; "elevated": Elevation | null; "instructions": string; "instructions_mode": InstructionMode; "workspace": string; "context_files": Array<string>; "crash_policy": CrashPolicy; "concurrency": number | null; "queue": AgentQueueSettings; "reset": AgentResetSettings; "tools": AgentToolSettings; "delegation": AgentDelegationSettings; "subagents": AgentSubagentSettings; "heartbeat": AgentHeartbeatSettings; "sandbox": AgentSandboxSettings; "turns_max": number; "run_seconds_max": number | null; "tokens_max": number | null; "cost_microusd_max": number | null; "tree_microusd_max": number | null; "day_microusd_max": number | null; "month_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "icon": string; "color": Color | null; "visible": boolean; "version": number; "directory"?: string; "token"?: string; "dry_run"?: boolean; "shown_once"?: Array<string> };
 
 export type AgentResetSettings = { "daily_at": string | null; "idle_minutes": number | null; "context_tokens_max": number | null };
 
 export type AgentRestoreRequest = { "name": string; "version": number };
 
-export type AgentRestored = { "name": string; "display_name": string; "description": string; "runner": string; "external": AgentExternalSettings; "provider": string | null; "model": string; "fallbacks": Array<string> | null; "effort": string | null; "verbose": Verbosity | null; "elevated": Elevation | null; "instructions": string; "instructions_mode": InstructionMode; "workspace": string; "context_files": Array<string>; "delivery": CrashPolicy; "concurrency": number | null; "queue": AgentQueueSettings; "reset": AgentResetSettings; "tools": AgentToolSettings; "delegation": AgentDelegationSettings; "subagents": AgentSubagentSettings; "heartbeat": AgentHeartbeatSettings; "sandbox": AgentSandboxSettings; "turns_max": number; "run_seconds_max": number | null; "tokens_max": number | null; "cost_microusd_max": number | null; "tree_microusd_max": number | null; "day_microusd_max": number | null; "month_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "icon": string; "colour": Color | null; "visible": boolean; "version": number; "restored": number };
+export type AgentRestored = { "name": string; "display_name": string; "description": string; "runner": string; "external": AgentExternalSettings; "provider": string | null; "model": string; "fallbacks": Array<string> | null; "effort": string | null; "verbose": Verbosity | null; "elevated": Elevation | null; "instructions": string; "instructions_mode": InstructionMode; "workspace": string; "context_files": Array<string>; "crash_policy": CrashPolicy; "concurrency": number | null; "queue": AgentQueueSettings; "reset": AgentResetSettings; "tools": AgentToolSettings; "delegation": AgentDelegationSettings; "subagents": AgentSubagentSettings; "heartbeat": AgentHeartbeatSettings; "sandbox": AgentSandboxSettings; "turns_max": number; "run_seconds_max": number | null; "tokens_max": number | null; "cost_microusd_max": number | null; "tree_microusd_max": number | null; "day_microusd_max": number | null; "month_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "icon": string; "color": Color | null; "visible": boolean; "version": number; "restored": number };
 
-export type AgentRow = { "name": string; "display_name": string; "description": string; "runner": string; "model": string; "version": number; "icon": string; "colour": Color | null; "visible": boolean };
+export type AgentRow = { "name": string; "display_name": string; "description": string; "runner": string; "model": string; "version": number; "icon": string; "color": Color | null; "visible": boolean };
 
-export type AgentSandboxSettings = { "mode": SandboxMode | null; "scope": SandboxScope | null; "workspace": WorkspaceAccess | null; "sessions": SandboxVisibleSessions | null; "browser": boolean | null; "image": string; "cpus": number | null; "idle_hours": number | null; "age_days": number | null };
+export type AgentSandboxSettings = { "mode": SandboxMode | null; "scope": SandboxScope | null; "workspace": WorkspaceAccess | null; "visible_sessions": SandboxVisibleSessions | null; "browser": boolean | null; "image": string; "cpus": number | null; "idle_hours": number | null; "age_days": number | null };
 
-export type AgentSetRequest = { "name": string; "display_name"?: string | null; "description"?: string | null; "runner"?: string | null; "external_url"?: string | null; "external_secret"?: string | null; "external_timeout_s"?: number | null; "external_retries"?: number | null; "provider"?: string | null; "model"?: string | ModelWithFallbacks | null; "fallbacks"?: Array<string> | null; "effort"?: string | null; "verbose"?: Verbosity | null; "elevated"?: Elevation | null; "instructions"?: string | null; "instructions_mode"?: InstructionMode | null; "workspace"?: string | null; "context_files"?: Array<string> | null; "delivery"?: CrashPolicy | null; "concurrency"?: number | null; "queue_mode"?: QueueMode | null; "queue_cap"?: number | null; "queue_overflow"?: Overflow | null; "queue_debounce_s"?: number | null; "reset_daily_at"?: string | null; "reset_idle_minutes"?: number | null; "reset_context_tokens_max"?: number | null; "tools_profile"?: string | null; "tools_allow"?: Array<string> | null; "tools_also_allow"?: Array<string> | null; "tools_ask"?: Array<string> | null; "tools_deny"?: Array<string> | null; "tools_capabilities_allow"?: Array<string> | null; "tools_capabilities_deny"?: Array<string> | null; "tools_policy"?: string | null; "delegation_allow"?: Array<string> | null; "delegation_deny"?: Array<string> | null; "delegation_depth_max"?: number | null; "delegation_open_max"?: number | null; "delegation_exchanges_max"?: number | null; "delegation_circles"?: boolean | null; "delegation_histories"?: boolean | null; "subagents_allow"?: Array<string> | null; "subagents_model"?: string | null; "subagents_effort"?: string | null; "subagents_run_seconds_max"?: number | null; "subagents_archive_after_s"?: number | null; "heartbeat_every_s"?: number | null; "heartbeat_active_start"?: string | null; "heartbeat_active_end"?: string | null; "heartbeat_active_zone"?: string | null; "heartbeat_prompt"?: string | null; "heartbeat_model"?: string | null; "heartbeat_place"?: ScheduleSession | null; "heartbeat_target"?: string | null; "heartbeat_ack_chars_max"?: number | null; "sandbox_mode"?: SandboxMode | null; "sandbox_scope"?: SandboxScope | null; "sandbox_workspace"?: WorkspaceAccess | null; "sandbox_sessions"?: SandboxVisibleSessions | null; "sandbox_browser"?: boolean | null; "sandbox_image"?: string | null; "sandbox_cpus"?: number | null; "sandbox_idle_hours"?: number | null; "sandbox_age_days"?: number | null; "turns_max"?: number | null; "run_seconds_max"?: number | null; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "tree_microusd_max"?: number | null; "day_microusd_max"?: number | null; "month_microusd_max"?: number | null; "attempts_max"?: number | null; "replay_age_s"?: number | null; "approval_wait_s"?: number | null; "permission_level"?: PermissionLevel | null; "icon"?: string | null; "colour"?: Color | null; "visible"?: boolean | null; "clear"?: Array<string>; "dry_run"?: boolean };
+export type AgentSetRequest = { "name": string; "display_name"?: string | null; "description"?: string | null; "runner"?: string | null; "external_url"?: string | null; "external_secret"?: string | null; "external_timeout_s"?: number | null; "external_retries"?: number | null; "provider"?: string | null; "model"?: string | ModelWithFallbacks | null; "fallbacks"?: Array<string> | null; "effort"?: string | null; "verbose"?: Verbosity | null; "elevated"?: Elevation | null; "instructions"?: string | null; "instructions_mode"?: InstructionMode | null; "workspace"?: string | null; "context_files"?: Array<string> | null; "crash_policy"?: CrashPolicy | null; "concurrency"?: number | null; "queue_mode"?: QueueMode | null; "queue_cap"?: number | null; "queue_overflow"?: Overflow | null; "queue_debounce_s"?: number | null; "reset_daily_at"?: string | null; "reset_idle_minutes"?: number | null; "reset_context_tokens_max"?: number | null; "tools_profile"?: string | null; "tools_allow"?: Array<string> | null; "tools_also_allow"?: Array<string> | null; "tools_ask"?: Array<string> | null; "tools_deny"?: Array<string> | null; "tools_capabilities_allow"?: Array<string> | null; "tools_capabilities_deny"?: Array<string> | null; "tools_policy"?: string | null; "delegation_allow"?: Array<string> | null; "delegation_deny"?: Array<string> | null; "delegation_depth_max"?: number | null; "delegation_open_max"?: number | null; "delegation_exchanges_max"?: number | null; "delegation_allow_cycles"?: boolean | null; "delegation_other_sessions"?: boolean | null; "subagents_allow"?: Array<string> | null; "subagents_model"?: string | null; "subagents_effort"?: string | null; "subagents_run_seconds_max"?: number | null; "subagents_archive_after_s"?: number | null; "heartbeat_every_s"?: number | null; "heartbeat_active_start"?: string | null; "heartbeat_active_end"?: string | null; "heartbeat_active_zone"?: string | null; "heartbeat_prompt"?: string | null; "heartbeat_model"?: string | null; "heartbeat_session"?: ScheduleSession | null; "heartbeat_target"?: string | null; "heartbeat_ack_chars_max"?: number | null; "sandbox_mode"?: SandboxMode | null; "sandbox_scope"?: SandboxScope | null; "sandbox_workspace"?: WorkspaceAccess | null; "sandbox_visible_sessions"?: SandboxVisibleSessions | null; "sandbox_browser"?: boolean | null; "sandbox_image"?: string | null; "sandbox_cpus"?: number | null; "sandbox_idle_hours"?: number | null; "sandbox_age_days"?: number | null; "turns_max"?: number | null; "run_seconds_max"?: number | null; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "tree_microusd_max"?: number | null; "day_microusd_max"?: number | null; "month_microusd_max"?: number | null; "attempts_max"?: number | null; "replay_age_s"?: number | null; "approval_wait_s"?: number | null; "permission_level"?: PermissionLevel | null; "icon"?: string | null; "color"?: Color | null; "visible"?: boolean | null; "clear"?: Array<string>; "dry_run"?: boolean };
 
 export type AgentState = "idle" | "running";
 
@@ -88,25 +88,25 @@ export type ApprovalAnswerRequest = { "id": string; "allow": boolean; "scope"?: 
 
 export type ApprovalAnswered = { "approval": string; "state": ApprovalState };
 
-export type ApprovalDetails = { "id": string; "agent": string; "for-whom": string; "session": string; "session-name": string | null; "run": string; "calls": Array<Call>; "to-reach": Array<string>; "would-grant": Array<string>; "because": string; "asked-of": Array<string>; "scopes": Array<GrantScope>; "asked-at": string; "expires-at": string; "state": ApprovalState; "decided-by": string; "decided-at": string | null; "scope": GrantScope | null; "words": string };
+export type ApprovalDetails = { "id": string; "agent": string; "grantee": string; "session": string; "session_name": string | null; "run": string; "calls": Array<Call>; "needed_permissions": Array<string>; "grant_permissions": Array<string>; "because": string; "recipients": Array<string>; "scopes": Array<GrantScope>; "requested_at": string; "expires_at": string; "state": ApprovalState; "decided_by": string; "decided_at": string | null; "scope": GrantScope | null; "comment": string };
 
-export type ApprovalEntry = { "act": "approval"; "at-ms": number; "ended-ms": number | null; "approval": string; "state": ApprovalState; "calls": Array<string>; "because": string; "asked-of": Array<string>; "decided-by": string; "scope": GrantScope | null; "words": string };
+export type ApprovalEntry = { "type": "approval"; "at_ms": number; "ended_ms": number | null; "approval": string; "state": ApprovalState; "calls": Array<string>; "because": string; "recipients": Array<string>; "decided_by": string; "scope": GrantScope | null; "comment": string };
 
 export type ApprovalList = { "approvals": Array<ApprovalDetails>; "next": string | null };
 
-export type ApprovalListRequest = { "past"?: boolean; "limit"?: number; "cursor"?: string };
+export type ApprovalListRequest = { "decided"?: boolean; "limit"?: number; "cursor"?: string };
 
 export type ApprovalState = "allowed" | "closed" | "denied" | "expired" | "open";
 
-export type AttachStatus = "attached" | "created" | "revived";
+export type AttachStatus = "attached" | "created" | "restored";
 
-export type AttachmentDetails = { "name": string; "hash": string; "media-type": string; "size-bytes": number };
+export type AttachmentDetails = { "name": string; "hash": string; "media_type": string; "size_bytes": number };
 
 export type AttachmentUpload = { "name": string; "data"?: string; "hash"?: string; "media_type"?: string };
 
-export type AuditEntryDetails = { "at": string; "kind": string; "who": string; "agent": string; "subject": string; "verdict": string; "because": string; "run": string | null; "session": string; "position": number; "content": string; "hash": string };
+export type AuditEntryDetails = { "at": string; "kind": string; "principal": string; "agent": string; "subject": string; "decision": string; "because": string; "run": string | null; "session": string; "position": number; "content": string; "hash": string };
 
-export type AuditEntryList = { "audit": Array<AuditEntryDetails>; "next": string | null };
+export type AuditEntryList = { "entries": Array<AuditEntryDetails>; "next": string | null };
 
 export type AuditExport = { "lines": Array<string>; "next": string | null };
 
@@ -116,17 +116,17 @@ export type AuditFlaw = { "session": string; "position": number; "sentence": str
 
 export type AuditKind = "agent-changed" | "anchored" | "approval-asked" | "approval-decided" | "approval-expired" | "approval-refused" | "call-allowed" | "call-ended" | "call-refused" | "chain-begun" | "credential-changed" | "forgotten" | "grant-given" | "grant-revoked" | "mcp-approved" | "person-changed" | "purged" | "sandbox-off" | "settings-changed" | "skill-approved" | "token-made" | "token-revoked";
 
-export type AuditListRequest = { "session"?: string; "kind"?: AuditKind | null; "agent"?: string; "who"?: string; "since"?: string; "before"?: string; "limit"?: number };
+export type AuditListRequest = { "session"?: string; "kind"?: AuditKind | null; "agent"?: string; "principal"?: string; "since"?: string; "before"?: string; "limit"?: number };
 
 export type AuditVerifyRequest = { "session"?: string; "anchor"?: Array<string>; "log"?: boolean };
 
-export type AuditVerifyResult = { "holds": boolean; "checked": number; "chains": number; "anchors": number; "flaws": Array<AuditFlaw>; "lines": Array<string> };
+export type AuditVerifyResult = { "ok": boolean; "checked": number; "chains": number; "anchors": number; "flaws": Array<AuditFlaw>; "lines": Array<string> };
 
 export type BackupRequest = { "to"?: string; "verify"?: boolean };
 
-export type BackupResult = { "folder": string; "parts": number; "size-bytes": number; "missing": Array<string>; "verified": boolean };
+export type BackupResult = { "folder": string; "parts": number; "size_bytes": number; "missing": Array<string>; "verified": boolean };
 
-export type BindingDetails = { "id": string; "agent": string; "connector": string; "account": string; "peer-kind": string; "peer": string; "parent": string; "guild": string; "team": string; "also": Array<string>; "made-by": string };
+export type BindingDetails = { "id": string; "agent": string; "connector": string; "account": string; "peer_kind": string; "peer": string; "parent": string; "guild": string; "team": string; "extra_agents": Array<string>; "created_by": string };
 
 export type BindingIdRequest = { "id": string };
 
@@ -136,49 +136,49 @@ export type BindingRemoved = { "id": string; "removed": boolean };
 
 export type BindingSet = { "binding": BindingDetails; "replaced": Array<BindingDetails> };
 
-export type BindingSetRequest = { "agent": string; "connector": string; "account"?: string; "peer_kind"?: PeerKind | null; "peer"?: string; "parent"?: string; "guild"?: string; "team"?: string; "also"?: Array<string> };
+export type BindingSetRequest = { "agent": string; "connector": string; "account"?: string; "peer_kind"?: PeerKind | null; "peer"?: string; "parent"?: string; "guild"?: string; "team"?: string; "extra_agents"?: Array<string> };
 
 export type BrokenHookRow = { "folder": string; "because": string };
 
 export type BrokenSkillRow = { "folder": string; "source": SkillSource; "because": string };
 
-export type BudgetList = { "today": string; "warn-share": number; "budgets": Array<BudgetStatus> };
+export type BudgetList = { "today": string; "warn_share": number; "budgets": Array<BudgetStatus> };
 
-export type BudgetStatus = { "what": string; "whose": string; "raised-by": string; "cap-microusd": number; "spent-microusd"?: number | null; "held-microusd"?: number | null; "left-microusd"?: number | null; "share"?: number | null; "resets-on"?: string | null };
+export type BudgetStatus = { "name": string; "owner": string; "setting": string; "cap_microusd": number; "spent_microusd"?: number | null; "reserved_microusd"?: number | null; "left_microusd"?: number | null; "share"?: number | null; "resets_on"?: string | null };
 
-export type CalendarDetails = { "zone": string; "now": string; "until": string; "coming": Array<CalendarRow>; "more": boolean };
+export type CalendarDetails = { "zone": string; "now": string; "until": string; "schedules": Array<CalendarRow>; "has_more": boolean };
 
 export type CalendarRequest = { "days"?: number };
 
-export type CalendarRow = { "id": string; "name": string; "kind": string; "to": string; "when": string; "text": string; "times": Array<string>; "often": boolean };
+export type CalendarRow = { "id": string; "name": string; "kind": string; "to": string; "when": string; "text": string; "times": Array<string>; "truncated": boolean };
 
 export type Call = { "id": string; "tool": string; "arguments"?: Record<string, unknown> };
 
 export type CallSource = "invoke" | "mcp" | "model" | "skill";
 
-export type CallerDetails = { "address": string; "level": PermissionLevel; "sees-all": boolean };
+export type CallerDetails = { "address": string; "level": PermissionLevel; "sees_all": boolean };
 
-export type ChannelQueue = { "channel": string; "waiting-count": number; "next-at": string; "attempts": number; "error": string | null };
+export type ChannelQueue = { "channel": string; "waiting_count": number; "next_at": string; "attempts": number; "error": string | null };
 
 export type Color = "amber" | "blue" | "cyan" | "green" | "indigo" | "lime" | "orange" | "pink" | "red" | "slate" | "teal" | "violet";
 
-export type ConfigApplied = { "dry-run": boolean; "agents": Array<ApplyStep>; "people": Array<ApplyStep>; "schedules": Array<ApplyStep>; "bindings": Array<ApplyStep>; "not-yet": Array<string>; "tokens"?: Record<string, string>; "cleared-runs"?: number; "shown-once"?: Array<string> };
+export type ConfigApplied = { "dry_run": boolean; "agents": Array<ApplyStep>; "people": Array<ApplyStep>; "schedules": Array<ApplyStep>; "bindings": Array<ApplyStep>; "tokens"?: Record<string, string>; "cleared_runs"?: number; "shown_once"?: Array<string> };
 
-export type ConfigApplyRequest = { "dry_run"?: boolean; "take"?: string; "reset"?: boolean };
+export type ConfigApplyRequest = { "dry_run"?: boolean; "overwrite"?: boolean; "reset"?: boolean };
 
-export type ConfigChanged = { "changes": Array<SettingChange>; "waiting-for-a-restart": Array<string>; "hash": string };
+export type ConfigChanged = { "changes": Array<SettingChange>; "pending_restart": Array<string>; "hash": string };
 
 export type ConfigCheckRequest = { "text"?: string | null };
 
 export type ConfigChecked = { "ok": boolean; "faults": Array<string>; "hash": string };
 
-export type ConfigDetails = { "file": string; "hash": string; "files": Array<string>; "settings": Record<string, unknown>; "default-agent": string | null; "waiting-for-a-restart": Array<string> };
+export type ConfigDetails = { "file": string; "hash": string; "files": Array<string>; "settings": Record<string, unknown>; "default_agent": string | null; "pending_restart": Array<string> };
 
 export type ConfigExported = { "text": string };
 
 export type ConfigFaultDetails = { "path": string; "sentence": string; "line": number | null; "because": string; "try": string; "code": string };
 
-export type ConfigFields = { "file": string; "hash": string; "sections": Array<SettingSectionDetails>; "faults": Array<ConfigFaultDetails>; "waiting-for-a-restart": Array<string> };
+export type ConfigFields = { "file": string; "hash": string; "sections": Array<SettingSectionDetails>; "faults": Array<ConfigFaultDetails>; "pending_restart": Array<string> };
 
 export type ConfigPatchRequest = { "changes": Record<string, unknown>; "expected_hash": string };
 
@@ -186,9 +186,9 @@ export type ConfigPreview = { "old": string; "new": string; "patch": Record<stri
 
 export type ConfigPreviewRequest = { "changes"?: Record<string, unknown> | null; "text"?: string | null };
 
-export type ConnectionStatus = "failed" | "listening" | "needs-owner" | "off" | "trying" | "waiting";
+export type ConnectionStatus = "connecting" | "failed" | "listening" | "needs_owner" | "off" | "waiting";
 
-export type ConnectorAddRequest = { "kind": string; "name"?: string; "settings"?: Record<string, unknown>; "answers"?: Record<string, string>; "secrets"?: Record<string, string>; "check"?: boolean };
+export type ConnectorAddRequest = { "platform": string; "name"?: string; "settings"?: Record<string, unknown>; "answers"?: Record<string, string>; "secrets"?: Record<string, string>; "check"?: boolean };
 
 export type ConnectorAdded = { "connector": ConnectorStatus; "account": string; "next": Array<string> };
 
@@ -200,7 +200,7 @@ export type ConnectorNameRequest = { "name": string };
 
 export type ConnectorRemoved = { "name": string; "removed": boolean };
 
-export type ConnectorStatus = { "name": string; "kind": string; "state": ConnectionStatus; "since": string; "last-heard"?: string | null; "last-delivered"?: string | null; "breaks"?: number; "because"?: string; "try"?: string; "again-at"?: string | null; "dm"?: string; "in-groups"?: string };
+export type ConnectorStatus = { "name": string; "platform": string; "state": ConnectionStatus; "since": string; "last_received_at"?: string | null; "last_delivered_at"?: string | null; "failures_in_a_row"?: number; "because"?: string; "try"?: string; "retry_at"?: string | null; "dm_policy"?: string; "in_groups"?: string };
 
 export type ConnectorTestResult = { "name": string; "ok": boolean; "account": string; "sentence": string; "because": string; "try": string };
 
@@ -208,9 +208,9 @@ export type CrashPolicy = "at-most-once" | "resume";
 
 export type CredentialAddRequest = { "provider": string; "name": string; "agent"?: string; "kind"?: CredentialKind; "region"?: string; "key_env"?: string; "key_file"?: string; "key"?: string };
 
-export type CredentialDetails = { "id": string; "provider": string; "agent": string | null; "kind": CredentialKind; "where": string; "state": CredentialState; "because": string; "region": string | null; "position": number | null; "used-at": string | null; "failures": Record<string, CredentialFailure> };
+export type CredentialDetails = { "id": string; "provider": string; "agent": string | null; "kind": CredentialKind; "source": string; "state": CredentialState; "because": string; "region": string | null; "position": number | null; "used_at": string | null; "failures": Record<string, CredentialFailure> };
 
-export type CredentialFailure = { "reason": ModelFailureKind; "errors": number; "failed-at": string; "cooling-until": string | null };
+export type CredentialFailure = { "reason": ModelFailureKind; "errors": number; "failed_at": string; "cooling_until": string | null };
 
 export type CredentialFailureReason = "auth" | "overloaded" | "permission" | "quota" | "rate_limit" | "timeout";
 
@@ -228,7 +228,7 @@ export type CredentialOrderRequest = { "provider": string; "ids"?: Array<string>
 
 export type CredentialRemoved = { "id": string; "agent": string | null; "removed": boolean };
 
-export type CredentialState = "cooling-down" | "ready" | "unreadable";
+export type CredentialState = "cooling_down" | "ready" | "unreadable";
 
 export type CredentialUseRequest = { "id": string; "agent"?: string; "model"?: string };
 
@@ -236,7 +236,7 @@ export type DailyUsageReport = { "by": UsageGrouping; "days": Array<string>; "se
 
 export type DamagedRecordRow = { "seq": number; "because": string };
 
-export type DeadLetterList = { "letters": Array<EnvelopeDetails> };
+export type DeadLetterList = { "dead_letters": Array<EnvelopeDetails> };
 
 export type DeadLetterListRequest = { "limit"?: number; "before"?: string };
 
@@ -244,17 +244,17 @@ export type DecisionKind = "allow" | "ask" | "deny";
 
 export type DelegationKind = "background" | "external" | "message" | "send" | "spawn";
 
-export type DelegationList = { "delegations": Array<DelegationRow>; "next": string | null; "open-count": number; "counted-max": number };
+export type DelegationList = { "delegations": Array<DelegationRow>; "next": string | null; "open_count": number; "counted_max": number };
 
 export type DelegationListRequest = { "session"?: string; "open"?: boolean; "limit"?: number; "cursor"?: string };
 
-export type DelegationProgress = "asking" | "error" | "ok" | "parked" | "stopped" | "timeout" | "waiting" | "working";
+export type DelegationProgress = "awaiting_approval" | "error" | "ok" | "stopped" | "suspended" | "timeout" | "waiting" | "working";
 
-export type DelegationRow = { "id": string; "kind": DelegationKind; "agent": string; "session": string; "session-name": string | null; "asked-by": string; "call": string; "target": string; "to": string | null; "to-name": string | null; "run": string | null; "label": string; "task": string; "stands": DelegationProgress; "because": string; "waits": boolean; "result": string | null; "created-at": string; "started-at": string | null; "ended-at": string | null; "duration-ms": number | null; "cost-microusd": number };
+export type DelegationRow = { "id": string; "kind": DelegationKind; "agent": string; "session": string; "session_name": string | null; "requester_run": string; "call": string; "target": string; "target_session": string | null; "target_session_name": string | null; "run": string | null; "label": string; "task": string; "status": DelegationProgress; "because": string; "blocking": boolean; "result": string | null; "created_at": string; "started_at": string | null; "ended_at": string | null; "duration_ms": number | null; "cost_microusd": number };
 
-export type DelegationStopRequest = { "id": string; "why"?: string };
+export type DelegationStopRequest = { "id": string; "reason"?: string };
 
-export type DelegationStopped = { "stopped": Array<string>; "cancelled-runs": Array<string> };
+export type DelegationStopped = { "stopped": Array<string>; "cancelled_runs": Array<string> };
 
 export type DeletedSessionList = { "sessions": Array<DeletedSessionRow> };
 
@@ -262,11 +262,11 @@ export type DeletedSessionListRequest = { "limit"?: number };
 
 export type DeletedSessionRow = { "sessionId": string; "agentId": string; "name": string | null; "pinnedAt": string | null; "createdAt": string; "updatedAt": string; "lastSnippet": string; "attributes": Record<string, unknown>; "origin": string; "wakefulness": SessionActivity; "archivedAt": string | null; "deletedAt": string; "restorableUntil": string };
 
-export type DeliveryAttemptDetails = { "attempt": number; "state": DeliveryState; "receipt": string | null; "error-kind": string | null; "error": string | null };
+export type DeliveryAttemptDetails = { "attempt": number; "state": DeliveryState; "receipt": string | null; "error_kind": string | null; "error": string | null };
 
 export type DeliveryState = "failed" | "sending" | "sent" | "unknown";
 
-export type DoctorCheckRow = { "name": string; "looks-at": string; "health": "ok" | "problem" | "skipped" | "warning"; "found": Array<DoctorFindingRow> };
+export type DoctorCheckRow = { "name": string; "ok_message": string; "health": "ok" | "problem" | "skipped" | "warning"; "findings": Array<DoctorFindingRow> };
 
 export type DoctorFindingRow = { "health": DoctorHealth; "sentence": string; "because": string; "try": string };
 
@@ -284,7 +284,7 @@ export type EmptyRequest = Record<string, never>;
 
 export type EnvelopeCancelled = { "envelope": string; "outcome": Outcome };
 
-export type EnvelopeDetails = { "id": string; "short": string; "from": string; "to": string; "kind": EnvelopeKind; "status": EnvelopeStatus; "accepted-at": string; "text": string; "reply-to"?: string; "deliver-at"?: string; "attachments"?: Array<AttachmentDetails>; "outcome"?: Outcome; "because"?: string; "answer"?: string | null; "retry"?: string; "when-busy"?: WhenBusy; "position"?: number; "deliveries"?: Array<DeliveryAttemptDetails> };
+export type EnvelopeDetails = { "id": string; "short": string; "from": string; "to": string; "kind": EnvelopeKind; "status": EnvelopeStatus; "accepted_at": string; "text": string; "reply_to"?: string; "deliver_at"?: string; "attachments"?: Array<AttachmentDetails>; "outcome"?: Outcome; "because"?: string; "answer"?: string | null; "retry"?: string; "when_busy"?: WhenBusy; "position"?: number; "deliveries"?: Array<DeliveryAttemptDetails> };
 
 export type EnvelopeIdRequest = { "id": string };
 
@@ -294,21 +294,21 @@ export type EnvelopeList = { "envelopes": Array<EnvelopeDetails>; "acknowledged"
 
 export type EnvelopeListRequest = { "status": EnvelopeStatus; "to"?: string; "from"?: string; "limit"?: number; "created_after"?: string; "created_before"?: string; "before"?: string; "ack"?: boolean };
 
-export type EnvelopeReadEntry = { "act": "envelope-read"; "at-ms": number; "envelope": string; "from": string; "kind": EnvelopeKind; "words": string; "joined": boolean };
+export type EnvelopeReadEntry = { "type": "envelope_read"; "at_ms": number; "envelope": string; "from": string; "kind": EnvelopeKind; "excerpt": string; "steered": boolean };
 
 export type EnvelopeReceipt = { "envelope": string; "session": string | null; "cursor": number; "duplicate": boolean; "outcome": Outcome | null; "because": string };
 
 export type EnvelopeRecentRequest = { "limit"?: number };
 
-export type EnvelopeRow = { "id": string; "from": string; "to": string; "kind": EnvelopeKind; "words": string; "session": string | null; "accepted-at": string; "status": EnvelopeStatus; "outcome": Outcome | null };
+export type EnvelopeRow = { "id": string; "from": string; "to": string; "kind": EnvelopeKind; "excerpt": string; "session": string | null; "accepted_at": string; "status": EnvelopeStatus; "outcome": Outcome | null };
 
 export type EnvelopeSendRequest = { "to"?: string; "text": string; "key"?: string; "conversation"?: string; "session"?: string; "deliver_at"?: string; "expires_at"?: string; "reply_to"?: string; "attachments"?: Array<AttachmentUpload>; "model"?: string; "provider"?: string; "lane"?: LaneKind | null; "workspace"?: string; "extra_system_prompt"?: string; "when_busy"?: WhenBusy | null; "webhook"?: Webhook | null };
 
-export type EnvelopeSentEntry = { "act": "envelope-sent"; "at-ms": number; "envelope": string; "to": string; "kind": EnvelopeKind; "words": string };
+export type EnvelopeSentEntry = { "type": "envelope_sent"; "at_ms": number; "envelope": string; "to": string; "kind": EnvelopeKind; "excerpt": string };
 
-export type EnvelopeStatus = "claimed" | "done" | "parked" | "pending";
+export type EnvelopeStatus = "claimed" | "done" | "pending" | "suspended";
 
-export type ErrorForm = { "code": string; "sentence": string; "because": string; "try": string; "candidates"?: Array<string>; "matches"?: number; "retry-after-s"?: number };
+export type ErrorForm = { "code": string; "sentence": string; "because": string; "try": string; "candidates"?: Array<string>; "matches"?: number; "retry_after_s"?: number };
 
 export type ErrorResponse = { "error": ErrorForm };
 
@@ -316,7 +316,7 @@ export type GateForm = { "command": string; "cwd"?: string; "timeout_ms"?: numbe
 
 export type GrantAddRequest = { "agent": string; "permission": string; "because": string; "session"?: string };
 
-export type GrantDetails = { "id": string; "agent": string; "permission": string; "session": string | null; "granted-by": string; "because": string; "at": string; "expires-at": string | null };
+export type GrantDetails = { "id": string; "agent": string; "permission": string; "session": string | null; "granted_by": string; "because": string; "at": string; "expires_at": string | null };
 
 export type GrantIdRequest = { "id": string };
 
@@ -328,7 +328,7 @@ export type GrantScope = "always" | "once" | "session";
 
 export type HeartbeatAddRequest = { "text": string; "id"?: string; "title"?: string; "gate"?: GateForm | null; "overwrite"?: boolean; "agent"?: string };
 
-export type HeartbeatDetails = { "agent": string; "schedule": string | null; "enabled": boolean; "because": string; "when": string; "next": string | null; "last-run": string | null; "last": string | null; "checklist": string; "tasks": Array<HeartbeatTaskRow> };
+export type HeartbeatDetails = { "agent": string; "schedule": string | null; "enabled": boolean; "because": string; "when": string; "next": string | null; "last_run": string | null; "last_status": string | null; "checklist": string; "tasks": Array<HeartbeatTaskRow> };
 
 export type HeartbeatList = { "heartbeats": Array<HeartbeatDetails> };
 
@@ -336,7 +336,7 @@ export type HeartbeatListRequest = { "agent"?: string };
 
 export type HeartbeatRunRequest = { "ids"?: Array<string>; "force"?: boolean; "agent"?: string };
 
-export type HeartbeatRunResult = { "agent": string; "begun": boolean; "because": string; "envelope": string | null };
+export type HeartbeatRunResult = { "agent": string; "started": boolean; "because": string; "envelope": string | null };
 
 export type HeartbeatTaskAdded = { "agent": string; "id": string; "title": string; "file": string };
 
@@ -346,7 +346,7 @@ export type HeartbeatTaskRemoved = { "agent": string; "id": string };
 
 export type HeartbeatTaskRequest = { "id": string; "agent"?: string };
 
-export type HeartbeatTaskRow = { "id": string; "title": string; "gated": boolean; "because"?: string };
+export type HeartbeatTaskRow = { "id": string; "title": string; "has_gate": boolean; "because"?: string };
 
 export type HistoryRecord = { "seq": number; "kind": RecordKind; "at": string; "body": unknown; "run": string | null };
 
@@ -364,39 +364,39 @@ export type HookListRequest = Record<string, never>;
 
 export type HookNameRequest = { "name": string };
 
-export type HookSource = "bundled" | "house" | "workspace";
+export type HookSource = "bundled" | "instance" | "workspace";
 
-export type HookState = "changed" | "new" | "off" | "ready" | "unfit";
+export type HookState = "changed" | "new" | "off" | "ready" | "unavailable";
 
-export type IdentityDetails = { "person": string; "service": string; "id": string };
+export type IdentityDetails = { "person": string; "platform": string; "id": string };
 
-export type IdentityLinkRequest = { "person": string; "service": string; "id": string };
+export type IdentityLinkRequest = { "person": string; "platform": string; "id": string };
 
 export type IdentityList = { "identities": Array<IdentityDetails> };
 
-export type IdentityUnlinkRequest = { "service": string; "id": string };
+export type IdentityUnlinkRequest = { "platform": string; "id": string };
 
-export type IdentityUnlinked = { "service": string; "id": string; "unlinked": boolean };
+export type IdentityUnlinked = { "platform": string; "id": string; "unlinked": boolean };
 
 export type InboxList = { "envelopes": Array<EnvelopeDetails>; "unread": number };
 
 export type InboxListRequest = { "limit"?: number; "ack"?: boolean };
 
-export type InitialState = { "cursor": number; "you": string; "level": PermissionLevel; "agents": Array<ServerAgentRow>; "sessions": Array<SessionRow>; "approvals": Array<ApprovalDetails>; "unread": number };
+export type InitialState = { "cursor": number; "principal": string; "level": PermissionLevel; "agents": Array<ServerAgentRow>; "sessions": Array<SessionRow>; "approvals": Array<ApprovalDetails>; "unread": number };
 
 export type InitialStateRequest = { "hidden"?: boolean };
 
 export type InstructionMode = "full" | "minimal" | "none";
 
-export type LaneDetails = { "session": string; "session-name": string | null; "agent": string; "kind": OriginKind; "lane": LaneKind; "run": ActiveRun | null; "waiting": Array<WaitingEnvelope>; "waiting-count": number };
+export type LaneDetails = { "session": string; "session_name": string | null; "agent": string; "kind": OriginKind; "lane": LaneKind; "run": ActiveRun | null; "waiting": Array<WaitingEnvelope>; "waiting_count": number };
 
 export type LaneKind = "background" | "main" | "schedule" | "subagent";
 
-export type LaneList = { "now": string; "lanes": Array<LaneDetails>; "left-out": number; "slots": Array<SlotUsage>; "rooms": Array<ChannelQueue>; "rooms-left-out": number; "dead-count": number; "counted-max": number };
+export type LaneList = { "now": string; "lanes": Array<LaneDetails>; "omitted_count": number; "slots": Array<SlotUsage>; "channels": Array<ChannelQueue>; "omitted_channels_count": number; "dead_count": number; "counted_max": number };
 
 export type LaneListRequest = { "limit"?: number };
 
-export type LedgerCheckResult = { "holds": boolean; "lines": Array<string> };
+export type LedgerCheckResult = { "ok": boolean; "lines": Array<string> };
 
 export type LogEntryList = { "entries": Array<LogEntryRow>; "next": string | null };
 
@@ -406,37 +406,37 @@ export type LogListRequest = { "level"?: MinimumLogLevel; "text"?: string; "limi
 
 export type McpApproveRequest = { "name": string; "hash"?: string };
 
-export type McpApproved = { "server": McpServerStatus; "approved": boolean; "difference": Array<string>; "try": string; "lines": Array<string> };
+export type McpApproved = { "server": McpServerStatus; "approved": boolean; "diff": Array<string>; "try": string; "lines": Array<string> };
 
 export type McpConnectionState = "failed" | "off" | "ready" | "starting" | "waiting";
 
 export type McpRevoked = { "name": string; "revoked": boolean };
 
-export type McpServerDetails = { "server": McpServerStatus; "content": string; "difference": Array<string>; "found-good-by": string; "found-good-at": string; "lines": Array<string> };
+export type McpServerDetails = { "server": McpServerStatus; "content": string; "diff": Array<string>; "approved_by": string; "approved_at": string; "lines": Array<string> };
 
 export type McpServerList = { "servers": Array<McpServerStatus> };
 
 export type McpServerNameRequest = { "name": string };
 
-export type McpServerStatus = { "name": string; "state": McpConnectionState; "because": string; "try": string; "hash": string; "retry-at": string; "agents": Array<string>; "tools": Array<string>; "left-out": Record<string, string> };
+export type McpServerStatus = { "name": string; "state": McpConnectionState; "because": string; "try": string; "hash": string; "retry_at": string; "agents": Array<string>; "tools": Array<string>; "omitted_tools": Record<string, string> };
 
 export type MinimumLogLevel = "debug" | "error" | "info" | "warning";
 
 export type MissedPolicy = "run" | "skip";
 
-export type ModelCallEntry = { "act": "model"; "at-ms": number; "ended-ms": number | null; "came": TraceEntryStatus; "turn": number; "attempt": number; "summary": boolean; "model": string; "usage": Usage; "cost-microusd": number; "cost-unknown": boolean; "failure": string | null; "next-move": string | null; "error": string | null; "text": string; "text-chars": number; "calls": Array<string>; "record": number | null };
+export type ModelCallEntry = { "type": "model"; "at_ms": number; "ended_ms": number | null; "status": TraceEntryStatus; "turn": number; "attempt": number; "summary": boolean; "model": string; "usage": Usage; "cost_microusd": number; "cost_unknown": boolean; "failure": string | null; "next_action": string | null; "error": string | null; "text": string; "text_chars": number; "calls": Array<string>; "record": number | null };
 
-export type ModelCallRow = { "turn": number; "attempt": number; "summary": boolean; "provider": string; "model": string; "credential": string; "usage": Usage; "cost-usd": number; "cost-unknown": boolean; "failure": string | null; "next-move": string | null; "error": string | null; "at": string };
+export type ModelCallRow = { "turn": number; "attempt": number; "summary": boolean; "provider": string; "model": string; "credential": string; "usage": Usage; "cost_usd": number; "cost_unknown": boolean; "failure": string | null; "next_action": string | null; "error": string | null; "at": string };
 
-export type ModelChainEntry = { "model": string; "because": string; "window-tokens": number; "price": string; "missing"?: string; "retired"?: string };
+export type ModelChainEntry = { "model": string; "because": string; "window_tokens": number; "price": string; "missing"?: string; "retired"?: string };
 
-export type ModelChainList = { "default": string; "default-because": string; "agents": Array<AgentModelChain>; "known-on": string };
+export type ModelChainList = { "default": string; "default_because": string; "agents": Array<AgentModelChain>; "catalog_date": string };
 
 export type ModelFailureKind = "auth" | "bad_request" | "connection" | "content_filter" | "context_overflow" | "malformed" | "not_found" | "overloaded" | "permission" | "quota" | "rate_limit" | "server" | "timeout" | "too_large";
 
-export type ModelList = { "models": Array<ModelRow>; "allow": Array<string>; "known-on": string };
+export type ModelList = { "models": Array<ModelRow>; "allow": Array<string>; "catalog_date": string };
 
-export type ModelRow = { "number": number; "model": string; "alias"?: string; "sold-by"?: string; "window-tokens": number; "output-tokens-max": number; "vision": boolean; "tools": boolean; "efforts": Array<string> | null; "price": string; "default": boolean; "missing"?: string; "retired"?: string };
+export type ModelRow = { "number": number; "model": string; "alias"?: string; "provider_name"?: string; "window_tokens": number; "output_tokens_max": number; "vision": boolean; "tools": boolean; "efforts": Array<string> | null; "price": string; "default": boolean; "missing"?: string; "retired"?: string };
 
 export type ModelShowRequest = { "agent"?: string; "session"?: string };
 
@@ -456,7 +456,7 @@ export type NotificationSelectionRequest = { "id"?: string; "all"?: boolean };
 
 export type NotificationsChanged = { "changed": number; "unread": number };
 
-export type OccurrenceDetails = { "number": number; "at": string; "by": string; "state": string; "because": string; "envelope": string | null; "until": string | null; "count": number | null; "begun-at": string | null; "ended-at": string | null };
+export type OccurrenceDetails = { "number": number; "at": string; "trigger": string; "state": string; "because": string; "envelope": string | null; "until": string | null; "count": number | null; "started_at": string | null; "ended_at": string | null };
 
 export type OpenRun = { "id": string; "status": RunStatus; "attempt": number };
 
@@ -466,19 +466,19 @@ export type Outcome = "answered" | "cancelled" | "dead" | "delivered" | "expired
 
 export type Overflow = "oldest" | "refuse" | "summarize";
 
-export type PairingAcceptRequest = { "which": string; "person"?: string };
+export type PairingAcceptRequest = { "request": string; "person"?: string };
 
 export type PairingDecided = { "pairing": PairingDetails; "person": string };
 
-export type PairingDetails = { "id": string; "code": string; "connector": string; "service": string; "speaker": string; "name": string; "state": PairingState; "asked-at": string; "expires-at": string; "decided-by": string };
+export type PairingDetails = { "id": string; "code": string; "connector": string; "platform": string; "sender_id": string; "name": string; "state": PairingState; "requested_at": string; "expires_at": string; "decided_by": string };
 
-export type PairingDismissRequest = { "connector": string; "speaker": string };
-
-export type PairingDismissed = { "connector": string; "speaker": string; "dismissed": boolean };
-
-export type PairingIdRequest = { "which": string };
+export type PairingIdRequest = { "request": string };
 
 export type PairingList = { "pairings": Array<PairingDetails>; "admitted": Array<AdmittedSenderDetails> };
+
+export type PairingRevokeRequest = { "connector": string; "sender_id": string };
+
+export type PairingRevoked = { "connector": string; "sender_id": string; "revoked": boolean };
 
 export type PairingState = "accepted" | "expired" | "refused" | "waiting";
 
@@ -500,17 +500,17 @@ export type PersonForgotten = { "name": string; "sessions": number; "envelopes":
 
 export type PersonInviteRequest = { "name": string; "role"?: Role };
 
-export type PersonInvited = { "name": string; "role": Role; "invitation"?: string; "expires-at": string; "shown-once"?: Array<string> };
+export type PersonInvited = { "name": string; "role": Role; "invitation"?: string; "expires_at": string; "shown_once"?: Array<string> };
 
 export type PersonList = { "people": Array<PersonDetails> };
 
 export type PersonRoleRequest = { "name": string; "role": Role };
 
-export type PlatformDetails = { "kind": string; "title": string; "questions": Array<SetupQuestion> };
+export type PlatformDetails = { "platform": string; "title": string; "questions": Array<SetupQuestion> };
 
-export type PlatformList = { "kinds": Array<PlatformDetails>; "absent": Record<string, string> };
+export type PlatformList = { "platforms": Array<PlatformDetails>; "unavailable": Record<string, string> };
 
-export type PluginDetails = { "instance": string; "plugin": string; "state": PluginStatus; "version"?: string; "description"?: string; "because"?: string; "try"?: string; "exclusive"?: boolean; "folder"?: string; "brings"?: Record<string, Array<string>>; "settings-schema"?: Record<string, unknown> };
+export type PluginDetails = { "name": string; "plugin": string; "state": PluginStatus; "version"?: string; "description"?: string; "because"?: string; "try"?: string; "exclusive"?: boolean; "folder"?: string; "registers"?: Record<string, Array<string>>; "settings_schema"?: Record<string, unknown> };
 
 export type PluginEnableRequest = { "name": string; "plugin"?: string };
 
@@ -524,31 +524,31 @@ export type PluginSettingsRequest = { "name": string; "settings": Record<string,
 
 export type PluginStatus = "failed" | "installed" | "loaded" | "off";
 
-export type PoisonMessageDetails = { "id": string; "connector": string; "room": string; "message-id": string; "because": string; "tries": number; "state": PoisonMessageState; "at": string };
+export type PoisonMessageDetails = { "id": string; "connector": string; "channel": string; "message_id": string; "because": string; "attempts": number; "state": PoisonMessageState; "at": string };
 
 export type PoisonMessageDropped = { "id": string; "dropped": boolean };
 
 export type PoisonMessageIdRequest = { "id": string };
 
-export type PoisonMessageList = { "set-aside": Array<PoisonMessageDetails> };
+export type PoisonMessageList = { "poison_messages": Array<PoisonMessageDetails> };
 
-export type PoisonMessageListRequest = { "every"?: boolean; "limit"?: number };
+export type PoisonMessageListRequest = { "all"?: boolean; "limit"?: number };
 
 export type PoisonMessageRetried = { "id": string; "envelope": string | null };
 
 export type PoisonMessageState = "done" | "dropped" | "waiting";
 
-export type PolicyDifference = { "session": string; "run": string; "agent": string; "tool": string; "arguments": Record<string, unknown>; "now": DecisionKind; "then": DecisionKind; "because": string; "key": string };
+export type PolicyDifference = { "session": string; "run": string; "agent": string; "tool": string; "arguments": Record<string, unknown>; "current": DecisionKind; "proposed": DecisionKind; "because": string; "key": string };
 
-export type PolicyExplainRequest = { "agent": string; "tool": string; "args"?: Record<string, unknown>; "sender"?: string; "session"?: string; "model"?: string; "origin"?: OriginKind; "door"?: CallSource; "changes"?: Record<string, unknown> };
+export type PolicyExplainRequest = { "agent": string; "tool": string; "args"?: Record<string, unknown>; "sender"?: string; "session"?: string; "model"?: string; "origin"?: OriginKind; "call_source"?: CallSource; "changes"?: Record<string, unknown> };
 
-export type PolicyExplanation = { "agent": string; "tool": string; "verdict": DecisionKind; "because": string; "key": string; "findings": Array<PolicyFindingRow>; "would-grant": Array<string>; "warnings": Array<string> };
+export type PolicyExplanation = { "agent": string; "tool": string; "decision": DecisionKind; "because": string; "key": string; "findings": Array<PolicyFindingRow>; "grant_permissions": Array<string>; "warnings": Array<string> };
 
-export type PolicyFindingRow = { "layer": string; "verdict": DecisionKind; "because": string; "key": string };
+export type PolicyFindingRow = { "layer": string; "decision": DecisionKind; "because": string; "key": string };
 
 export type PolicyTestRequest = { "text"?: string | null; "agent"?: string };
 
-export type PolicyTestResult = { "calls": number; "sessions": number; "differences": Array<PolicyDifference>; "left-out": number; "stopped": string };
+export type PolicyTestResult = { "calls": number; "sessions": number; "differences": Array<PolicyDifference>; "omitted_count": number; "incomplete_because": string };
 
 export type PreferenceDetails = { "key": string; "value": unknown };
 
@@ -564,13 +564,13 @@ export type PromptFile = { "name": string; "section": string; "tokens": number; 
 
 export type PromptSection = { "name": string; "tokens": number; "chars": number; "text"?: string };
 
-export type PurgeRequest = { "done_days"?: number | null; "news_days"?: number | null; "runs_days"?: number | null; "unread"?: boolean; "dry_run"?: boolean };
+export type PurgeRequest = { "done_days"?: number | null; "events_days"?: number | null; "runs_days"?: number | null; "unread"?: boolean; "dry_run"?: boolean };
 
-export type PurgeResult = { "dry-run": boolean; "envelopes": number; "news": number; "runs": number; "keys": number; "answers": number; "tokens": number; "notifications": number; "questionnaires": number; "files": number };
+export type PurgeResult = { "dry_run": boolean; "envelopes": number; "events": number; "runs": number; "idempotency_keys": number; "stored_answers": number; "tokens": number; "notifications": number; "questionnaires": number; "files": number };
 
 export type QuestionnaireCancelled = { "id": string; "state": QuestionnaireState };
 
-export type QuestionnaireDetails = { "id": string; "short": string; "state": QuestionnaireState; "title": string; "agent": string; "session": string; "to": string; "asked-at": string; "expires-at": string; "untrusted": boolean; "fields": Array<QuestionnaireFieldDetails>; "answers": Record<string, string | number | boolean | Array<string> | null>; "ended-by": string; "envelope": string | null };
+export type QuestionnaireDetails = { "id": string; "short": string; "state": QuestionnaireState; "title": string; "agent": string; "session": string; "to": string; "created_at": string; "expires_at": string; "untrusted": boolean; "fields": Array<QuestionnaireFieldDetails>; "answers": Record<string, string | number | boolean | Array<string> | null>; "ended_by": string; "envelope": string | null };
 
 export type QuestionnaireFieldDetails = { "name": string; "label": string; "kind": QuestionnaireFieldKind; "required": boolean; "options": Array<string>; "least": number | null; "most": number | null };
 
@@ -594,6 +594,10 @@ export type QueueOverride = { "mode"?: QueueMode | null; "cap"?: number | null; 
 
 export type QueuePolicy = { "mode"?: QueueMode; "cap"?: number; "overflow"?: Overflow; "debounce_s"?: number };
 
+export type QueuedEnvelopeList = { "session": string; "queue": QueuePolicy; "run": OpenRun | null; "envelopes": Array<EnvelopeDetails>; "has_more": boolean };
+
+export type QueuedEnvelopeListRequest = { "session": string; "limit"?: number };
+
 export type RecentEnvelopeList = { "envelopes": Array<EnvelopeRow> };
 
 export type RecordKind = "assistant" | "note" | "reset" | "start" | "summary" | "tool" | "user";
@@ -606,11 +610,11 @@ export type ReminderList = { "reminders": Array<ScheduleDetails> };
 
 export type ReminderListRequest = { "limit"?: number };
 
-export type ReplyThreadDetails = { "envelopes": Array<EnvelopeDetails>; "left-out": number; "total": number; "purged": boolean };
+export type ReplyThreadDetails = { "envelopes": Array<EnvelopeDetails>; "omitted_count": number; "total": number; "purged": boolean };
 
 export type Role = "guest" | "member" | "owner";
 
-export type RunDetails = { "id": string; "session": string; "agent": string; "status": RunResultStatus; "run-status": RunStatus; "error": string | null; "model": string; "provider": string; "usage": Usage; "cost-usd": number; "started-at": string; "ended-at": string | null; "calls": Array<ModelCallRow> };
+export type RunDetails = { "id": string; "session": string; "agent": string; "status": RunResultStatus; "run_status": RunStatus; "error": string | null; "model": string; "provider": string; "usage": Usage; "cost_usd": number; "started_at": string; "ended_at": string | null; "calls": Array<ModelCallRow> };
 
 export type RunIdRequest = { "id": string };
 
@@ -620,15 +624,15 @@ export type RunListRequest = { "agent"?: string; "session"?: string; "person"?: 
 
 export type RunResultStatus = "compaction" | "error" | "failover" | "ok" | "open" | "timeout";
 
-export type RunResumedEntry = { "act": "resumed"; "at-ms": number; "because": string; "attempt": number };
+export type RunResumedEntry = { "type": "resumed"; "at_ms": number; "because": string; "attempt": number };
 
-export type RunRow = { "id": string; "agent": string; "session": string; "session-name": string | null; "sender": string; "person": string; "envelopes": Array<string>; "status": RunResultStatus; "run-status": RunStatus; "error": string | null; "attempt": number; "turns": number; "tool-calls": number | null; "models": Array<string>; "usage": Usage; "cost-microusd": number; "cost-unknown": boolean; "started-at": string; "started-ms": number; "ended-at": string | null; "duration-ms": number | null; "waits-until": string | null };
+export type RunRow = { "id": string; "agent": string; "session": string; "session_name": string | null; "sender": string; "person": string; "envelopes": Array<string>; "status": RunResultStatus; "run_status": RunStatus; "error": string | null; "attempt": number; "turns": number; "tool_calls": number | null; "models": Array<string>; "usage": Usage; "cost_microusd": number; "cost_unknown": boolean; "started_at": string; "started_ms": number; "ended_at": string | null; "duration_ms": number | null; "resumes_at": string | null };
 
-export type RunStatus = "cancelled" | "completed" | "failed" | "parked" | "running";
+export type RunStatus = "cancelled" | "completed" | "failed" | "running" | "suspended";
 
-export type RunSuspendedEntry = { "act": "parked"; "at-ms": number; "approval": string | null; "because": string };
+export type RunSuspendedEntry = { "type": "suspended"; "at_ms": number; "approval": string | null; "because": string };
 
-export type RunTraceDetails = { "run": RunRow; "acts": Array<EnvelopeReadEntry | EnvelopeSentEntry | ModelCallEntry | ToolCallEntry | ApprovalEntry | RunSuspendedEntry | RunResumedEntry>; "left-out": number; "purged": boolean };
+export type RunTraceDetails = { "run": RunRow; "entries": Array<EnvelopeReadEntry | EnvelopeSentEntry | ModelCallEntry | ToolCallEntry | ApprovalEntry | RunSuspendedEntry | RunResumedEntry>; "omitted_count": number; "purged": boolean };
 
 export type SandboxMode = "all" | "non-main" | "off";
 
@@ -636,25 +640,25 @@ export type SandboxScope = "agent" | "session" | "shared";
 
 export type SandboxVisibleSessions = "all" | "spawned";
 
-export type ScheduleAddRequest = { "to"?: string; "text"?: string; "at"?: string; "every"?: string; "cron"?: string; "zone"?: string; "place"?: ScheduleSession | null; "deliver"?: string; "missed"?: MissedPolicy | null; "delete_after_run"?: boolean; "gate"?: GateForm | null; "model"?: string; "title"?: string; "attributes"?: Record<string, unknown>; "description"?: string; "name"?: string; "enabled"?: boolean };
+export type ScheduleAddRequest = { "to"?: string; "text"?: string; "at"?: string; "every"?: string; "cron"?: string; "zone"?: string; "session"?: ScheduleSession | null; "deliver_to"?: string; "missed"?: MissedPolicy | null; "delete_after_run"?: boolean; "gate"?: GateForm | null; "model"?: string; "title"?: string; "attributes"?: Record<string, unknown>; "description"?: string; "name"?: string; "enabled"?: boolean };
 
 export type ScheduleChanged = { "id": string; "name": string; "enabled": boolean; "because": string; "next": string | null };
 
 export type ScheduleDeleted = { "id": string; "name": string };
 
-export type ScheduleDetails = { "id": string; "name": string; "kind": string; "owner": string; "to": string; "when": string; "at": string; "every": string; "cron": string; "zone": string; "follows-owner-zone": boolean; "enabled": boolean; "because": string; "next": string | null; "envelope": string | null; "last-run": string | null; "last": string | null; "text": string; "description": string; "place": string; "deliver": string; "missed": string; "delete-after-run": boolean; "gate": GateForm | null; "model": string; "title": string; "attributes": Record<string, unknown>; "source": string; "created-at": string; "updated-at": string; "redacted"?: boolean };
+export type ScheduleDetails = { "id": string; "name": string; "kind": string; "owner": string; "to": string; "when": string; "at": string; "every": string; "cron": string; "zone": string; "follows_owner_zone": boolean; "enabled": boolean; "because": string; "next": string | null; "envelope": string | null; "last_run": string | null; "last_status": string | null; "text": string; "description": string; "session": string; "deliver_to": string; "missed": string; "delete_after_run": boolean; "gate": GateForm | null; "model": string; "title": string; "attributes": Record<string, unknown>; "source": string; "created_at": string; "updated_at": string; "redacted"?: boolean };
 
 export type ScheduleExplainRequest = { "cron"?: string; "every"?: string; "at"?: string; "zone"?: string; "count"?: number };
 
-export type ScheduleExplanation = { "words": string; "zone": string; "evaluated-at": string; "next": Array<string> };
+export type ScheduleExplanation = { "description": string; "zone": string; "evaluated_at": string; "next": Array<string> };
 
-export type ScheduleHistory = { "slots": Array<OccurrenceDetails>; "next": string | null };
+export type ScheduleHistory = { "occurrences": Array<OccurrenceDetails>; "next": string | null };
 
 export type ScheduleHistoryRequest = { "schedule": string; "limit"?: number; "cursor"?: string };
 
 export type ScheduleKind = "heartbeat" | "reminder" | "schedule" | "wake-up";
 
-export type ScheduleList = { "schedules": Array<ScheduleDetails>; "next": string | null; "unread"?: Array<string> };
+export type ScheduleList = { "schedules": Array<ScheduleDetails>; "next": string | null; "unreadable_files"?: Array<string> };
 
 export type ScheduleListRequest = { "kind"?: ScheduleKind | null; "agent"?: string; "limit"?: number; "cursor"?: string };
 
@@ -664,19 +668,19 @@ export type ScheduleRequest = { "schedule": string };
 
 export type ScheduleRunRequest = { "schedule": string; "force"?: boolean };
 
-export type ScheduleRunResult = { "id": string; "begun": boolean; "because": string; "envelope": string | null };
+export type ScheduleRunResult = { "id": string; "started": boolean; "because": string; "envelope": string | null };
 
 export type ScheduleSession = "fresh" | "main" | "own";
 
-export type ScheduleSetRequest = { "schedule": string; "to"?: string | null; "text"?: string | null; "at"?: string | null; "every"?: string | null; "cron"?: string | null; "zone"?: string | null; "place"?: ScheduleSession | null; "deliver"?: string | null; "missed"?: string | null; "delete_after_run"?: boolean | null; "gate"?: GateForm | null; "model"?: string | null; "title"?: string | null; "attributes"?: Record<string, unknown> | null; "description"?: string | null };
+export type ScheduleSetRequest = { "schedule": string; "to"?: string | null; "text"?: string | null; "at"?: string | null; "every"?: string | null; "cron"?: string | null; "zone"?: string | null; "session"?: ScheduleSession | null; "deliver_to"?: string | null; "missed"?: string | null; "delete_after_run"?: boolean | null; "gate"?: GateForm | null; "model"?: string | null; "title"?: string | null; "attributes"?: Record<string, unknown> | null; "description"?: string | null };
 
 export type SecurityFindingRow = { "check": string; "severity": "critical" | "info" | "warning"; "sentence": string; "because": string; "try": string; "fixable": boolean };
 
 export type SendOverride = "inherit" | "off" | "on";
 
-export type ServerAgentRow = { "name": string; "display_name": string; "model": string; "description": string; "icon": string; "colour": Color | null; "visible": boolean };
+export type ServerAgentRow = { "name": string; "display_name": string; "model": string; "description": string; "icon": string; "color": Color | null; "visible": boolean };
 
-export type ServerStatus = { "version": string; "cursor": number; "agents": Array<ServerAgentRow>; "default_agent": string | null; "approvals": Array<ApprovalDetails>; "you": string; "now": string };
+export type ServerStatus = { "version": string; "cursor": number; "agents": Array<ServerAgentRow>; "default_agent": string | null; "approvals": Array<ApprovalDetails>; "principal": string; "now": string };
 
 export type SessionActivity = "active" | "sleeping";
 
@@ -686,11 +690,11 @@ export type SessionAttached = { "sessionId": string; "agentId": string; "name": 
 
 export type SessionAttributesRequest = { "session": string; "patch": Record<string, unknown> };
 
-export type SessionCleared = { "sessionId": string; "agentId": string; "name": string | null; "pinnedAt": string | null; "createdAt": string; "updatedAt": string; "lastSnippet": string; "attributes": Record<string, unknown>; "origin": string; "wakefulness": SessionActivity; "archivedAt": string | null; "cancelled-runs": Array<string> };
+export type SessionCleared = { "sessionId": string; "agentId": string; "name": string | null; "pinnedAt": string | null; "createdAt": string; "updatedAt": string; "lastSnippet": string; "attributes": Record<string, unknown>; "origin": string; "wakefulness": SessionActivity; "archivedAt": string | null; "cancelled_runs": Array<string> };
 
 export type SessionCreateRequest = { "agent": string; "name"?: string | null; "attributes"?: Record<string, unknown> };
 
-export type SessionDeleted = { "session": string; "deleted": boolean; "cancelled-runs": Array<string>; "cleared-pending-count": number; "restorable-until": string };
+export type SessionDeleted = { "session": string; "deleted": boolean; "cancelled_runs": Array<string>; "cleared_pending_count": number; "restorable_until": string };
 
 export type SessionExport = { "session": string; "files": Record<string, string>; "damaged": Array<DamagedRecordRow> };
 
@@ -712,7 +716,7 @@ export type SessionListRequest = { "limit"?: number; "agent"?: string; "cursor"?
 
 export type SessionMarkedRead = { "session": string; "read": number; "unread": number };
 
-export type SessionPolicyDetails = { "session": string; "daily_at": string | null; "idle_minutes": number | null; "context_tokens_max": number | null; "began_at": string; "active_at": string; "next_at": string | null; "next_because": string; "refresh": string | null; "send": SendOverride };
+export type SessionPolicyDetails = { "session": string; "daily_at": string | null; "idle_minutes": number | null; "context_tokens_max": number | null; "context_started_at": string; "last_active_at": string; "next_reset_at": string | null; "next_reset_because": string; "pending_reset_because": string | null; "send": SendOverride };
 
 export type SessionQueueRequest = { "session": string; "mode"?: QueueMode | null; "cap"?: number | null; "overflow"?: Overflow | null; "debounce_s"?: number | null };
 
@@ -720,15 +724,15 @@ export type SessionQueueSet = { "session": string; "queue": QueueOverride };
 
 export type SessionRecord = { "seq": number; "kind": RecordKind; "body": unknown; "run": string | null };
 
-export type SessionRefreshRequest = { "session": string; "why"?: string };
-
-export type SessionRefreshed = { "session": string; "refreshed": boolean; "refresh": string | null };
-
 export type SessionRenameRequest = { "session": string; "name": string | null };
+
+export type SessionResetAfterRunRequest = { "session": string; "reason"?: string };
+
+export type SessionResetAfterRunResult = { "session": string; "reset": boolean; "pending_reset_because": string | null };
 
 export type SessionResetRequest = { "session": string; "message"?: string };
 
-export type SessionResetResult = { "session": string; "cancelled-runs": Array<string> };
+export type SessionResetResult = { "session": string; "cancelled_runs": Array<string> };
 
 export type SessionRow = { "sessionId": string; "agentId": string; "name": string | null; "pinnedAt": string | null; "createdAt": string; "updatedAt": string; "lastSnippet": string; "attributes": Record<string, unknown>; "origin": string; "wakefulness": SessionActivity; "archivedAt": string | null; "kind": OriginKind; "run": string | null; "runStatus": RunStatus | null; "unread": number };
 
@@ -738,53 +742,49 @@ export type SessionSendingSet = { "session": string; "send": SendOverride };
 
 export type SessionShareRequest = { "session": string; "person": string };
 
-export type SessionShared = { "session": string; "shared-with": Array<string> };
+export type SessionShared = { "session": string; "shared_with": Array<string> };
 
 export type SessionState = { "cursor": number; "session": string; "agent": string; "revision": number; "wakefulness": SessionActivity; "queue": QueueOverride; "run": OpenRun | null; "records": Array<SessionRecord>; "damaged": Array<DamagedRecordRow>; "partials": Array<PartialReplyDetails> };
 
-export type SessionStopRequest = { "session": string; "why"?: string; "clear"?: boolean };
+export type SessionStopRequest = { "session": string; "reason"?: string; "clear"?: boolean };
 
-export type SessionStopped = { "cancelled-runs": Array<string>; "cleared-pending-count": number };
+export type SessionStopped = { "cancelled_runs": Array<string>; "cleared_pending_count": number };
 
 export type SessionSummary = { "sessionId": string; "agentId": string; "name": string | null; "pinnedAt": string | null; "createdAt": string; "updatedAt": string; "lastSnippet": string; "attributes": Record<string, unknown>; "origin": string; "wakefulness": SessionActivity; "archivedAt": string | null };
 
-export type SessionTranscript = { "cursor": number; "session": string; "agent": string; "revision": number; "run": OpenRun | null; "begins": number; "earlier": boolean; "lines": Array<TranscriptRecord>; "damaged": Array<DamagedRecordRow>; "partials": Array<PartialReplyDetails> };
+export type SessionTranscript = { "cursor": number; "session": string; "agent": string; "revision": number; "run": OpenRun | null; "context_start": number; "has_earlier": boolean; "records": Array<TranscriptRecord>; "damaged": Array<DamagedRecordRow>; "partials": Array<PartialReplyDetails> };
 
-export type SessionTrimRequest = { "session": string; "seq": number; "cut": TrimMode; "revision"?: number | null };
+export type SessionTrimRequest = { "session": string; "seq": number; "remove": TrimMode; "revision"?: number | null };
 
-export type SessionTrimmed = { "session": string; "revision": number; "records": number; "left-out": number };
-
-export type SessionWaitingList = { "session": string; "queue": QueuePolicy; "run": OpenRun | null; "envelopes": Array<EnvelopeDetails>; "more": boolean };
-
-export type SessionWaitingRequest = { "session": string; "limit"?: number };
+export type SessionTrimmed = { "session": string; "revision": number; "records": number; "removed_count": number };
 
 export type SettingChange = { "path": string; "effect": SettingEffect };
 
-export type SettingControl = "choice" | "number" | "other" | "switch" | "text" | "texts" | "whole";
+export type SettingControl = "choice" | "integer" | "list" | "number" | "other" | "switch" | "text";
 
-export type SettingDetails = { "path": Array<string>; "says": string; "shape": SettingControl; "choices": Array<string>; "least": number | null; "most": number | null; "example": string; "effect": SettingEffect; "value": unknown; "default": unknown; "from": SettingOrigin; "place": string; "waiting": boolean };
+export type SettingDetails = { "path": Array<string>; "help": string; "control": SettingControl; "choices": Array<string>; "minimum": number | null; "maximum": number | null; "example": string; "effect": SettingEffect; "value": unknown; "default": unknown; "from": SettingOrigin; "location": string; "pending_restart": boolean };
 
 export type SettingEffect = "apply" | "hot" | "message" | "restart";
 
 export type SettingOrigin = "default" | "environment" | "file";
 
-export type SettingSectionDetails = { "path": Array<string>; "says": string; "settings": Array<SettingDetails> };
+export type SettingSectionDetails = { "path": Array<string>; "help": string; "settings": Array<SettingDetails> };
 
-export type SettingSource = "agent" | "built-in" | "house";
+export type SettingSource = "agent" | "built_in" | "server";
 
-export type SetupQuestion = { "key": string; "ask": string; "secret": boolean; "default": string; "help": string };
+export type SetupQuestion = { "key": string; "question": string; "secret": boolean; "default": string; "help": string };
 
-export type SignInCode = { "code"?: string; "expires-at": string; "shown-once"?: Array<string> };
+export type SignInCode = { "code"?: string; "expires_at": string; "shown_once"?: Array<string> };
 
 export type SkillApproveRequest = { "name": string; "hash"?: string; "agent"?: string; "workspace"?: string };
 
-export type SkillApproved = { "skill": SkillRow; "approved": boolean; "difference": Array<string>; "try": string; "lines": Array<string> };
+export type SkillApproved = { "skill": SkillRow; "approved": boolean; "diff": Array<string>; "try": string; "lines": Array<string> };
 
-export type SkillDetails = { "skill": SkillRow; "content": string; "difference": Array<string>; "found-good-by": string; "found-good-at": string; "lines": Array<string> };
+export type SkillDetails = { "skill": SkillRow; "content": string; "diff": Array<string>; "approved_by": string; "approved_at": string; "lines": Array<string> };
 
 export type SkillExportRequest = { "name": string; "to"?: string };
 
-export type SkillExported = { "name": string; "folder": string; "files": Array<string>; "commands": Array<string>; "found-good": boolean };
+export type SkillExported = { "name": string; "folder": string; "files": Array<string>; "commands": Array<string>; "approved": boolean };
 
 export type SkillList = { "skills": Array<SkillRow>; "shadowed": Array<string>; "broken": Array<BrokenSkillRow> };
 
@@ -796,17 +796,17 @@ export type SkillRevoked = { "name": string; "revoked": boolean };
 
 export type SkillRow = { "name": string; "description": string; "path": string; "source": SkillSource; "state": SkillState; "because": string; "hash": string; "bundle": string };
 
-export type SkillSource = "agent" | "extra" | "house" | "plugin" | "workspace";
+export type SkillSource = "agent" | "extra" | "instance" | "plugin" | "workspace";
 
-export type SkillState = "changed" | "new" | "off" | "ready" | "unfit";
+export type SkillState = "changed" | "new" | "off" | "ready" | "unavailable";
 
 export type SlashCommandList = { "commands": Array<SlashCommandRow> };
 
 export type SlashCommandListRequest = { "agent"?: string };
 
-export type SlashCommandRow = { "name": string; "form": string; "summary": string; "directive"?: boolean; "skill"?: string };
+export type SlashCommandRow = { "name": string; "syntax": string; "summary": string; "directive"?: boolean; "skill"?: string };
 
-export type SlotUsage = { "lane": LaneKind; "used": number; "total": number; "in-line": number };
+export type SlotUsage = { "lane": LaneKind; "used": number; "total": number; "waiting_count": number };
 
 export type SpendGrouping = "agent" | "day" | "model" | "person" | "provider" | "run" | "session";
 
@@ -814,7 +814,7 @@ export type StepKind = "model" | "tool";
 
 export type SubagentCleanup = "delete" | "keep";
 
-export type SubagentDetails = { "id": string; "label": string; "agent": string; "outcome": string; "session": string | null; "session-key": string; "requester": string; "run": string; "task": string; "cleanup": SubagentCleanup; "created-at": string; "started-at": string | null; "ended-at": string | null; "archived-at": string | null; "because": string; "result": string | null; "result-text": string; "input-tokens": number; "output-tokens": number; "cost-microusd": number };
+export type SubagentDetails = { "id": string; "label": string; "agent": string; "outcome": string; "session": string | null; "session_key": string; "requester": string; "run": string; "task": string; "cleanup": SubagentCleanup; "created_at": string; "started_at": string | null; "ended_at": string | null; "archived_at": string | null; "because": string; "result": string | null; "result_text": string; "input_tokens": number; "output_tokens": number; "cost_microusd": number };
 
 export type SubagentIdRequest = { "id": string };
 
@@ -824,19 +824,19 @@ export type SubagentListRequest = { "session"?: string; "all"?: boolean; "limit"
 
 export type SubagentLogRequest = { "id": string; "limit"?: number; "before"?: number | null };
 
-export type SubagentRow = { "id": string; "label": string; "agent": string; "outcome": string; "session": string | null; "session-key": string; "requester": string; "run": string; "task": string; "cleanup": SubagentCleanup; "created-at": string; "started-at": string | null; "ended-at": string | null; "archived-at": string | null };
+export type SubagentRow = { "id": string; "label": string; "agent": string; "outcome": string; "session": string | null; "session_key": string; "requester": string; "run": string; "task": string; "cleanup": SubagentCleanup; "created_at": string; "started_at": string | null; "ended_at": string | null; "archived_at": string | null };
 
 export type SubagentSendRequest = { "id": string; "text": string; "key"?: string };
 
-export type SubagentStopRequest = { "id"?: string; "session"?: string; "why"?: string };
+export type SubagentStopRequest = { "id"?: string; "session"?: string; "reason"?: string };
 
-export type SubagentsStopped = { "stopped": number; "subagents": Array<string>; "cancelled-runs": Array<string>; "cleared-pending-count": number };
+export type SubagentsStopped = { "stopped": number; "subagents": Array<string>; "cancelled_runs": Array<string>; "cleared_pending_count": number };
 
 export type TemplateError = { "sentence": string; "because": string };
 
 export type TokenCreateRequest = { "label"?: string; "principal"?: string; "expires_in_days"?: number | null };
 
-export type TokenCreated = { "id": string; "kind": TokenKind; "principal": string; "label": string; "created-at": string; "expires-at": string | null; "token"?: string; "shown-once"?: Array<string> };
+export type TokenCreated = { "id": string; "kind": TokenKind; "principal": string; "label": string; "created_at": string; "expires_at": string | null; "token"?: string; "shown_once"?: Array<string> };
 
 export type TokenIdRequest = { "id": string; "principal"?: string };
 
@@ -846,11 +846,11 @@ export type TokenList = { "tokens": Array<TokenRow> };
 
 export type TokenListRequest = { "principal"?: string };
 
-export type TokenRevoked = { "id": string; "kind": TokenKind; "principal": string; "label": string; "created-at": string; "expires-at": string | null; "revoked": boolean };
+export type TokenRevoked = { "id": string; "kind": TokenKind; "principal": string; "label": string; "created_at": string; "expires_at": string | null; "revoked": boolean };
 
-export type TokenRow = { "id": string; "kind": TokenKind; "principal": string; "label": string; "created-at": string; "expires-at": string | null };
+export type TokenRow = { "id": string; "kind": TokenKind; "principal": string; "label": string; "created_at": string; "expires_at": string | null };
 
-export type ToolCallEntry = { "act": "tool"; "at-ms": number; "ended-ms": number | null; "came": TraceEntryStatus; "turn": number; "attempt": number; "call": string; "tool": string; "arguments": Record<string, unknown>; "verdict": DecisionKind; "because": string; "approval": string | null; "output": string; "output-chars": number; "whole": string; "record": number | null };
+export type ToolCallEntry = { "type": "tool"; "at_ms": number; "ended_ms": number | null; "status": TraceEntryStatus; "turn": number; "attempt": number; "call": string; "tool": string; "arguments": Record<string, unknown>; "decision": DecisionKind; "because": string; "approval": string | null; "output": string; "output_chars": number; "full_result": string; "record": number | null };
 
 export type ToolInvokeRequest = { "tool": string; "args"?: Record<string, unknown>; "agent"?: string; "session"?: string };
 
@@ -860,15 +860,15 @@ export type ToolList = { "tools": Array<ToolRow> };
 
 export type ToolListRequest = { "agent"?: string; "changes"?: Record<string, unknown> };
 
-export type ToolRow = { "name": string; "description": string; "source": string; "effects": Array<string>; "capabilities": Array<string>; "repeatable": boolean; "verdict"?: DecisionKind; "because"?: string };
+export type ToolRow = { "name": string; "description": string; "source": string; "effects": Array<string>; "capabilities": Array<string>; "repeatable": boolean; "decision"?: DecisionKind; "because"?: string };
 
 export type TraceEntryStatus = "done" | "failed" | "interrupted" | "open" | "refused";
 
 export type TranscriptDelegation = { "id": string; "kind": DelegationKind; "label": string; "target": string; "outcome": string };
 
-export type TranscriptEnvelope = { "envelope": string; "from": string; "kind": EnvelopeKind; "text": string; "at": string; "attachments": Array<AttachmentDetails>; "work": TranscriptDelegation | null };
+export type TranscriptEnvelope = { "envelope": string; "from": string; "kind": EnvelopeKind; "text": string; "at": string; "attachments": Array<AttachmentDetails>; "delegation": TranscriptDelegation | null };
 
-export type TranscriptRecord = { "seq": number; "kind": RecordKind; "at": string; "run": string | null; "trust": Trust; "body": unknown; "mail": Array<TranscriptEnvelope> };
+export type TranscriptRecord = { "seq": number; "kind": RecordKind; "at": string; "run": string | null; "trust": Trust; "body": unknown; "envelopes": Array<TranscriptEnvelope> };
 
 export type TranscriptRequest = { "session": string; "before"?: number | null; "after"?: number | null; "limit"?: number };
 
@@ -882,21 +882,21 @@ export type UsageDaysRequest = { "by"?: UsageGrouping; "from"?: string; "to"?: s
 
 export type UsageGrouping = "agent" | "model" | "person" | "provider";
 
-export type UsageReport = { "by": SpendGrouping; "from": string; "to": string; "rows": Array<UsageRow>; "left-out": number; "total": UsageRow };
+export type UsageReport = { "by": SpendGrouping; "from": string; "to": string; "rows": Array<UsageRow>; "omitted_count": number; "total": UsageRow };
 
 export type UsageRequest = { "by"?: SpendGrouping; "from"?: string; "to"?: string; "agent"?: string; "person"?: string; "limit"?: number };
 
-export type UsageRow = { "key": string; "calls": number; "failed-calls": number; "unknown-calls": number; "input-tokens": number; "output-tokens": number; "cache-read-tokens": number; "cache-write-tokens": number; "reasoning-tokens": number; "cost-microusd": number; "unknown-microusd": number; "held-microusd": number };
+export type UsageRow = { "key": string; "calls": number; "failed_calls": number; "unknown_calls": number; "input_tokens": number; "output_tokens": number; "cache_read_tokens": number; "cache_write_tokens": number; "reasoning_tokens": number; "cost_microusd": number; "unknown_microusd": number; "reserved_microusd": number };
 
-export type UsageSeries = { "key": string; "rest": boolean; "calls": Array<number>; "input-tokens": Array<number>; "output-tokens": Array<number>; "cost-microusd": Array<number> };
+export type UsageSeries = { "key": string; "is_rest": boolean; "calls": Array<number>; "input_tokens": Array<number>; "output_tokens": Array<number>; "cost_microusd": Array<number> };
 
 export type ValueChange = { "from": unknown; "to": unknown };
 
 export type Verbosity = "full" | "off" | "on";
 
-export type WaitReason = "agent" | "busy" | "joined" | "next" | "not-due" | "slots";
+export type WaitReason = "agent" | "busy" | "next" | "not_due" | "slots" | "steered";
 
-export type WaitingEnvelope = { "id": string; "from": string; "kind": EnvelopeKind; "words": string; "position": number | null; "due-at": string; "waits": WaitReason };
+export type WaitingEnvelope = { "id": string; "from": string; "kind": EnvelopeKind; "excerpt": string; "position": number | null; "due_at": string; "wait_reason": WaitReason };
 
 export type WakeupAddRequest = { "session": string; "text": string; "at"?: string; "delay_s"?: number };
 
@@ -916,386 +916,384 @@ export type WorkspaceAccess = "none" | "ro" | "rw";
 
 export interface Operations {
   /** Send an envelope. */
-  "envelope.send": { asked: EnvelopeSendRequest; answered: EnvelopeReceipt; effect: true };
+  "envelope.send": { parameters: EnvelopeSendRequest; result: EnvelopeReceipt; hasEffect: true };
   /** Show an envelope. */
-  "envelope.show": { asked: EnvelopeIdRequest; answered: EnvelopeDetails; effect: false };
+  "envelope.show": { parameters: EnvelopeIdRequest; result: EnvelopeDetails; hasEffect: false };
   /** Show the reply thread of an envelope. */
-  "envelope.thread": { asked: EnvelopeIdRequest; answered: ReplyThreadDetails; effect: false };
+  "envelope.thread": { parameters: EnvelopeIdRequest; result: ReplyThreadDetails; hasEffect: false };
   /** List dead letters. */
-  "envelope.dead": { asked: DeadLetterListRequest; answered: DeadLetterList; effect: false };
+  "envelope.dead": { parameters: DeadLetterListRequest; result: DeadLetterList; hasEffect: false };
   /** Cancel a waiting envelope. */
-  "envelope.cancel": { asked: EnvelopeIdRequest; answered: EnvelopeCancelled; effect: true };
+  "envelope.cancel": { parameters: EnvelopeIdRequest; result: EnvelopeCancelled; hasEffect: true };
   /** Retry a dead letter. */
-  "envelope.retry": { asked: EnvelopeIdRequest; answered: EnvelopeReceipt; effect: true };
+  "envelope.retry": { parameters: EnvelopeIdRequest; result: EnvelopeReceipt; hasEffect: true };
   /** List envelopes by sender or recipient. */
-  "envelope.list": { asked: EnvelopeListRequest; answered: EnvelopeList; effect: true };
+  "envelope.list": { parameters: EnvelopeListRequest; result: EnvelopeList; hasEffect: true };
   /** List the newest envelopes. */
-  "envelope.recent": { asked: EnvelopeRecentRequest; answered: RecentEnvelopeList; effect: false };
+  "envelope.recent": { parameters: EnvelopeRecentRequest; result: RecentEnvelopeList; hasEffect: false };
   /** List your unread messages. */
-  "inbox.list": { asked: InboxListRequest; answered: InboxList; effect: true };
+  "inbox.list": { parameters: InboxListRequest; result: InboxList; hasEffect: true };
   /** List sessions. */
-  "session.list": { asked: SessionListRequest; answered: SessionList; effect: false };
+  "session.list": { parameters: SessionListRequest; result: SessionList; hasEffect: false };
   /** Show the records of a session. */
-  "session.history": { asked: SessionHistoryRequest; answered: SessionHistory; effect: false };
+  "session.history": { parameters: SessionHistoryRequest; result: SessionHistory; hasEffect: false };
   /** Create a session of your own. */
-  "session.create": { asked: SessionCreateRequest; answered: SessionSummary; effect: true };
+  "session.create": { parameters: SessionCreateRequest; result: SessionSummary; hasEffect: true };
   /** Rename a session. */
-  "session.rename": { asked: SessionRenameRequest; answered: SessionSummary; effect: true };
+  "session.rename": { parameters: SessionRenameRequest; result: SessionSummary; hasEffect: true };
   /** Pin a session to the top of the list. */
-  "session.pin": { asked: SessionIdRequest; answered: SessionSummary; effect: true };
+  "session.pin": { parameters: SessionIdRequest; result: SessionSummary; hasEffect: true };
   /** Unpin a session. */
-  "session.unpin": { asked: SessionIdRequest; answered: SessionSummary; effect: true };
+  "session.unpin": { parameters: SessionIdRequest; result: SessionSummary; hasEffect: true };
   /** Change the attributes of a session. */
-  "session.attributes": { asked: SessionAttributesRequest; answered: SessionSummary; effect: true };
+  "session.attributes": { parameters: SessionAttributesRequest; result: SessionSummary; hasEffect: true };
   /** Clear a session: start a new context without earlier messages. */
-  "session.clear": { asked: SessionIdRequest; answered: SessionCleared; effect: true };
+  "session.clear": { parameters: SessionIdRequest; result: SessionCleared; hasEffect: true };
   /** Delete a session. */
-  "session.delete": { asked: SessionIdRequest; answered: SessionDeleted; effect: true };
+  "session.delete": { parameters: SessionIdRequest; result: SessionDeleted; hasEffect: true };
   /** Share a session with a person. */
-  "session.share": { asked: SessionShareRequest; answered: SessionShared; effect: true };
+  "session.share": { parameters: SessionShareRequest; result: SessionShared; hasEffect: true };
   /** Stop sharing a session with a person. */
-  "session.unshare": { asked: SessionShareRequest; answered: SessionShared; effect: true };
+  "session.unshare": { parameters: SessionShareRequest; result: SessionShared; hasEffect: true };
   /** Show the current state of a session. */
-  "session.state": { asked: SessionIdRequest; answered: SessionState; effect: false };
+  "session.state": { parameters: SessionIdRequest; result: SessionState; hasEffect: false };
   /** Stop the run in a session. */
-  "session.stop": { asked: SessionStopRequest; answered: SessionStopped; effect: true };
+  "session.stop": { parameters: SessionStopRequest; result: SessionStopped; hasEffect: true };
   /** Reset the context of a session. */
-  "session.reset": { asked: SessionResetRequest; answered: SessionResetResult; effect: true };
+  "session.reset": { parameters: SessionResetRequest; result: SessionResetResult; hasEffect: true };
   /** Set how messages queue while a run is active. */
-  "session.queue": { asked: SessionQueueRequest; answered: SessionQueueSet; effect: true };
+  "session.set_queue": { parameters: SessionQueueRequest; result: SessionQueueSet; hasEffect: true };
   /** Answer an approval: allow or deny the calls. */
-  "approval.answer": { asked: ApprovalAnswerRequest; answered: ApprovalAnswered; effect: true };
+  "approval.answer": { parameters: ApprovalAnswerRequest; result: ApprovalAnswered; hasEffect: true };
   /** Open a session of an external agent by an id of your choice. */
-  "session.attach": { asked: SessionAttachRequest; answered: SessionAttached; effect: true };
+  "session.attach": { parameters: SessionAttachRequest; result: SessionAttached; hasEffect: true };
   /** Mark the messages from a session as read. */
-  "session.read": { asked: SessionIdRequest; answered: SessionMarkedRead; effect: true };
+  "session.mark_read": { parameters: SessionIdRequest; result: SessionMarkedRead; hasEffect: true };
   /** Show when a session's context is reset. */
-  "session.policy": { asked: SessionIdRequest; answered: SessionPolicyDetails; effect: false };
+  "session.policy": { parameters: SessionIdRequest; result: SessionPolicyDetails; hasEffect: false };
   /** Reset the context after the current run. */
-  "session.refresh": { asked: SessionRefreshRequest; answered: SessionRefreshed; effect: true };
+  "session.reset_after_run": { parameters: SessionResetAfterRunRequest; result: SessionResetAfterRunResult; hasEffect: true };
   /** Set whether a session's replies are sent. */
-  "session.sending": { asked: SessionSendingRequest; answered: SessionSendingSet; effect: true };
+  "session.set_sending": { parameters: SessionSendingRequest; result: SessionSendingSet; hasEffect: true };
   /** Read a conversation, newest first. */
-  "session.transcript": { asked: TranscriptRequest; answered: SessionTranscript; effect: false };
+  "session.transcript": { parameters: TranscriptRequest; result: SessionTranscript; hasEffect: false };
   /** Show the result of a run: its status, models, tokens and cost. */
-  "run.show": { asked: RunIdRequest; answered: RunDetails; effect: false };
+  "run.show": { parameters: RunIdRequest; result: RunDetails; hasEffect: false };
   /** List runs with their cost and result, newest first. */
-  "run.list": { asked: RunListRequest; answered: RunList; effect: false };
+  "run.list": { parameters: RunListRequest; result: RunList; hasEffect: false };
   /** Show everything a run did: model calls, tool calls, approvals and envelopes, with times and cost. */
-  "run.trace": { asked: RunIdRequest; answered: RunTraceDetails; effect: false };
+  "run.trace": { parameters: RunIdRequest; result: RunTraceDetails; hasEffect: false };
   /** List pending approvals, or past ones. */
-  "approval.list": { asked: ApprovalListRequest; answered: ApprovalList; effect: false };
+  "approval.list": { parameters: ApprovalListRequest; result: ApprovalList; hasEffect: false };
   /** List the slash commands of a conversation. */
-  "command.list": { asked: SlashCommandListRequest; answered: SlashCommandList; effect: false };
+  "slash_command.list": { parameters: SlashCommandListRequest; result: SlashCommandList; hasEffect: false };
   /** Export a session as files. */
-  "session.export": { asked: SessionIdRequest; answered: SessionExport; effect: false };
+  "session.export": { parameters: SessionIdRequest; result: SessionExport; hasEffect: false };
   /** Import a session from files. */
-  "session.import": { asked: SessionImportRequest; answered: SessionSummary; effect: true };
+  "session.import": { parameters: SessionImportRequest; result: SessionSummary; hasEffect: true };
   /** Fork a session: copy its records up to one of them. */
-  "session.fork": { asked: SessionForkRequest; answered: SessionForked; effect: true };
+  "session.fork": { parameters: SessionForkRequest; result: SessionForked; hasEffect: true };
   /** Remove records from the context of a session. */
-  "session.trim": { asked: SessionTrimRequest; answered: SessionTrimmed; effect: true };
+  "session.trim": { parameters: SessionTrimRequest; result: SessionTrimmed; hasEffect: true };
   /** List deleted sessions that can be restored. */
-  "session.deleted": { asked: DeletedSessionListRequest; answered: DeletedSessionList; effect: false };
+  "session.deleted": { parameters: DeletedSessionListRequest; result: DeletedSessionList; hasEffect: false };
   /** Restore a deleted session. */
-  "session.restore": { asked: SessionIdRequest; answered: SessionSummary; effect: true };
+  "session.restore": { parameters: SessionIdRequest; result: SessionSummary; hasEffect: true };
   /** List the envelopes that wait in a session, in order. */
-  "session.waiting": { asked: SessionWaitingRequest; answered: SessionWaitingList; effect: false };
+  "session.queued": { parameters: QueuedEnvelopeListRequest; result: QueuedEnvelopeList; hasEffect: false };
   /** List delegations between agents. */
-  "delegation.list": { asked: DelegationListRequest; answered: DelegationList; effect: false };
+  "delegation.list": { parameters: DelegationListRequest; result: DelegationList; hasEffect: false };
   /** Stop a delegation, and those made below it. */
-  "delegation.stop": { asked: DelegationStopRequest; answered: DelegationStopped; effect: true };
+  "delegation.stop": { parameters: DelegationStopRequest; result: DelegationStopped; hasEffect: true };
   /** List subagents. */
-  "subagent.list": { asked: SubagentListRequest; answered: SubagentList; effect: false };
+  "subagent.list": { parameters: SubagentListRequest; result: SubagentList; hasEffect: false };
   /** Show a subagent and its result. */
-  "subagent.show": { asked: SubagentIdRequest; answered: SubagentDetails; effect: false };
+  "subagent.show": { parameters: SubagentIdRequest; result: SubagentDetails; hasEffect: false };
   /** Stop a subagent, or all subagents of a session. */
-  "subagent.stop": { asked: SubagentStopRequest; answered: SubagentsStopped; effect: true };
+  "subagent.stop": { parameters: SubagentStopRequest; result: SubagentsStopped; hasEffect: true };
   /** Show the history of a subagent. */
-  "subagent.log": { asked: SubagentLogRequest; answered: SessionHistory; effect: false };
+  "subagent.log": { parameters: SubagentLogRequest; result: SessionHistory; hasEffect: false };
   /** Send a message to a subagent. */
-  "subagent.send": { asked: SubagentSendRequest; answered: EnvelopeReceipt; effect: true };
+  "subagent.send": { parameters: SubagentSendRequest; result: EnvelopeReceipt; hasEffect: true };
   /** List agents. */
-  "agent.list": { asked: EmptyRequest; answered: AgentList; effect: false };
+  "agent.list": { parameters: EmptyRequest; result: AgentList; hasEffect: false };
   /** Show an agent. */
-  "agent.show": { asked: AgentNameRequest; answered: AgentDetails; effect: false };
+  "agent.show": { parameters: AgentNameRequest; result: AgentDetails; hasEffect: false };
   /** Register an agent. */
-  "agent.register": { asked: AgentRegisterRequest; answered: AgentRegistered; effect: true };
+  "agent.register": { parameters: AgentRegisterRequest; result: AgentRegistered; hasEffect: true };
   /** Change an agent. */
-  "agent.set": { asked: AgentSetRequest; answered: AgentChanged; effect: true };
+  "agent.set": { parameters: AgentSetRequest; result: AgentChanged; hasEffect: true };
   /** List the versions of an agent. */
-  "agent.versions": { asked: AgentVersionsRequest; answered: AgentVersionList; effect: false };
+  "agent.versions": { parameters: AgentVersionsRequest; result: AgentVersionList; hasEffect: false };
   /** Compare two versions of an agent. */
-  "agent.diff": { asked: AgentDiffRequest; answered: AgentComparison; effect: false };
+  "agent.diff": { parameters: AgentDiffRequest; result: AgentComparison; hasEffect: false };
   /** Restore an old version of an agent. */
-  "agent.restore": { asked: AgentRestoreRequest; answered: AgentRestored; effect: true };
+  "agent.restore": { parameters: AgentRestoreRequest; result: AgentRestored; hasEffect: true };
   /** Delete an agent. */
-  "agent.delete": { asked: AgentDeleteRequest; answered: AgentDeleted; effect: true };
+  "agent.delete": { parameters: AgentDeleteRequest; result: AgentDeleted; hasEffect: true };
   /** Create a permanent agent. */
-  "agent.permanent": { asked: PermanentAgentRequest; answered: PermanentAgentResult; effect: true };
+  "agent.create_permanent": { parameters: PermanentAgentRequest; result: PermanentAgentResult; hasEffect: true };
   /** List the files that define an agent. */
-  "agent.files": { asked: AgentFilesRequest; answered: AgentFileList; effect: false };
+  "agent.files": { parameters: AgentFilesRequest; result: AgentFileList; hasEffect: false };
   /** Show one file that defines an agent. */
-  "agent.file": { asked: AgentFileRequest; answered: AgentFileDetails; effect: false };
+  "agent.file": { parameters: AgentFileRequest; result: AgentFileDetails; hasEffect: false };
   /** Write one file that defines an agent. */
-  "agent.write-file": { asked: AgentFileWriteRequest; answered: AgentFileWritten; effect: true };
+  "agent.write_file": { parameters: AgentFileWriteRequest; result: AgentFileWritten; hasEffect: true };
   /** Show the system prompt of an agent, section by section. */
-  "agent.prompt": { asked: AgentPromptRequest; answered: AgentPromptDetails; effect: false };
+  "agent.prompt": { parameters: AgentPromptRequest; result: AgentPromptDetails; hasEffect: false };
   /** List the available models. */
-  "model.list": { asked: EmptyRequest; answered: ModelList; effect: false };
+  "model.list": { parameters: EmptyRequest; result: ModelList; hasEffect: false };
   /** Show which models would be used now, and why. */
-  "model.show": { asked: ModelShowRequest; answered: ModelChainList; effect: false };
+  "model.show": { parameters: ModelShowRequest; result: ModelChainList; hasEffect: false };
   /** List model credentials and their failures. Keys are not shown. */
-  "credential.list": { asked: CredentialListRequest; answered: CredentialList; effect: false };
+  "credential.list": { parameters: CredentialListRequest; result: CredentialList; hasEffect: false };
   /** Add a credential, for the server or for one agent. */
-  "credential.add": { asked: CredentialAddRequest; answered: CredentialDetails; effect: true };
+  "credential.add": { parameters: CredentialAddRequest; result: CredentialDetails; hasEffect: true };
   /** Remove a credential and its stored key. */
-  "credential.remove": { asked: CredentialIdRequest; answered: CredentialRemoved; effect: true };
+  "credential.remove": { parameters: CredentialIdRequest; result: CredentialRemoved; hasEffect: true };
   /** Set the order in which a provider's credentials are used. */
-  "credential.order": { asked: CredentialOrderRequest; answered: CredentialList; effect: true };
+  "credential.order": { parameters: CredentialOrderRequest; result: CredentialList; hasEffect: true };
   /** Record that a credential worked, and clear its failures. */
-  "credential.mark-used": { asked: CredentialUseRequest; answered: CredentialDetails; effect: true };
+  "credential.mark_used": { parameters: CredentialUseRequest; result: CredentialDetails; hasEffect: true };
   /** Record that a credential failed, so that it is not used for a while. */
-  "credential.mark-failed": { asked: CredentialFailureRequest; answered: CredentialDetails; effect: true };
+  "credential.mark_failed": { parameters: CredentialFailureRequest; result: CredentialDetails; hasEffect: true };
   /** Clear a credential's failures, so that it is used again at once. */
-  "credential.clear": { asked: CredentialUseRequest; answered: CredentialDetails; effect: true };
+  "credential.clear": { parameters: CredentialUseRequest; result: CredentialDetails; hasEffect: true };
   /** List people and their roles. */
-  "person.list": { asked: EmptyRequest; answered: PersonList; effect: false };
+  "person.list": { parameters: EmptyRequest; result: PersonList; hasEffect: false };
   /** Show who you are and your permission level. */
-  "person.whoami": { asked: EmptyRequest; answered: CallerDetails; effect: false };
+  "person.whoami": { parameters: EmptyRequest; result: CallerDetails; hasEffect: false };
   /** Invite a person. The invitation is shown only once. */
-  "person.invite": { asked: PersonInviteRequest; answered: PersonInvited; effect: true };
+  "person.invite": { parameters: PersonInviteRequest; result: PersonInvited; hasEffect: true };
   /** Change a person's role. */
-  "person.role": { asked: PersonRoleRequest; answered: PersonDetails; effect: true };
+  "person.role": { parameters: PersonRoleRequest; result: PersonDetails; hasEffect: true };
   /** Erase a person: remove their access and delete their messages. */
-  "person.forget": { asked: PersonForgetRequest; answered: PersonForgotten; effect: true };
+  "person.forget": { parameters: PersonForgetRequest; result: PersonForgotten; hasEffect: true };
   /** Create a token. Its secret is shown only once. */
-  "token.create": { asked: TokenCreateRequest; answered: TokenCreated; effect: true };
+  "token.create": { parameters: TokenCreateRequest; result: TokenCreated; hasEffect: true };
   /** List tokens, without their secrets. */
-  "token.list": { asked: TokenListRequest; answered: TokenList; effect: false };
+  "token.list": { parameters: TokenListRequest; result: TokenList; hasEffect: false };
   /** Revoke a token. */
-  "token.revoke": { asked: TokenIdRequest; answered: TokenRevoked; effect: true };
+  "token.revoke": { parameters: TokenIdRequest; result: TokenRevoked; hasEffect: true };
   /** Replace the secret of a token. It is shown only once. */
-  "token.rotate": { asked: TokenIdRequest; answered: TokenCreated; effect: true };
+  "token.rotate": { parameters: TokenIdRequest; result: TokenCreated; hasEffect: true };
   /** Create a code that signs a browser in, once. */
-  "token.code": { asked: EmptyRequest; answered: SignInCode; effect: true };
+  "token.code": { parameters: EmptyRequest; result: SignInCode; hasEffect: true };
   /** Show the settings in use. */
-  "config.show": { asked: EmptyRequest; answered: ConfigDetails; effect: false };
+  "config.show": { parameters: EmptyRequest; result: ConfigDetails; hasEffect: false };
   /** Check a settings file. */
-  "config.check": { asked: ConfigCheckRequest; answered: ConfigChecked; effect: false };
+  "config.check": { parameters: ConfigCheckRequest; result: ConfigChecked; hasEffect: false };
   /** Change the settings file and keep its comments. */
-  "config.patch": { asked: ConfigPatchRequest; answered: ConfigChanged; effect: true };
+  "config.patch": { parameters: ConfigPatchRequest; result: ConfigChanged; hasEffect: true };
   /** Reload the settings file. */
-  "config.reload": { asked: EmptyRequest; answered: ConfigChanged; effect: true };
+  "config.reload": { parameters: EmptyRequest; result: ConfigChanged; hasEffect: true };
   /** Apply the agents, people, schedules and bindings of the settings file. */
-  "config.apply": { asked: ConfigApplyRequest; answered: ConfigApplied; effect: true };
+  "config.apply": { parameters: ConfigApplyRequest; result: ConfigApplied; hasEffect: true };
   /** Export agents and people as a settings file, without secrets. */
-  "config.export": { asked: EmptyRequest; answered: ConfigExported; effect: false };
+  "config.export": { parameters: EmptyRequest; result: ConfigExported; hasEffect: false };
   /** List all settings with their values and where these are set. */
-  "config.fields": { asked: EmptyRequest; answered: ConfigFields; effect: false };
+  "config.fields": { parameters: EmptyRequest; result: ConfigFields; hasEffect: false };
   /** Preview a change of the settings file without making it. */
-  "config.preview": { asked: ConfigPreviewRequest; answered: ConfigPreview; effect: false };
+  "config.preview": { parameters: ConfigPreviewRequest; result: ConfigPreview; hasEffect: false };
   /** Show the agents and what waits for you. */
-  "house.status": { asked: EmptyRequest; answered: ServerStatus; effect: false };
+  "server.status": { parameters: EmptyRequest; result: ServerStatus; hasEffect: false };
   /** Return the initial state of a client, and the cursor from which its events continue. */
-  "house.state": { asked: InitialStateRequest; answered: InitialState; effect: false };
+  "server.initial_state": { parameters: InitialStateRequest; result: InitialState; hasEffect: false };
   /** Check the ledger: prove that no message was lost. */
-  "house.ledger": { asked: EmptyRequest; answered: LedgerCheckResult; effect: false };
+  "server.ledger": { parameters: EmptyRequest; result: LedgerCheckResult; hasEffect: false };
   /** Explain what happened to an envelope, run, approval or session. */
-  "house.why": { asked: WhyRequest; answered: WhyExplanation; effect: false };
+  "server.why": { parameters: WhyRequest; result: WhyExplanation; hasEffect: false };
   /** Show active runs, waiting envelopes, and why they wait. */
-  "house.lanes": { asked: LaneListRequest; answered: LaneList; effect: false };
+  "server.lanes": { parameters: LaneListRequest; result: LaneList; hasEffect: false };
   /** Show the server log, newest first. */
-  "house.logs": { asked: LogListRequest; answered: LogEntryList; effect: false };
+  "server.logs": { parameters: LogListRequest; result: LogEntryList; hasEffect: false };
   /** Back up all data to a new folder while the server runs. */
-  "house.backup": { asked: BackupRequest; answered: BackupResult; effect: true };
+  "server.backup": { parameters: BackupRequest; result: BackupResult; hasEffect: true };
   /** Delete old data. Unless `dry_run` is false, only count it. */
-  "house.purge": { asked: PurgeRequest; answered: PurgeResult; effect: true };
+  "server.purge": { parameters: PurgeRequest; result: PurgeResult; hasEffect: true };
   /** Show usage and cost. */
-  "usage.show": { asked: UsageRequest; answered: UsageReport; effect: false };
+  "usage.show": { parameters: UsageRequest; result: UsageReport; hasEffect: false };
   /** Show usage per day, grouped by agent, model, provider or person. */
-  "usage.days": { asked: UsageDaysRequest; answered: DailyUsageReport; effect: false };
+  "usage.days": { parameters: UsageDaysRequest; result: DailyUsageReport; hasEffect: false };
   /** Show the budgets and what is spent of them. */
-  "usage.budgets": { asked: EmptyRequest; answered: BudgetList; effect: false };
+  "usage.budgets": { parameters: EmptyRequest; result: BudgetList; hasEffect: false };
   /** Explain why an agent may use a tool, may not, or needs an approval. */
-  "policy.explain": { asked: PolicyExplainRequest; answered: PolicyExplanation; effect: false };
+  "policy.explain": { parameters: PolicyExplainRequest; result: PolicyExplanation; hasEffect: false };
   /** Show which recorded calls other settings would decide differently. */
-  "policy.test": { asked: PolicyTestRequest; answered: PolicyTestResult; effect: false };
+  "policy.test": { parameters: PolicyTestRequest; result: PolicyTestResult; hasEffect: false };
   /** List all tools, or what an agent may do with each. */
-  "tool.list": { asked: ToolListRequest; answered: ToolList; effect: false };
+  "tool.list": { parameters: ToolListRequest; result: ToolList; hasEffect: false };
   /** List the grants of agents. */
-  "grant.list": { asked: EmptyRequest; answered: GrantList; effect: false };
+  "grant.list": { parameters: EmptyRequest; result: GrantList; hasEffect: false };
   /** Grant an agent a permission. */
-  "grant.add": { asked: GrantAddRequest; answered: GrantDetails; effect: true };
+  "grant.add": { parameters: GrantAddRequest; result: GrantDetails; hasEffect: true };
   /** Revoke a grant, effective at once. */
-  "grant.revoke": { asked: GrantIdRequest; answered: GrantRevoked; effect: true };
+  "grant.revoke": { parameters: GrantIdRequest; result: GrantRevoked; hasEffect: true };
   /** Call a tool directly, as an agent would. */
-  "tool.invoke": { asked: ToolInvokeRequest; answered: ToolInvokeResult; effect: true };
+  "tool.invoke": { parameters: ToolInvokeRequest; result: ToolInvokeResult; hasEffect: true };
   /** List skills, their status and folders. */
-  "skill.list": { asked: SkillListRequest; answered: SkillList; effect: false };
+  "skill.list": { parameters: SkillListRequest; result: SkillList; hasEffect: false };
   /** Show a skill, and what changed since it was approved. */
-  "skill.show": { asked: SkillNameRequest; answered: SkillDetails; effect: false };
+  "skill.show": { parameters: SkillNameRequest; result: SkillDetails; hasEffect: false };
   /** Approve a skill's current version after reading it. */
-  "skill.approve": { asked: SkillApproveRequest; answered: SkillApproved; effect: true };
+  "skill.approve": { parameters: SkillApproveRequest; result: SkillApproved; hasEffect: true };
   /** Revoke the approval of a skill. */
-  "skill.revoke": { asked: SkillNameRequest; answered: SkillRevoked; effect: true };
+  "skill.revoke": { parameters: SkillNameRequest; result: SkillRevoked; hasEffect: true };
   /** Export operations as a skill with its own commands. */
-  "skill.export": { asked: SkillExportRequest; answered: SkillExported; effect: true };
+  "skill.export": { parameters: SkillExportRequest; result: SkillExported; hasEffect: true };
   /** List plugins and their status. */
-  "plugin.list": { asked: EmptyRequest; answered: PluginList; effect: false };
+  "plugin.list": { parameters: EmptyRequest; result: PluginList; hasEffect: false };
   /** Show one plugin and what it registers. */
-  "plugin.show": { asked: PluginInstanceRequest; answered: PluginDetails; effect: false };
+  "plugin.show": { parameters: PluginInstanceRequest; result: PluginDetails; hasEffect: false };
   /** Show the settings of a plugin. */
-  "plugin.settings": { asked: PluginInstanceRequest; answered: PluginSettingsDetails; effect: false };
+  "plugin.settings": { parameters: PluginInstanceRequest; result: PluginSettingsDetails; hasEffect: false };
   /** Change some settings of a plugin. */
-  "plugin.patch": { asked: PluginSettingsRequest; answered: PluginSettingsDetails; effect: true };
+  "plugin.patch": { parameters: PluginSettingsRequest; result: PluginSettingsDetails; hasEffect: true };
   /** Replace all settings of a plugin. */
-  "plugin.replace": { asked: PluginSettingsRequest; answered: PluginSettingsDetails; effect: true };
+  "plugin.replace": { parameters: PluginSettingsRequest; result: PluginSettingsDetails; hasEffect: true };
   /** Enable and load a plugin. */
-  "plugin.enable": { asked: PluginEnableRequest; answered: PluginDetails; effect: true };
+  "plugin.enable": { parameters: PluginEnableRequest; result: PluginDetails; hasEffect: true };
   /** Disable and unload a plugin. Its data stays. */
-  "plugin.disable": { asked: PluginInstanceRequest; answered: PluginDetails; effect: true };
+  "plugin.disable": { parameters: PluginInstanceRequest; result: PluginDetails; hasEffect: true };
   /** Unload a plugin and load it again. */
-  "plugin.reload": { asked: PluginInstanceRequest; answered: PluginDetails; effect: true };
+  "plugin.reload": { parameters: PluginInstanceRequest; result: PluginDetails; hasEffect: true };
   /** List hooks, their status and folders. */
-  "hook.list": { asked: HookListRequest; answered: HookList; effect: false };
+  "hook.list": { parameters: HookListRequest; result: HookList; hasEffect: false };
   /** Show a hook: its description and its program. */
-  "hook.show": { asked: HookNameRequest; answered: HookContent; effect: false };
+  "hook.show": { parameters: HookNameRequest; result: HookContent; hasEffect: false };
   /** Enable a hook's current version. */
-  "hook.enable": { asked: HookEnableRequest; answered: HookDetails; effect: true };
+  "hook.enable": { parameters: HookEnableRequest; result: HookDetails; hasEffect: true };
   /** Disable a hook. */
-  "hook.disable": { asked: HookNameRequest; answered: HookDisabled; effect: true };
+  "hook.disable": { parameters: HookNameRequest; result: HookDisabled; hasEffect: true };
   /** List MCP servers and their status. */
-  "mcp.list": { asked: EmptyRequest; answered: McpServerList; effect: false };
+  "mcp.list": { parameters: EmptyRequest; result: McpServerList; hasEffect: false };
   /** Show the tools of an MCP server, and what changed since they were approved. */
-  "mcp.show": { asked: McpServerNameRequest; answered: McpServerDetails; effect: false };
+  "mcp.show": { parameters: McpServerNameRequest; result: McpServerDetails; hasEffect: false };
   /** Approve the current tools of an MCP server after reading them. */
-  "mcp.approve": { asked: McpApproveRequest; answered: McpApproved; effect: true };
+  "mcp.approve": { parameters: McpApproveRequest; result: McpApproved; hasEffect: true };
   /** Revoke the approval of an MCP server's tools. */
-  "mcp.revoke": { asked: McpServerNameRequest; answered: McpRevoked; effect: true };
+  "mcp.revoke": { parameters: McpServerNameRequest; result: McpRevoked; hasEffect: true };
   /** Restart an MCP server. */
-  "mcp.restart": { asked: McpServerNameRequest; answered: McpServerStatus; effect: true };
+  "mcp.restart": { parameters: McpServerNameRequest; result: McpServerStatus; hasEffect: true };
   /** List connectors and their status. */
-  "connector.list": { asked: EmptyRequest; answered: ConnectorList; effect: false };
+  "connector.list": { parameters: EmptyRequest; result: ConnectorList; hasEffect: false };
   /** List the supported platforms. */
-  "connector.kinds": { asked: EmptyRequest; answered: PlatformList; effect: false };
+  "connector.platforms": { parameters: EmptyRequest; result: PlatformList; hasEffect: false };
   /** Show a connector and its settings. */
-  "connector.show": { asked: ConnectorNameRequest; answered: ConnectorDetails; effect: false };
+  "connector.show": { parameters: ConnectorNameRequest; result: ConnectorDetails; hasEffect: false };
   /** Test the connection of a connector. */
-  "connector.test": { asked: ConnectorNameRequest; answered: ConnectorTestResult; effect: false };
+  "connector.test": { parameters: ConnectorNameRequest; result: ConnectorTestResult; hasEffect: false };
   /** Add a connector. */
-  "connector.add": { asked: ConnectorAddRequest; answered: ConnectorAdded; effect: true };
+  "connector.add": { parameters: ConnectorAddRequest; result: ConnectorAdded; hasEffect: true };
   /** Remove a connector. */
-  "connector.remove": { asked: ConnectorNameRequest; answered: ConnectorRemoved; effect: true };
+  "connector.remove": { parameters: ConnectorNameRequest; result: ConnectorRemoved; hasEffect: true };
   /** Enable a connector. */
-  "connector.enable": { asked: ConnectorNameRequest; answered: ConnectorStatus; effect: true };
+  "connector.enable": { parameters: ConnectorNameRequest; result: ConnectorStatus; hasEffect: true };
   /** Disable a connector. */
-  "connector.disable": { asked: ConnectorNameRequest; answered: ConnectorStatus; effect: true };
+  "connector.disable": { parameters: ConnectorNameRequest; result: ConnectorStatus; hasEffect: true };
   /** List unprocessed messages. */
-  "set-aside.list": { asked: PoisonMessageListRequest; answered: PoisonMessageList; effect: false };
+  "poison_message.list": { parameters: PoisonMessageListRequest; result: PoisonMessageList; hasEffect: false };
   /** Process an unprocessed message again. */
-  "set-aside.retry": { asked: PoisonMessageIdRequest; answered: PoisonMessageRetried; effect: true };
+  "poison_message.retry": { parameters: PoisonMessageIdRequest; result: PoisonMessageRetried; hasEffect: true };
   /** Drop an unprocessed message. */
-  "set-aside.drop": { asked: PoisonMessageIdRequest; answered: PoisonMessageDropped; effect: true };
+  "poison_message.drop": { parameters: PoisonMessageIdRequest; result: PoisonMessageDropped; hasEffect: true };
   /** List which agent answers in which channel. */
-  "binding.list": { asked: EmptyRequest; answered: BindingList; effect: false };
+  "binding.list": { parameters: EmptyRequest; result: BindingList; hasEffect: false };
   /** Set which agent answers in a channel, and replace the previous binding. */
-  "binding.set": { asked: BindingSetRequest; answered: BindingSet; effect: true };
+  "binding.set": { parameters: BindingSetRequest; result: BindingSet; hasEffect: true };
   /** Remove a binding. */
-  "binding.remove": { asked: BindingIdRequest; answered: BindingRemoved; effect: true };
+  "binding.remove": { parameters: BindingIdRequest; result: BindingRemoved; hasEffect: true };
   /** List pairing requests and admitted senders. */
-  "pairing.list": { asked: EmptyRequest; answered: PairingList; effect: false };
+  "pairing.list": { parameters: EmptyRequest; result: PairingList; hasEffect: false };
   /** Admit the sender with this code. */
-  "pairing.accept": { asked: PairingAcceptRequest; answered: PairingDecided; effect: true };
+  "pairing.accept": { parameters: PairingAcceptRequest; result: PairingDecided; hasEffect: true };
   /** Refuse the sender with this code. */
-  "pairing.refuse": { asked: PairingIdRequest; answered: PairingDecided; effect: true };
+  "pairing.refuse": { parameters: PairingIdRequest; result: PairingDecided; hasEffect: true };
   /** Revoke the admission of a sender. */
-  "pairing.dismiss": { asked: PairingDismissRequest; answered: PairingDismissed; effect: true };
+  "pairing.revoke": { parameters: PairingRevokeRequest; result: PairingRevoked; hasEffect: true };
   /** List identities: platform ids linked to people. */
-  "identity.list": { asked: EmptyRequest; answered: IdentityList; effect: false };
+  "identity.list": { parameters: EmptyRequest; result: IdentityList; hasEffect: false };
   /** Link a platform id to a person. */
-  "identity.link": { asked: IdentityLinkRequest; answered: IdentityDetails; effect: true };
+  "identity.link": { parameters: IdentityLinkRequest; result: IdentityDetails; hasEffect: true };
   /** Unlink a platform id from its person. */
-  "identity.unlink": { asked: IdentityUnlinkRequest; answered: IdentityUnlinked; effect: true };
+  "identity.unlink": { parameters: IdentityUnlinkRequest; result: IdentityUnlinked; hasEffect: true };
   /** List audit entries, newest first. */
-  "audit.list": { asked: AuditListRequest; answered: AuditEntryList; effect: false };
+  "audit.list": { parameters: AuditListRequest; result: AuditEntryList; hasEffect: false };
   /** Verify that the audit log is unchanged. */
-  "audit.verify": { asked: AuditVerifyRequest; answered: AuditVerifyResult; effect: false };
+  "audit.verify": { parameters: AuditVerifyRequest; result: AuditVerifyResult; hasEffect: false };
   /** Export the audit log as JSON lines. */
-  "audit.export": { asked: AuditExportRequest; answered: AuditExport; effect: false };
+  "audit.export": { parameters: AuditExportRequest; result: AuditExport; hasEffect: false };
   /** Check the server and its data, and report problems with a next step. */
-  "house.doctor": { asked: DoctorRequest; answered: DoctorReport; effect: false };
+  "server.doctor": { parameters: DoctorRequest; result: DoctorReport; hasEffect: false };
   /** Notify a person. */
-  "notification.create": { asked: NotificationCreateRequest; answered: NotificationCreated; effect: true };
+  "notification.create": { parameters: NotificationCreateRequest; result: NotificationCreated; hasEffect: true };
   /** List your notifications, newest first. */
-  "notification.list": { asked: NotificationListRequest; answered: NotificationList; effect: false };
+  "notification.list": { parameters: NotificationListRequest; result: NotificationList; hasEffect: false };
   /** Mark notifications as read. */
-  "notification.read": { asked: NotificationSelectionRequest; answered: NotificationsChanged; effect: true };
+  "notification.read": { parameters: NotificationSelectionRequest; result: NotificationsChanged; hasEffect: true };
   /** Delete notifications. */
-  "notification.clear": { asked: NotificationSelectionRequest; answered: NotificationsChanged; effect: true };
+  "notification.clear": { parameters: NotificationSelectionRequest; result: NotificationsChanged; hasEffect: true };
   /** List your questionnaires, newest first. */
-  "questionnaire.list": { asked: QuestionnaireListRequest; answered: QuestionnaireList; effect: false };
+  "questionnaire.list": { parameters: QuestionnaireListRequest; result: QuestionnaireList; hasEffect: false };
   /** Show a questionnaire. */
-  "questionnaire.show": { asked: QuestionnaireIdRequest; answered: QuestionnaireDetails; effect: false };
+  "questionnaire.show": { parameters: QuestionnaireIdRequest; result: QuestionnaireDetails; hasEffect: false };
   /** Answer a questionnaire. The agent gets your answers. */
-  "questionnaire.submit": { asked: QuestionnaireSubmitRequest; answered: QuestionnaireSubmitted; effect: true };
+  "questionnaire.submit": { parameters: QuestionnaireSubmitRequest; result: QuestionnaireSubmitted; hasEffect: true };
   /** Close a questionnaire without an answer. */
-  "questionnaire.cancel": { asked: QuestionnaireIdRequest; answered: QuestionnaireCancelled; effect: true };
+  "questionnaire.cancel": { parameters: QuestionnaireIdRequest; result: QuestionnaireCancelled; hasEffect: true };
   /** Show one of your preferences. */
-  "preference.get": { asked: PreferenceGetRequest; answered: PreferenceDetails; effect: false };
+  "preference.get": { parameters: PreferenceGetRequest; result: PreferenceDetails; hasEffect: false };
   /** List your preferences. */
-  "preference.list": { asked: EmptyRequest; answered: PreferenceList; effect: false };
+  "preference.list": { parameters: EmptyRequest; result: PreferenceList; hasEffect: false };
   /** Set one of your preferences, for all your devices. */
-  "preference.set": { asked: PreferenceSetRequest; answered: PreferenceDetails; effect: true };
+  "preference.set": { parameters: PreferenceSetRequest; result: PreferenceDetails; hasEffect: true };
   /** Schedule a message, once or repeatedly. */
-  "schedule.add": { asked: ScheduleAddRequest; answered: ScheduleDetails; effect: true };
+  "schedule.add": { parameters: ScheduleAddRequest; result: ScheduleDetails; hasEffect: true };
   /** List your schedules, newest first. */
-  "schedule.list": { asked: ScheduleListRequest; answered: ScheduleList; effect: false };
+  "schedule.list": { parameters: ScheduleListRequest; result: ScheduleList; hasEffect: false };
   /** Show a schedule. */
-  "schedule.show": { asked: ScheduleRequest; answered: ScheduleDetails; effect: false };
+  "schedule.show": { parameters: ScheduleRequest; result: ScheduleDetails; hasEffect: false };
   /** Change a schedule. */
-  "schedule.set": { asked: ScheduleSetRequest; answered: ScheduleDetails; effect: true };
+  "schedule.set": { parameters: ScheduleSetRequest; result: ScheduleDetails; hasEffect: true };
   /** Enable a schedule. */
-  "schedule.enable": { asked: ScheduleRequest; answered: ScheduleChanged; effect: true };
+  "schedule.enable": { parameters: ScheduleRequest; result: ScheduleChanged; hasEffect: true };
   /** Disable a schedule. */
-  "schedule.disable": { asked: ScheduleRequest; answered: ScheduleChanged; effect: true };
+  "schedule.disable": { parameters: ScheduleRequest; result: ScheduleChanged; hasEffect: true };
   /** Run a schedule now, even if it is disabled. */
-  "schedule.run": { asked: ScheduleRunRequest; answered: ScheduleRunResult; effect: true };
+  "schedule.run": { parameters: ScheduleRunRequest; result: ScheduleRunResult; hasEffect: true };
   /** Describe a time in words, and list its next occurrences. */
-  "schedule.explain": { asked: ScheduleExplainRequest; answered: ScheduleExplanation; effect: false };
+  "schedule.explain": { parameters: ScheduleExplainRequest; result: ScheduleExplanation; hasEffect: false };
   /** List the next occurrences of a schedule. */
-  "schedule.next": { asked: ScheduleNextRequest; answered: ScheduleExplanation; effect: false };
+  "schedule.next": { parameters: ScheduleNextRequest; result: ScheduleExplanation; hasEffect: false };
   /** List the past occurrences of a schedule and their results. */
-  "schedule.history": { asked: ScheduleHistoryRequest; answered: ScheduleHistory; effect: false };
+  "schedule.history": { parameters: ScheduleHistoryRequest; result: ScheduleHistory; hasEffect: false };
   /** Delete a schedule and its history. */
-  "schedule.delete": { asked: ScheduleRequest; answered: ScheduleDeleted; effect: true };
+  "schedule.delete": { parameters: ScheduleRequest; result: ScheduleDeleted; hasEffect: true };
   /** List heartbeats: their times and tasks. */
-  "heartbeat.list": { asked: HeartbeatListRequest; answered: HeartbeatList; effect: false };
+  "heartbeat.list": { parameters: HeartbeatListRequest; result: HeartbeatList; hasEffect: false };
   /** Show a heartbeat task. */
-  "heartbeat.show": { asked: HeartbeatTaskRequest; answered: HeartbeatTaskDetails; effect: false };
+  "heartbeat.show": { parameters: HeartbeatTaskRequest; result: HeartbeatTaskDetails; hasEffect: false };
   /** Add a task to an agent's heartbeat. */
-  "heartbeat.add": { asked: HeartbeatAddRequest; answered: HeartbeatTaskAdded; effect: true };
+  "heartbeat.add": { parameters: HeartbeatAddRequest; result: HeartbeatTaskAdded; hasEffect: true };
   /** Remove a task from a heartbeat. */
-  "heartbeat.remove": { asked: HeartbeatTaskRequest; answered: HeartbeatTaskRemoved; effect: true };
+  "heartbeat.remove": { parameters: HeartbeatTaskRequest; result: HeartbeatTaskRemoved; hasEffect: true };
   /** Run heartbeat tasks now, or all that are due. */
-  "heartbeat.run": { asked: HeartbeatRunRequest; answered: HeartbeatRunResult; effect: true };
+  "heartbeat.run": { parameters: HeartbeatRunRequest; result: HeartbeatRunResult; hasEffect: true };
   /** List the scheduled occurrences of the next days. */
-  "schedule.calendar": { asked: CalendarRequest; answered: CalendarDetails; effect: false };
+  "schedule.calendar": { parameters: CalendarRequest; result: CalendarDetails; hasEffect: false };
   /** Send a person a reminder at a time. No agent works on it. */
-  "reminder.add": { asked: ReminderAddRequest; answered: ScheduleDetails; effect: true };
+  "reminder.add": { parameters: ReminderAddRequest; result: ScheduleDetails; hasEffect: true };
   /** List pending reminders, soonest first. */
-  "reminder.list": { asked: ReminderListRequest; answered: ReminderList; effect: false };
+  "reminder.list": { parameters: ReminderListRequest; result: ReminderList; hasEffect: false };
   /** Delete a reminder. */
-  "reminder.delete": { asked: ReminderIdRequest; answered: ScheduleDeleted; effect: true };
+  "reminder.delete": { parameters: ReminderIdRequest; result: ScheduleDeleted; hasEffect: true };
   /** Send a message to a session at a time. */
-  "wakeup.add": { asked: WakeupAddRequest; answered: ScheduleDetails; effect: true };
+  "wakeup.add": { parameters: WakeupAddRequest; result: ScheduleDetails; hasEffect: true };
   /** List pending wake-ups, soonest first. */
-  "wakeup.list": { asked: WakeupListRequest; answered: WakeupList; effect: false };
+  "wakeup.list": { parameters: WakeupListRequest; result: WakeupList; hasEffect: false };
   /** Delete a wake-up. */
-  "wakeup.delete": { asked: ReminderIdRequest; answered: ScheduleDeleted; effect: true };
+  "wakeup.delete": { parameters: ReminderIdRequest; result: ScheduleDeleted; hasEffect: true };
 }
-
-export type Refused = ErrorResponse;
 
 export const routes: { [Name in keyof Operations]: string } = {
   "envelope.send": "/api/envelope/send",
@@ -1321,26 +1319,26 @@ export const routes: { [Name in keyof Operations]: string } = {
   "session.state": "/api/session/state",
   "session.stop": "/api/session/stop",
   "session.reset": "/api/session/reset",
-  "session.queue": "/api/session/queue",
+  "session.set_queue": "/api/session/set_queue",
   "approval.answer": "/api/approval/answer",
   "session.attach": "/api/session/attach",
-  "session.read": "/api/session/read",
+  "session.mark_read": "/api/session/mark_read",
   "session.policy": "/api/session/policy",
-  "session.refresh": "/api/session/refresh",
-  "session.sending": "/api/session/sending",
+  "session.reset_after_run": "/api/session/reset_after_run",
+  "session.set_sending": "/api/session/set_sending",
   "session.transcript": "/api/session/transcript",
   "run.show": "/api/run/show",
   "run.list": "/api/run/list",
   "run.trace": "/api/run/trace",
   "approval.list": "/api/approval/list",
-  "command.list": "/api/command/list",
+  "slash_command.list": "/api/slash_command/list",
   "session.export": "/api/session/export",
   "session.import": "/api/session/import",
   "session.fork": "/api/session/fork",
   "session.trim": "/api/session/trim",
   "session.deleted": "/api/session/deleted",
   "session.restore": "/api/session/restore",
-  "session.waiting": "/api/session/waiting",
+  "session.queued": "/api/session/queued",
   "delegation.list": "/api/delegation/list",
   "delegation.stop": "/api/delegation/stop",
   "subagent.list": "/api/subagent/list",
@@ -1356,10 +1354,10 @@ export const routes: { [Name in keyof Operations]: string } = {
   "agent.diff": "/api/agent/diff",
   "agent.restore": "/api/agent/restore",
   "agent.delete": "/api/agent/delete",
-  "agent.permanent": "/api/agent/permanent",
+  "agent.create_permanent": "/api/agent/create_permanent",
   "agent.files": "/api/agent/files",
   "agent.file": "/api/agent/file",
-  "agent.write-file": "/api/agent/write-file",
+  "agent.write_file": "/api/agent/write_file",
   "agent.prompt": "/api/agent/prompt",
   "model.list": "/api/model/list",
   "model.show": "/api/model/show",
@@ -1367,8 +1365,8 @@ export const routes: { [Name in keyof Operations]: string } = {
   "credential.add": "/api/credential/add",
   "credential.remove": "/api/credential/remove",
   "credential.order": "/api/credential/order",
-  "credential.mark-used": "/api/credential/mark-used",
-  "credential.mark-failed": "/api/credential/mark-failed",
+  "credential.mark_used": "/api/credential/mark_used",
+  "credential.mark_failed": "/api/credential/mark_failed",
   "credential.clear": "/api/credential/clear",
   "person.list": "/api/person/list",
   "person.whoami": "/api/person/whoami",
@@ -1388,14 +1386,14 @@ export const routes: { [Name in keyof Operations]: string } = {
   "config.export": "/api/config/export",
   "config.fields": "/api/config/fields",
   "config.preview": "/api/config/preview",
-  "house.status": "/api/house/status",
-  "house.state": "/api/house/state",
-  "house.ledger": "/api/house/ledger",
-  "house.why": "/api/house/why",
-  "house.lanes": "/api/house/lanes",
-  "house.logs": "/api/house/logs",
-  "house.backup": "/api/house/backup",
-  "house.purge": "/api/house/purge",
+  "server.status": "/api/server/status",
+  "server.initial_state": "/api/server/initial_state",
+  "server.ledger": "/api/server/ledger",
+  "server.why": "/api/server/why",
+  "server.lanes": "/api/server/lanes",
+  "server.logs": "/api/server/logs",
+  "server.backup": "/api/server/backup",
+  "server.purge": "/api/server/purge",
   "usage.show": "/api/usage/show",
   "usage.days": "/api/usage/days",
   "usage.budgets": "/api/usage/budgets",
@@ -1429,30 +1427,30 @@ export const routes: { [Name in keyof Operations]: string } = {
   "mcp.revoke": "/api/mcp/revoke",
   "mcp.restart": "/api/mcp/restart",
   "connector.list": "/api/connector/list",
-  "connector.kinds": "/api/connector/kinds",
+  "connector.platforms": "/api/connector/platforms",
   "connector.show": "/api/connector/show",
   "connector.test": "/api/connector/test",
   "connector.add": "/api/connector/add",
   "connector.remove": "/api/connector/remove",
   "connector.enable": "/api/connector/enable",
   "connector.disable": "/api/connector/disable",
-  "set-aside.list": "/api/set-aside/list",
-  "set-aside.retry": "/api/set-aside/retry",
-  "set-aside.drop": "/api/set-aside/drop",
+  "poison_message.list": "/api/poison_message/list",
+  "poison_message.retry": "/api/poison_message/retry",
+  "poison_message.drop": "/api/poison_message/drop",
   "binding.list": "/api/binding/list",
   "binding.set": "/api/binding/set",
   "binding.remove": "/api/binding/remove",
   "pairing.list": "/api/pairing/list",
   "pairing.accept": "/api/pairing/accept",
   "pairing.refuse": "/api/pairing/refuse",
-  "pairing.dismiss": "/api/pairing/dismiss",
+  "pairing.revoke": "/api/pairing/revoke",
   "identity.list": "/api/identity/list",
   "identity.link": "/api/identity/link",
   "identity.unlink": "/api/identity/unlink",
   "audit.list": "/api/audit/list",
   "audit.verify": "/api/audit/verify",
   "audit.export": "/api/audit/export",
-  "house.doctor": "/api/house/doctor",
+  "server.doctor": "/api/server/doctor",
   "notification.create": "/api/notification/create",
   "notification.list": "/api/notification/list",
   "notification.read": "/api/notification/read",

@@ -50,7 +50,7 @@ class PendingQuestions {
     return [...pending, ...decided.values()]
       .filter((each) => session === null || each.session === session)
       .sort(
-        (a, b) => compareTimes(a["expires-at"], b["expires-at"]) || compareTimes(a["asked-at"], b["asked-at"]) || (a.id < b.id ? -1 : 1),
+        (a, b) => compareTimes(a.expires_at, b.expires_at) || compareTimes(a.requested_at, b.requested_at) || (a.id < b.id ? -1 : 1),
       );
   }
 
@@ -72,8 +72,8 @@ class PendingQuestions {
   }
 
   #handleEvent(event: ServerEvent): void {
-    if (event.news === "questionnaire.changed") this.#refreshSoon();
-    if (event.news !== "approval.decided") return;
+    if (event.event === "questionnaire.changed") this.#refreshSoon();
+    if (event.event !== "approval.decided") return;
     const known = this.#pending.get(String(event["approval"]));
     if (known) this.showDecision(known, event["state"] as Approval["state"], String(event["by"] ?? ""));
   }
@@ -81,14 +81,14 @@ class PendingQuestions {
   /** Keep a decision visible for a while, with the details that are known so far. */
   showDecision(approval: Approval, state: Approval["state"], by: string): void {
     if (this.decided.some((each) => each.id === approval.id)) return;
-    this.decided = [...this.decided, { ...approval, state, "decided-by": by, scopes: [] }];
+    this.decided = [...this.decided, { ...approval, state, decided_by: by, scopes: [] }];
     void this.#loadDetails(approval.id);
     window.setTimeout(() => (this.decided = this.decided.filter((each) => each.id !== approval.id)), DECIDED_SHOWN_MS);
   }
 
   /** The event does not carry the scope and the comment of a decision: read them. */
   async #loadDetails(id: string): Promise<void> {
-    const { approvals } = await callOperation("approval.list", { past: true, limit: PAGE_SIZE }).catch(() => ({ approvals: [] as Approval[] }));
+    const { approvals } = await callOperation("approval.list", { decided: true, limit: PAGE_SIZE }).catch(() => ({ approvals: [] as Approval[] }));
     const complete = approvals.find((each) => each.id === id);
     if (complete) this.decided = this.decided.map((each) => (each.id === id ? complete : each));
   }

@@ -48,7 +48,7 @@ export function createQuery<T>(read: () => Promise<T>, { everyMs = INTERVAL_MS, 
     };
     const refreshSoon = debounce(async () => refreshIfVisible());
     const unlisten = server.events.listen({
-      event: (event) => events.includes(event.news) && refreshSoon.trigger(),
+      event: (event) => events.includes(event.event) && refreshSoon.trigger(),
       reset: () => refreshSoon.trigger(),
     });
     const timer = everyMs ? setInterval(refreshIfVisible, everyMs) : 0;

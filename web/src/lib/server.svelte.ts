@@ -1,11 +1,11 @@
 // The state of the server as the app knows it: who is signed in, the agents, the sessions, the pending approvals. It is
-// read with `house.state`, and events keep it up to date.
+// read with `server.initial_state`, and events keep it up to date.
 
 import { callOperation, ApiError, ServerUnreachable, onSignedOut, type Result } from "./api";
 import { stripContextLine } from "./uiContext";
 import { EventStream, type ServerEvent } from "./eventStream.svelte";
 
-type State = Result<"house.state">;
+type State = Result<"server.initial_state">;
 export type AgentSummary = State["agents"][number];
 export type Session = State["sessions"][number];
 export type Approval = State["approvals"][number];
@@ -25,9 +25,9 @@ const STATE_EVENTS = new Set([
   "session.reset",
   "session.switched",
   "agent.changed",
-  "approval.asked",
+  "approval.created",
   "approval.decided",
-  "run.parked",
+  "run.suspended",
 ]);
 
 export class ServerState {
@@ -157,10 +157,10 @@ export class ServerState {
   }
 
   async #refresh(): Promise<number> {
-    const state = await callOperation("house.state");
+    const state = await callOperation("server.initial_state");
     if (state.cursor < this.#cursor) return this.#cursor; // an older response that arrived later
     this.#cursor = state.cursor;
-    this.you = state.you;
+    this.you = state.principal;
     this.level = state.level;
     this.agents = state.agents;
     const ids = new Set(state.sessions.map((each) => each.sessionId));
@@ -176,17 +176,17 @@ export class ServerState {
   #handleEvent(event: ServerEvent): void {
     const session = event.session;
     if (session !== null) {
-      if (event.news === "run.started" || event.news === "run.resumed") this.#setRunning(session, true);
-      if (event.news === "run.ended" || event.news === "run.parked") this.#setRunning(session, false);
+      if (event.event === "run.started" || event.event === "run.resumed") this.#setRunning(session, true);
+      if (event.event === "run.ended" || event.event === "run.suspended") this.#setRunning(session, false);
       const known = this.session(session);
-      if (known && (event.news === "envelope.accepted" || event.news === "run.ended")) {
+      if (known && (event.event === "envelope.accepted" || event.event === "run.ended")) {
         const last = typeof event["text"] === "string" && event["text"] ? { lastSnippet: snippet(stripContextLine(event["text"])) } : {};
         this.#setSession({ ...known, ...last, updatedAt: event.at });
       } else if (!known) this.refreshSoon();
-      if (event.news === "session.deleted") this.removeSession(session);
+      if (event.event === "session.deleted") this.removeSession(session);
     }
-    if (event.news === "envelope.accepted" && event["to"] === this.you) this.refreshSoon(); // it changes the unread count
-    if (STATE_EVENTS.has(event.news)) this.refreshSoon();
+    if (event.event === "envelope.accepted" && event["to"] === this.you) this.refreshSoon(); // it changes the unread count
+    if (STATE_EVENTS.has(event.event)) this.refreshSoon();
   }
 
   #setRunning(session: string, isRunning: boolean): void {

@@ -36,7 +36,7 @@ class BrowserWindow {
 
   /** Start to receive commands. Returns a function that stops it. */
   start(): () => void {
-    const unlisten = server.events.listen({ frame: (frame) => frame.type === "panel-command" && frame["window"] === this.id && this.#handleCommand(frame) });
+    const unlisten = server.events.listen({ frame: (frame) => frame.type === "panel_command" && frame["window"] === this.id && this.#handleCommand(frame) });
     const handleVisible = (): void => void (document.visibilityState === "visible" && this.report({ force: true }));
     addEventListener("focus", handleVisible);
     document.addEventListener("visibilitychange", handleVisible);
@@ -71,7 +71,7 @@ class BrowserWindow {
   #handleCommand(frame: Frame): void {
     const command = String(frame["command"]);
     try {
-      if (frame["do"] === "open-url") return this.#requestLink(frame, command);
+      if (frame["action"] === "open_url") return this.#requestLink(frame, command);
       const panel = perform(frame);
       this.report(); // the next command must see the new state
       this.#answer(command, { panel });
@@ -82,7 +82,7 @@ class BrowserWindow {
   }
 
   #answer(command: string, result: { panel?: string; error?: string }): void {
-    server.events.send({ type: "panel-done", command, ok: result.error === undefined, ...result });
+    server.events.send({ type: "panel_done", command, ok: result.error === undefined, ...result });
   }
 
   // A browser opens a page only after a click, and the person must see the URL and which agent asks.
@@ -108,9 +108,9 @@ function perform(frame: Frame): string {
     return tab ? dock.getTitle(tab) : id;
   };
   const notify = (format: (agent: string, title: string) => string, title: string): void => void toasts.show(format(agent, title));
-  switch (frame["do"]) {
+  switch (frame["action"]) {
     case "open": {
-      const opened = dock.add(String(frame["panel-type"]), {
+      const opened = dock.add(String(frame["panel_type"]), {
         title: String(frame["title"] ?? "").slice(0, TITLE_LENGTH_MAX),
         session: (frame["binding"] as string | null) ?? null,
         region: parseRegion(frame),
@@ -131,7 +131,7 @@ function perform(frame: Frame): string {
       notify(messages.moved, getTitle(panel));
       return panel;
     case "replace": {
-      const opened = dock.replace(panel, String(frame["panel-type"]), (frame["binding"] as string | null) ?? null);
+      const opened = dock.replace(panel, String(frame["panel_type"]), (frame["binding"] as string | null) ?? null);
       notify(messages.replaced, getTitle(opened));
       return opened;
     }

@@ -9,7 +9,7 @@ export const delegationStrings = {
   hint: "Stopping a delegation also stops the work that was delegated further. The agent that delegated it is notified.",
   openOnly: "Show open only",
   noneOpen: "No open delegations. All delegated work is finished.",
-  status: { waiting: "queued", working: "working", parked: "waiting for an agent", asking: "waiting for approval", ok: "done", error: "failed", timeout: "timed out", stopped: "stopped" },
+  status: { waiting: "queued", working: "working", suspended: "waiting for an agent", awaiting_approval: "waiting for approval", ok: "done", error: "failed", timeout: "timed out", stopped: "stopped" },
   kinds: { message: "asked", send: "messaged", spawn: "started subagent", background: "started background job", external: "asked external agent" },
   in: "in",
   unnamed: "unnamed conversation",

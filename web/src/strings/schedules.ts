@@ -76,7 +76,7 @@ export const schedules = {
 
   history: "History",
   noHistory: "No runs yet. Each run appears here with its result.",
-  by: { hand: "manual", force: "forced" } as Record<string, string>,
+  by: { manual: "manual", force: "forced" } as Record<string, string>,
   stretch: (count: number | null, from: string, until: string): string =>
     `${count === null ? "More than 1,000 times" : pluralize(count, "time", "times")}, from ${from} to before ${until}`,
   /** Why an occurrence was skipped, by the first word of the server's reason. */
@@ -119,8 +119,8 @@ export const schedules = {
     you: "you",
     other: "Other address…",
     address: { label: "Address", hint: "agent:NAME, person:NAME or channel:CONNECTOR:CHANNEL" },
-    place: { label: "Conversation", hint: "" },
-    places: {
+    session_kind: { label: "Conversation", hint: "" },
+    sessionKinds: {
       fresh: "A new conversation each time",
       own: "Its own conversation, with history",
       main: "Your last conversation with the agent",
@@ -129,7 +129,7 @@ export const schedules = {
     session: { label: "Specific conversation", hint: "" },
     chooseSession: "Choose a conversation",
     text: { label: "Text", hint: "The message that is sent each time." },
-    deliver: { label: "Answer recipient", hint: "An address, or none. Default: the owner of the schedule." },
+    deliver_to: { label: "Answer recipient", hint: "An address, or none. Default: the owner of the schedule." },
     missed: { label: "Missed runs", hint: "" },
     missedDefault: "Default: skip, but run a one-time schedule late",
     missedOf: { skip: "Skip", run: "Run once when the server starts" } as Record<string, string>,

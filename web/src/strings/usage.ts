@@ -39,11 +39,11 @@ export const usage = {
   budgetsHint: (share: string): string =>
     `The maximum cost of a call is reserved before the call is made. At ${share} of a budget, one answer carries a warning. Near the limit, replies get shorter. If even a short reply does not fit, the call is refused, with the reason and the reset date.`,
   noBudgets: "No budgets yet. Set a budget per day, month, person or run in the settings:",
-  budgetExample: "[budgets]\nhouse_day_usd = 20\nhouse_month_usd = 200\nperson_day_usd = 5\nrun_usd = 2",
+  budgetExample: "[budgets]\ninstance_day_usd = 20\ninstance_month_usd = 200\nperson_day_usd = 5\nrun_usd = 2",
   openSettings: "Open configuration",
   budgetNames: {
-    "house's day": "Server, per day",
-    "house's month": "Server, per month",
+    "instance's day": "Server, per day",
+    "instance's month": "Server, per month",
     "person's day": "per day",
     "person's month": "per month",
     "agent's day": "per day",

@@ -108,7 +108,7 @@ class EmailConnector:
         self._sender = EmailSender(settings.address.lower(), settings.display_name)
         self._addresses = frozenset({settings.address.lower(), *(each.lower() for each in settings.aliases)})
         self._authenticator = SenderAuthenticator.create(
-            addresses=self._addresses, authserv_id=settings.authserv_id, mails_per_hour=settings.mails_per_hour
+            addresses=self._addresses, authserv_id=settings.authserv_id, emails_per_hour=settings.emails_per_hour
         )
         self._threads = ThreadCache(context.state)
         self._last_authenticated: tuple[str, SenderAuthResult] | None = None
@@ -126,14 +126,14 @@ class EmailConnector:
                 port=settings.imap_port,
                 security=EmailSecurity(settings.imap_security),
                 ca_bundle=settings.ca_bundle,
-                answer_s=settings.answer_s,
+                answer_timeout_s=settings.answer_timeout_s,
             ),
             smtp_server=EmailServer(
                 host=settings.smtp_host,
                 port=settings.smtp_port,
                 security=EmailSecurity(settings.smtp_security),
                 ca_bundle=settings.ca_bundle,
-                answer_s=settings.answer_s,
+                answer_timeout_s=settings.answer_timeout_s,
             ),
         )
 
@@ -256,8 +256,8 @@ class EmailConnector:
             return None
         cut = len(found.raw) >= FIRST_FETCH_BYTES and found.size_bytes > len(found.raw)
         # An automated sender is not answered, whatever it attaches.
-        if cut and not judgement.is_automated and found.size_bytes <= self._settings.mail_bytes_max:
-            whole = await imap.fetch(uid, bytes_max=self._settings.mail_bytes_max)
+        if cut and not judgement.is_automated and found.size_bytes <= self._settings.email_bytes_max:
+            whole = await imap.fetch(uid, bytes_max=self._settings.email_bytes_max)
             if whole is None:
                 return None
             found, cut = whole, False

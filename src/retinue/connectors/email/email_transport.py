@@ -31,7 +31,7 @@ class EmailServer(Struct, frozen=True, kw_only=True):
     port: int
     security: EmailSecurity
     ca_bundle: str = ""
-    answer_s: float = ANSWER_S_MAX
+    answer_timeout_s: float = ANSWER_S_MAX
 
     def __post_init__(self) -> None:
         if self.security is EmailSecurity.NONE and not validators.is_loopback(self.host):
@@ -61,10 +61,10 @@ class EmailCredentials(Struct, frozen=True, kw_only=True):
 class EmailConnection:
     """A connection to an IMAP or SMTP server."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answer_s: float) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answer_timeout_s: float) -> None:
         self._reader = reader
         self._writer = writer
-        self.answer_s = answer_s  # after such a silence the connection counts as broken
+        self.answer_timeout_s = answer_timeout_s  # after such a silence the connection counts as broken
 
     @classmethod
     async def open(cls, server: EmailServer) -> EmailConnection:
@@ -80,7 +80,7 @@ class EmailConnection:
                 )
         except (OSError, TimeoutError) as error:  # SSLError is an OSError
             raise EmailConnectionBroke(f"cannot reach {server.host}:{server.port}: {_describe_error(error)}") from error
-        return cls(*made, answer_s=server.answer_s)
+        return cls(*made, answer_timeout_s=server.answer_timeout_s)
 
     async def start_tls(self, server: EmailServer) -> None:
         """Encrypt the connection. Data that the server sent in the clear before raises an error,
@@ -101,7 +101,7 @@ class EmailConnection:
         """The next line, without its end. The timeout is `timeout_factor` times the usual one, or
         none if it is None."""
         try:
-            async with asyncio.timeout(None if timeout_factor is None else timeout_factor * self.answer_s):
+            async with asyncio.timeout(None if timeout_factor is None else timeout_factor * self.answer_timeout_s):
                 line = await self._reader.readuntil(b"\n")
         except asyncio.IncompleteReadError as error:
             raise EmailConnectionBroke("the server closed the connection") from error
@@ -117,7 +117,7 @@ class EmailConnection:
         chunks: list[bytes] = []
         try:
             while count > 0:
-                async with asyncio.timeout(self.answer_s):
+                async with asyncio.timeout(self.answer_timeout_s):
                     chunk = await self._reader.read(min(count, CHUNK_BYTES))
                 if not chunk:
                     raise EmailConnectionBroke("the server closed the connection")
@@ -137,7 +137,7 @@ class EmailConnection:
         try:
             for at in range(0, len(data), CHUNK_BYTES):
                 self._writer.write(data[at : at + CHUNK_BYTES])
-                async with asyncio.timeout(self.answer_s):
+                async with asyncio.timeout(self.answer_timeout_s):
                     await self._writer.drain()
         except TimeoutError as error:
             raise EmailConnectionBroke("sending timed out") from error

@@ -98,11 +98,11 @@ class ImapClient:
 
     async def select(self, mailbox: str, *, read_only: bool = False) -> SelectedMailbox:
         verb = b"EXAMINE " if read_only else b"SELECT "
-        said = await self._run_command(
+        responses = await self._run_command(
             verb + _quote_string(mailbox), action=f"open the mailbox {mailbox}", permanent=True
         )
         found: dict[bytes, int] = {}
-        for each in said:
+        for each in responses:
             if each.code in (b"UIDVALIDITY", b"UIDNEXT") and each.code_arguments.isdigit():
                 found[each.code] = int(each.code_arguments)
         if b"UIDVALIDITY" not in found:
@@ -110,7 +110,7 @@ class ImapClient:
         return SelectedMailbox(
             uid_validity=found[b"UIDVALIDITY"],
             uid_next=found.get(b"UIDNEXT"),
-            read_only=said[-1].code == b"READ-ONLY",
+            read_only=responses[-1].code == b"READ-ONLY",
         )
 
     async def search_after(self, uid: int) -> list[int]:
@@ -120,12 +120,12 @@ class ImapClient:
         return [each for each in found if each > uid]
 
     async def search_unseen(self, day: datetime) -> list[int]:
-        said = f"UNSEEN SINCE {day.day}-{_MONTHS[day.month - 1]}-{day.year:04d}"
-        return await self._search(said.encode())
+        criteria = f"UNSEEN SINCE {day.day}-{_MONTHS[day.month - 1]}-{day.year:04d}"
+        return await self._search(criteria.encode())
 
     async def _search(self, criteria: bytes) -> list[int]:
-        said = await self._run_command(b"UID SEARCH " + criteria, action="search")
-        return sorted({uid for each in said if each.status == b"SEARCH" for uid in get_numbers(each.values[1:])})
+        responses = await self._run_command(b"UID SEARCH " + criteria, action="search")
+        return sorted({uid for each in responses if each.status == b"SEARCH" for uid in get_numbers(each.values[1:])})
 
     async def fetch(self, uid: int, *, bytes_max: int) -> FetchedEmail | None:
         """The beginning of an email, without marking it as read; None if it is gone."""
@@ -155,9 +155,9 @@ class ImapClient:
         if self._has_new.is_set():
             return
         tag = await self._send(b"IDLE")
-        while (said := await self._read_response()).tag != b"+":
-            if said.tag == tag:
-                raise ImapRefused("wait for new email (IDLE)", to_printable(said.rest))
+        while (response := await self._read_response()).tag != b"+":
+            if response.tag == tag:
+                raise ImapRefused("wait for new email (IDLE)", to_printable(response.rest))
         # Never cancelled in the middle of a response, which would desynchronize the protocol.
         reading = asyncio.ensure_future(self._read_until(tag, on_response=lambda _: None, timeout_factor=None))
         waits = [asyncio.ensure_future(self._has_new.wait()), asyncio.ensure_future(clock.sleep(wait_s))]
@@ -166,7 +166,7 @@ class ImapClient:
             if not reading.done():
                 await self._connection.send(b"DONE\r\n")
             try:
-                async with asyncio.timeout(self._connection.answer_s):
+                async with asyncio.timeout(self._connection.answer_timeout_s):
                     await reading
             except TimeoutError as error:  # half open: our DONE did not arrive
                 raise EmailConnectionBroke("the server did not answer in time") from error
@@ -199,25 +199,27 @@ class ImapClient:
 
     async def _log_in(self, credentials: EmailCredentials) -> None:
         if credentials.login is EmailLogin.XOAUTH2:
-            said = await self._authenticate(b"XOAUTH2", credentials.xoauth2())
+            response = await self._authenticate(b"XOAUTH2", credentials.xoauth2())
         elif b"AUTH=PLAIN" in self._capabilities:
-            said = await self._authenticate(b"PLAIN", credentials.plain())
+            response = await self._authenticate(b"PLAIN", credentials.plain())
         elif b"LOGINDISABLED" in self._capabilities:
             raise ImapRefused("log in", "the server offers no supported login method", permanent=True)
         else:
             words = b"LOGIN " + _quote_string(credentials.username) + b" " + _quote_string(credentials.secret)
-            said = (await self._run_command(words, action="log in", permanent=True))[-1]
-        await self._read_capabilities(said)
+            response = (await self._run_command(words, action="log in", permanent=True))[-1]
+        await self._read_capabilities(response)
 
     async def _authenticate(self, mechanism: bytes, initial: bytes) -> ImapResponse:
         tag = await self._send(b"AUTHENTICATE " + mechanism)
         answers = [b64encode(initial), b""]  # the second one answers a challenge that contains an error text
         while True:
-            said = await self._read_response()
-            if said.tag == b"+":
+            response = await self._read_response()
+            if response.tag == b"+":
                 await self._connection.send((answers.pop(0) if answers else b"*") + b"\r\n")
-            elif said.tag == tag:
-                return _require_ok(said, action="log in", permanent=said.code in _LOGIN_REFUSED or not said.code)
+            elif response.tag == tag:
+                return _require_ok(
+                    response, action="log in", permanent=response.code in _LOGIN_REFUSED or not response.code
+                )
 
     async def _run_command(self, command: bytes, *, action: str, permanent: bool = False) -> list[ImapResponse]:
         """Run a command. Returns all responses, with the tagged status response last."""
@@ -230,12 +232,12 @@ class ImapClient:
         self, tag: bytes, *, on_response: Callable[[ImapResponse], None], timeout_factor: float | None = 1.0
     ) -> ImapResponse:
         for _ in range(RESPONSES_MAX):
-            said = await self._read_response(timeout_factor=timeout_factor)
-            if said.tag == tag:
-                return said
-            if said.tag == b"*" and said.status == b"BYE":
-                raise EmailConnectionBroke(f"the server closed the connection: {to_printable(said.rest)}")
-            on_response(said)
+            response = await self._read_response(timeout_factor=timeout_factor)
+            if response.tag == tag:
+                return response
+            if response.tag == b"*" and response.status == b"BYE":
+                raise EmailConnectionBroke(f"the server closed the connection: {to_printable(response.rest)}")
+            on_response(response)
         raise EmailConnectionBroke("the response of the server does not end")
 
     async def _send(self, command: bytes) -> bytes:
@@ -253,12 +255,12 @@ class ImapClient:
             literals.append(await self._connection.read_bytes(size))
             lines.append(await self._connection.read_line())
         try:
-            said = parse_response(lines, literals)
+            response = parse_response(lines, literals)
         except ImapSyntaxError as error:
             raise EmailConnectionBroke(f"the server does not speak IMAP: {error}") from error
-        if said.numbered[1] == b"EXISTS":
+        if response.numbered[1] == b"EXISTS":
             self._has_new.set()
-        return said
+        return response
 
 
 def _is_free_text(line: bytes) -> bool:

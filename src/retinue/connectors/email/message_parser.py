@@ -64,8 +64,8 @@ def to_inbound(
     subject = to_display_text(message.get_first("subject"), SUBJECT_LENGTH_MAX)
     words = _get_text(message)
     forwarded = is_forwarded(subject)
-    said = strip_history(words) if not forwarded else None
-    text = said.text if said else words
+    stripped = strip_history(words) if not forwarded else None
+    text = stripped.text if stripped else words
     files = _get_files(message)
     left_out = message.left_out + len(files) - len(files[:FILES_MAX])
     incoming = InboundMessage(
@@ -83,7 +83,7 @@ def to_inbound(
         service=SERVICE,
         parent=who,
         files=files[:FILES_MAX],
-        quoted=_build_quoted(answered, said.history if said else "", addresses),
+        quoted=_build_quoted(answered, stripped.history if stripped else "", addresses),
         mentioned=True,
         forwarded=forwarded,
         said_at=received_at,

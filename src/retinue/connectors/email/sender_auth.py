@@ -63,8 +63,8 @@ class SenderAuthenticator(Struct, frozen=True, kw_only=True):
     rate_limits: TokenBuckets
 
     @staticmethod
-    def create(*, addresses: frozenset[str], authserv_id: str, mails_per_hour: int) -> SenderAuthenticator:
-        paces = TokenBuckets(per_minute=mails_per_hour, buckets_max=CORRESPONDENTS_MAX)
+    def create(*, addresses: frozenset[str], authserv_id: str, emails_per_hour: int) -> SenderAuthenticator:
+        paces = TokenBuckets(per_minute=emails_per_hour, buckets_max=CORRESPONDENTS_MAX)
         return SenderAuthenticator(addresses=addresses, authserv_id=authserv_id, rate_limits=paces)
 
     def authenticate(self, message: MimeMessage, *, received_at: datetime) -> SenderAuthResult:
@@ -191,12 +191,12 @@ def _passes(result: str, domain: str) -> bool:
     found = _RESULT.match(result)
     if found is None or found[2].lower() != "pass":
         return False
-    said = {name.lower(): value.lower() for name, value in _PROPERTY.findall(result)}
+    properties = {name.lower(): value.lower() for name, value in _PROPERTY.findall(result)}
     match found[1].lower():
         case "dmarc":
-            return said.get("header.from", "").rpartition("@")[2] == domain
+            return properties.get("header.from", "").rpartition("@")[2] == domain
         case "dkim":
-            signer = said.get("header.d") or said.get("header.i", "").rpartition("@")[2]
+            signer = properties.get("header.d") or properties.get("header.i", "").rpartition("@")[2]
             # A domain may sign for its subdomains, never the reverse.
             return signer == domain or ("." in signer and domain.endswith(f".{signer}"))
         case _:

@@ -70,14 +70,14 @@ class EmailSettings:
     )
     poll_s: float = setting(60.0, "Time between checks for new email without IDLE, in seconds.", least=1, most=3600)
     idle_s: float = setting(300.0, "Maximum time of one IDLE command, in seconds.", least=1, most=1680)
-    answer_s: float = setting(60.0, "Maximum time for an answer of a server, in seconds.", least=1, most=600)
-    mail_bytes_max: int = setting(
+    answer_timeout_s: float = setting(60.0, "Maximum time for an answer of a server, in seconds.", least=1, most=600)
+    email_bytes_max: int = setting(
         25 * MIB,
         "Maximum size of an email. Of a larger one, only the beginning is read, without its files.",
         least=64 * 1024,
         most=100 * MIB,
     )
-    mails_per_hour: int = setting(
+    emails_per_hour: int = setting(
         30,
         "Maximum emails per hour from one address. Further ones count as automatic, and are not answered.",
         least=1,

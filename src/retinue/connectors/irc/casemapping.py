@@ -68,14 +68,14 @@ class IrcServerFeatures(Struct, frozen=True, kw_only=True):
 
 def apply_isupport(features: IrcServerFeatures, tokens: tuple[str, ...]) -> IrcServerFeatures:
     """The features after one more `005`. Unknown tokens change nothing."""
-    said = parse_pairs(tokens)
+    values = parse_pairs(tokens)
     return IrcServerFeatures(
-        casemapping=parse_casemapping(said["CASEMAPPING"]) if "CASEMAPPING" in said else features.casemapping,
+        casemapping=parse_casemapping(values["CASEMAPPING"]) if "CASEMAPPING" in values else features.casemapping,
         channel_prefixes="".join(
-            mark for mark in said.get("CHANTYPES", features.channel_prefixes) if mark in CHANNEL_PREFIXES
+            mark for mark in values.get("CHANTYPES", features.channel_prefixes) if mark in CHANNEL_PREFIXES
         ),
-        nick_bytes_max=_parse_limit(said.get("NICKLEN", ""), features.nick_bytes_max),
-        channel_bytes_max=_parse_limit(said.get("CHANNELLEN", ""), features.channel_bytes_max),
+        nick_bytes_max=_parse_limit(values.get("NICKLEN", ""), features.nick_bytes_max),
+        channel_bytes_max=_parse_limit(values.get("CHANNELLEN", ""), features.channel_bytes_max),
     )
 
 

@@ -127,8 +127,8 @@ class IrcConnector:
         self._client = present
         self._connected.set()
         try:
-            if self._settings.rooms:
-                await self._join(present, *self._settings.rooms)
+            if self._settings.channels:
+                await self._join(present, *self._settings.channels)
             await _run_until_first_ends(self._read_messages(present), self._watch_liveness(present))
         except BaseException as ending:
             if isinstance(ending, asyncio.CancelledError):
@@ -166,7 +166,7 @@ class IrcConnector:
             token=f"{self._context.random.getrandbits(TOKEN_BITS):012x}",
             wanted_nick=own.nick,
             registration=registration,
-            channels={registration.features.fold(room.partition(" ")[0]) for room in own.rooms},
+            channels={registration.features.fold(room.partition(" ")[0]) for room in own.channels},
             on_removed=lambda room: self._schedule_rejoin(present, room, rejoining),
         )
         return present
@@ -208,7 +208,7 @@ class IrcConnector:
             rejoining.discard(channel)
             if client.ended.is_set() or channel in client.joined_channels:
                 return
-            written = next(each for each in self._settings.rooms if client.fold(each.partition(" ")[0]) == channel)
+            written = next(each for each in self._settings.channels if client.fold(each.partition(" ")[0]) == channel)
             name, _, key = written.partition(" ")
             client.transport.write(encode_message("JOIN", name, *([key] if key else [])))
             self._schedule_rejoin(client, channel, rejoining, min(wait_s * 2, REJOIN_S_MAX))
@@ -220,9 +220,9 @@ class IrcConnector:
             while len(self._pending) >= PENDING_MAX:
                 self._pending_changed.clear()
                 await self._pending_changed.wait()
-            said = client.handle(await client.transport.read())
-            if said is not None:
-                self._pending.append(said)
+            message = client.handle(await client.transport.read())
+            if message is not None:
+                self._pending.append(message)
                 self._pending_changed.set()
 
     async def _watch_liveness(self, client: IrcClient) -> None:
@@ -230,13 +230,13 @@ class IrcConnector:
         answered."""
         while True:
             before = client.messages_received
-            await self._clock.sleep(self._settings.silence_s)
+            await self._clock.sleep(self._settings.ping_after_s)
             if client.fold(client.nick) != client.fold(client.wanted_nick):
                 client.transport.write(encode_message("NICK", client.wanted_nick))  # its other user may have left
             if client.messages_received != before or len(self._pending) >= PENDING_MAX:
                 continue  # it is alive, or we do not read at the moment
             client.transport.write(encode_message("PING", trailing=client.token))
-            await self._clock.sleep(self._settings.answer_s)
+            await self._clock.sleep(self._settings.answer_timeout_s)
             if client.messages_received == before:
                 raise ConnectionLost("the server stopped answering", because="it did not answer a ping in time")
 
@@ -282,7 +282,9 @@ class IrcConnector:
                 sent += 1
             await client.wait_while_connected(self._rate_limit.acquire())
             client.transport.write(encode_message("PING", trailing=proof.token))
-            return await wait_within(self._clock, self._settings.answer_s, client.wait_while_connected(proof.result))
+            return await wait_within(
+                self._clock, self._settings.answer_timeout_s, client.wait_while_connected(proof.result)
+            )
         except IrcConnectionBroke:
             if not sent:
                 raise DeliveryFailed("the connection to the IRC server broke before anything was sent") from None
@@ -333,7 +335,9 @@ class IrcConnector:
         try:
             await client.wait_while_connected(self._rate_limit.acquire())
             client.transport.write(encode_message("WHOIS", user.nick))
-            await wait_within(self._clock, self._settings.answer_s, client.wait_while_connected(inquiry.answered))
+            await wait_within(
+                self._clock, self._settings.answer_timeout_s, client.wait_while_connected(inquiry.answered)
+            )
         except (IrcConnectionBroke, TimeoutError):
             raise DeliveryFailed("the server did not say who uses this nick") from None
         finally:

@@ -90,8 +90,8 @@ class DeliveryAck:
 
 def build_delivery_failed(message: IrcMessage, target: str) -> DeliveryFailed:
     code = message.command
-    said = strip_formatting(message.last_param)[:SERVER_TEXT_CHARS_MAX]
-    because = f"the server answered: {said}" if said else ""
+    answer = strip_formatting(message.last_param)[:SERVER_TEXT_CHARS_MAX]
+    because = f"the server answered: {answer}" if answer else ""
     if code in _THROTTLED:
         return DeliveryFailed(
             "the IRC server throttles this connection",

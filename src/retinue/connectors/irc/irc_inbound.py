@@ -73,8 +73,8 @@ def _get_text(message: IrcMessage) -> str | None:
 def _build_user(message: IrcMessage, granted: frozenset[str], features: IrcServerFeatures) -> PlatformUser:
     # Trusted for this message only. With a remembered mapping from nick to account, one missed nick
     # change would identify a stranger as a friend.
-    said = message.tags.get("account", "") if ACCOUNT_TAG in granted else ""
-    account = "" if said == "*" else said
+    account_tag = message.tags.get("account", "") if ACCOUNT_TAG in granted else ""
+    account = "" if account_tag == "*" else account_tag
     return PlatformUser(
         id=make_user_id(message.source, account, features),
         vouched=bool(account),

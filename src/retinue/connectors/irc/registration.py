@@ -176,10 +176,10 @@ def build_connection_lost(
     sentence: str, message: IrcMessage | None, *, needs_owner: bool = False, setting: str = ""
 ) -> ConnectionLost:
     """The lost connection, with the server's text if it can be shown."""
-    said = strip_formatting(message.last_param)[:SERVER_TEXT_CHARS_MAX] if message is not None else ""
+    answer = strip_formatting(message.last_param)[:SERVER_TEXT_CHARS_MAX] if message is not None else ""
     return ConnectionLost(
         sentence,
-        because=f"it answered: {said}" if said else "",
+        because=f"it answered: {answer}" if answer else "",
         try_this=f"change `{setting}` of this connector" if setting else "",
         needs_owner=needs_owner,
     )

@@ -22,14 +22,14 @@ class IrcSettings:
     nick: str = setting("retinue", "Nick to use.")
     username: str = setting("", "Username. Default: the nick.")
     real_name: str = setting("retinue", "Real name, which the server shows besides the nick.")
-    rooms: tuple[str, ...] = setting((), "Channels to join.", example='["#home"]')
+    channels: tuple[str, ...] = setting((), "Channels to join.", example='["#home"]')
     password_env: str = setting("", "Environment variable with the server password, if there is one.")
     password_file: str = setting("", "File with the server password.")
     account: str = setting("", "Account on the network (SASL PLAIN).")
     account_password_env: str = setting("", "Environment variable with the password of the account.")
     account_password_file: str = setting("", "File with the password of the account.")
-    silence_s: float = setting(60.0, "Time without data after which the server is pinged, in seconds.", least=1)
-    answer_s: float = setting(
+    ping_after_s: float = setting(60.0, "Time without data after which the server is pinged, in seconds.", least=1)
+    answer_timeout_s: float = setting(
         30.0, "Maximum time for an answer, after which the connection counts as lost, in seconds.", least=0.1
     )
     flood_lines: int = setting(10, "Maximum number of lines to send within `flood_window_s`.", least=2, most=1000)

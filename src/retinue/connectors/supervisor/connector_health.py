@@ -22,10 +22,10 @@ class ConnectionStatus(StrEnum):
 
     OFF = "off"  # disabled by the settings
     FAILED = "failed"  # there is no connector: it could not be created
-    TRYING = "trying"  # reconnecting after a break, result not known yet
+    CONNECTING = "connecting"  # also after a break; the result is not known yet
     LISTENING = "listening"
     WAITING = "waiting"  # the connection broke and is retried after a delay
-    NEEDS_OWNER = "needs-owner"  # the connection broke, and waiting does not help
+    NEEDS_OWNER = "needs_owner"  # the connection broke, and waiting does not help
 
 
 class ConnectorHealth(Struct, frozen=True, kw_only=True):

@@ -164,7 +164,7 @@ class ConnectorSupervisor:
             for instance, connector in brought.items():
                 if instance not in self._entries:
                     line = _ConnectorEntry(
-                        instance, instance, ConnectionStatus.TRYING, self._clock.now(), connector=connector
+                        instance, instance, ConnectionStatus.CONNECTING, self._clock.now(), connector=connector
                     )
                     line.is_from_plugin = True
                     self._register(line)
@@ -177,14 +177,14 @@ class ConnectorSupervisor:
 
     def _create_from_settings(self, connector_name: str, settings: ConnectorSettings) -> None:
         line = _ConnectorEntry(
-            connector_name, settings.kind, ConnectionStatus.OFF, self._clock.now(), settings=settings
+            connector_name, settings.platform, ConnectionStatus.OFF, self._clock.now(), settings=settings
         )
         if not settings.enabled:
             line.because = "disabled in the settings"
         else:
             try:
                 line.connector = self.make_connector(connector_name, settings)
-                line.status = ConnectionStatus.TRYING
+                line.status = ConnectionStatus.CONNECTING
             except Exception as error:  # noqa: BLE001 - a platform may raise anything, and the server starts without it
                 self._record_creation_failure(line, error)
         self._register(line)
@@ -203,7 +203,7 @@ class ConnectorSupervisor:
     def make_connector(self, connector_name: str, settings: ConnectorSettings) -> Connector:
         """Create a connector from these settings, not listening. Raises if the settings are
         invalid."""
-        kind = self._services.platforms.find(settings.kind)
+        kind = self._services.platforms.find(settings.platform)
         return make_connector(
             kind,
             whole := parse_platform_settings(kind, connector_name, settings),
@@ -214,7 +214,7 @@ class ConnectorSupervisor:
         """The platform of a connector, such as `telegram`; the connector's own name if it was added
         ready-made."""
         line = self._entries.get(connector_name)
-        return line.settings.kind if line is not None and line.settings is not None else connector_name
+        return line.settings.platform if line is not None and line.settings is not None else connector_name
 
     def _build_context(self, connector_name: str, settings: ConnectorSettings) -> ConnectorContext:
         needs = self._services
@@ -225,7 +225,10 @@ class ConnectorSupervisor:
             state=StoredConnectorState(needs.store, needs.clock, connector_name),
             get_attachment_path=needs.get_attachment_path,
             read_secret=make_secret_reader(
-                settings.own, connector_name=connector_name, data_dir=needs.data_dir, environment=needs.environment
+                settings.platform_settings,
+                connector_name=connector_name,
+                data_dir=needs.data_dir,
+                environment=needs.environment,
             ),
             on_connected=partial(self._on_connected, connector_name),
         )
@@ -237,7 +240,7 @@ class ConnectorSupervisor:
         platform that accepts and then drops us would be retried without back-off.
         """
         line = self._entries.get(connector_name)
-        if line is not None and line.status is ConnectionStatus.TRYING:
+        if line is not None and line.status is ConnectionStatus.CONNECTING:
             line.status, line.because, line.try_this = ConnectionStatus.LISTENING, "", ""
 
     # --- connectors ---
@@ -247,9 +250,10 @@ class ConnectorSupervisor:
         old = self._entries.pop(connector.name, None)
         if old is not None and old.task is not None:
             old.task.cancel()
-        line = _ConnectorEntry(connector.name, platform or connector.name, ConnectionStatus.TRYING, self._clock.now())
-        line.connector = connector
-        self._register(line)
+        name, status = connector.name, ConnectionStatus.CONNECTING
+        entry = _ConnectorEntry(name, platform or name, status, self._clock.now())
+        entry.connector = connector
+        self._register(entry)
 
     def _register(self, entry: _ConnectorEntry) -> None:
         self._entries[entry.name] = entry
@@ -320,7 +324,7 @@ class ConnectorSupervisor:
             lost = await self._listen_once(entry, connector, accept)
             entry.failures += 1
             await self._back_off(entry, lost)
-            entry.status, entry.since, entry.retry_at = ConnectionStatus.TRYING, self._clock.now(), None
+            entry.status, entry.since, entry.retry_at = ConnectionStatus.CONNECTING, self._clock.now(), None
 
     async def _listen_once(self, entry: _ConnectorEntry, connector: Connector, accept: Accept) -> ConnectionLost:
         """Listen until the connection breaks for any reason, and return that reason."""
@@ -407,7 +411,7 @@ class ConnectorSupervisor:
 
     def _build_health(self, entry: _ConnectorEntry) -> ConnectorHealth:
         state = entry.status
-        if state is ConnectionStatus.TRYING and entry.failures == 0:
+        if state is ConnectionStatus.CONNECTING and entry.failures == 0:
             state = ConnectionStatus.LISTENING  # no failure so far
         return ConnectorHealth(
             name=entry.name,
@@ -472,12 +476,12 @@ def _is_unchanged(
         return settings is entry.settings and (
             by_hand or (plugin_connector is not None and plugin_connector is entry.connector)
         )
-    old = (entry.settings.kind, entry.settings.enabled, entry.settings.own)
-    return old == (settings.kind, settings.enabled, settings.own)
+    old = (entry.settings.platform, entry.settings.enabled, entry.settings.platform_settings)
+    return old == (settings.platform, settings.enabled, settings.platform_settings)
 
 
 def _mark_healthy(entry: _ConnectorEntry) -> None:
-    if entry.status is ConnectionStatus.TRYING:
+    if entry.status is ConnectionStatus.CONNECTING:
         entry.status = ConnectionStatus.LISTENING
     entry.failures = 0
     entry.because = entry.try_this = ""

@@ -30,7 +30,7 @@ class OwnerAlerts:
             sender=address.SERVER_ADDRESS,
             recipient=address.person_address(self._name),
             text="\n".join(lines),
-            source="house",
+            source="server",
             idempotency_key=f"connector/{connector_name}/{began_ms}",
             kind=EnvelopeKind.NOTICE,
             trust=Trust.PRIVATE,

@@ -23,9 +23,9 @@ from retinue.store.core.connection import Store
 
 log = logging.getLogger(__name__)
 
-NEEDS_OWNER_KEY = (
-    "house/trouble"  # Since when a connector needs its owner. The server's own key in the connector's state.
-)
+NEEDS_OWNER_KEY = "server/trouble"
+"""The server's own key in the state of a connector: since when it needs its owner. The value is stored, so it must not
+change: the owner would be notified again after an upgrade."""
 
 
 class _StoredMessage(msgspec.Struct, frozen=True, kw_only=True):

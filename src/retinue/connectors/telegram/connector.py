@@ -146,15 +146,15 @@ class TelegramConnector:
         ).run(offset.update_id if offset is not None else None)
 
     async def _stored_offset(self, me: TelegramUser) -> PollOffset | None:
-        shelf = self._context.state
-        written = await shelf.get(offsets.KEY)
-        if not written:
+        state = self._context.state
+        stored = await state.get(offsets.KEY)
+        if not stored:
             return None
-        offset = offsets.parse_offset(written)
+        offset = offsets.parse_offset(stored)
         if offset is None:
             log.warning("stored offset is damaged and ignored", extra={"connector": self.name})
-            await shelf.put(offsets.DAMAGED_KEY, written[: offsets.DAMAGED_LENGTH_MAX])
-            await shelf.put(offsets.KEY, "")
+            await state.put(offsets.DAMAGED_KEY, stored[: offsets.DAMAGED_LENGTH_MAX])
+            await state.put(offsets.KEY, "")
         elif offset.bot != me.id:
             log.warning("stored offset belongs to another bot", extra={"connector": self.name})
         return offset

@@ -126,11 +126,13 @@ class LongPoller:
 
     def _start_accepting(self, batch: UpdateBatch) -> None:
         """Pass the messages to the server: channels concurrently, and each channel in order."""
-        for said in read_messages(batch, me=self._me, fetch=self._fetch, connector_name=self._connector_name):
-            room = said.incoming.room
-            task = asyncio.create_task(self._accept_in_order(said.incoming, self._channel_tasks.get(room)), name=room)
+        for message in read_messages(batch, me=self._me, fetch=self._fetch, connector_name=self._connector_name):
+            room = message.incoming.room
+            task = asyncio.create_task(
+                self._accept_in_order(message.incoming, self._channel_tasks.get(room)), name=room
+            )
             self._channel_tasks[room] = task
-            self._tasks |= dict.fromkeys(said.update_ids, task)
+            self._tasks |= dict.fromkeys(message.update_ids, task)
         nothing = asyncio.create_task(asyncio.sleep(0))
         self._tasks |= {each.update_id: nothing for each in self._find_new_updates(batch)}
 

@@ -93,16 +93,18 @@ def build_preview(text: str, preview_id: str, options: TelegramSendOptions) -> B
 def simplify_options(refused: TelegramRefused, options: TelegramSendOptions) -> TelegramSendOptions | None:
     """The options for an immediate retry, or None if none would help. Each simplification is
     applied at most once."""
-    said = refused.description.casefold()
+    description = refused.description.casefold()
     if refused.migrated_to is not None and refused.migrated_to != options.chat:
         return replace(options, chat=refused.migrated_to, topic=None)
     if refused.status != 400:
         return None
-    if options.formatted and any(each in said for each in ("can't parse entities", "is too long", "text is empty")):
+    if options.formatted and any(
+        each in description for each in ("can't parse entities", "is too long", "text is empty")
+    ):
         return replace(options, formatted=False)
-    if options.quote and "repl" in said and "not found" in said:
+    if options.quote and "repl" in description and "not found" in description:
         return replace(options, quote="")
-    if not options.as_documents and ("photo_" in said or "image_process" in said):
+    if not options.as_documents and ("photo_" in description or "image_process" in description):
         return replace(options, as_documents=True)
     return None
 

@@ -19,7 +19,7 @@ PLATFORM = Platform(
             help="At least 32 random characters, or the secret that the other service gave you (such as whsec_...).",
         ),
         SettingQuestion(
-            key="proof",
+            key="signature_scheme",
             ask="Signature scheme: standard, github, stripe or token",
             default="standard",
         ),

@@ -42,16 +42,16 @@ _CAPABILITIES = ConnectorCapabilities(
 )
 
 
-class _WebhookBody(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+class _WebhookBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The JSON body of an outbound request. `id` is the same whenever the same part is sent again."""
 
     id: str
     type: str
-    room: str
+    channel: str
     text: str
     sender: str
     created_at: str
-    quote: str = ""
+    quoted_message_id: str = ""
     part: int = 1
     parts: int = 1
 
@@ -130,11 +130,11 @@ def _build_body(part: DeliveryPart) -> _WebhookBody:
     return _WebhookBody(
         id=part.key,
         type=MESSAGE_TYPE,
-        room=part.channel,
+        channel=part.channel,
         text=part.text,
         sender=str(part.envelope.sender),
         created_at=part.envelope.accepted_at.isoformat(),
-        quote=part.quoted_message_id,
+        quoted_message_id=part.quoted_message_id,
         part=part.index + 1,
         parts=part.count,
     )

@@ -94,7 +94,7 @@ class WebhookDeliveryNotAllowed(NotAllowed):
     def __init__(self, address: str) -> None:
         super().__init__(
             f"this connector cannot send the answer to {address[:VALUE_SHOWN_CHARS]!r}",
-            because="`deliveries` of the connector does not list it",
+            because="`deliver_to_allow` of the connector does not list it",
             try_this="leave out `channel` and `to`, or ask the owner to add the address there",
         )
 

@@ -116,7 +116,7 @@ def _apply_mappings(
             name=webhook_templates.render(mapping.name, values)[:NAME_CHARS_MAX] or name,
             agent=mapping.agent or "",
             session=_normalize_session(webhook_templates.render(mapping.session, values)),
-            deliver=mapping.deliver,
+            deliver=mapping.deliver_to,
             mode=mapping.mode,
             model=mapping.model,
             effort=_parse_effort(mapping.thinking),
@@ -180,7 +180,7 @@ def _allowed_delivery(settings: WebhookSettings, body: _AgentBody) -> str:
     if not body.deliver:
         return NO_DELIVERY
     where = f"channel:{body.channel}:{body.to}" if body.channel and body.to else body.to or body.channel
-    if not where or where == "last" or any(matches_glob(glob, where) for glob in settings.deliveries):
+    if not where or where == "last" or any(matches_glob(glob, where) for glob in settings.deliver_to_allow):
         return "" if where == "last" else where
     raise WebhookDeliveryNotAllowed(where)
 

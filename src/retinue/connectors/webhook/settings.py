@@ -71,7 +71,7 @@ class WebhookMapping:
         None, "Agent that gets the message. Default: that of the connector.", check=validators.check_agent_name
     )
     mode: WakeMode = setting(WakeMode.NOW, "When a `wake` is read: `now` or `next-heartbeat`.")
-    deliver: str = setting("", "Address for the answer, or `none`. Default: that of the connector.")
+    deliver_to: str = setting("", "Address for the answer, or `none`. Default: that of the connector.")
     model: str | None = setting(None, "Model of the run. Default: that of the agent.")
     thinking: str | None = setting(None, "Thinking effort of the run. Default: that of the agent.")
     timeout_s: float | None = setting(
@@ -88,7 +88,7 @@ class WebhookSettings:
         "", "Environment variable with the shared secret. Without a secret, nothing is received or sent."
     )
     secret_file: str = setting("", "File with the shared secret.")
-    proof: SignatureScheme = setting(
+    signature_scheme: SignatureScheme = setting(
         SignatureScheme.STANDARD,
         "Signature scheme of requests: `standard`, `github`, `stripe` or `token`.",
     )
@@ -109,13 +109,13 @@ class WebhookSettings:
         effect=SettingEffect.MESSAGE,
     )
     mappings: Mapping[str, WebhookMapping] = field(default_factory=dict[str, WebhookMapping])
-    deliver: str = setting(
+    deliver_to: str = setting(
         "",
         "Address for answers, or `none`. Default: `url`; without a `url`, the owner.",
         effect=SettingEffect.MESSAGE,
         example="channel:telegram:42",
     )
-    deliveries: tuple[str, ...] = setting(
+    deliver_to_allow: tuple[str, ...] = setting(
         (),
         "Addresses that a request may choose for its answer, as globs.",
         effect=SettingEffect.MESSAGE,

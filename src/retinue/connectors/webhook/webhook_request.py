@@ -100,7 +100,7 @@ async def post(target: WebhookTarget, body: bytes, *, headers: Mapping[str, str]
             ) as session,
             session.post(target.url, data=body, headers=headers, allow_redirects=False) as response,
         ):
-            said = b"" if response.ok else await response.content.read(RESPONSE_BYTES_MAX)
+            answer = b"" if response.ok else await response.content.read(RESPONSE_BYTES_MAX)
             status, asked = response.status, response.headers.get("retry-after", "")
     except aiohttp.ClientConnectorError as error:
         raise DeliveryFailed(f"cannot reach the webhook: {error.os_error.strerror or 'no connection'}") from None
@@ -110,7 +110,7 @@ async def post(target: WebhookTarget, body: bytes, *, headers: Mapping[str, str]
         raise ConnectionError(f"the connection to the webhook broke ({type(error).__name__})") from None
     if 200 <= status < 300:
         return status
-    raise build_delivery_failed(status, said, retry_after=asked)
+    raise build_delivery_failed(status, answer, retry_after=asked)
 
 
 def build_delivery_failed(status: int, body: bytes, *, retry_after: str) -> DeliveryFailed:

@@ -97,8 +97,8 @@ def _verify_stripe(secret: str, headers: Mapping[str, str], body: bytes, *, now_
 
 
 def _verify_token(secret: str, headers: Mapping[str, str]) -> str:
-    scheme, _, said = headers.get(AUTHORIZATION_HEADER, "").partition(" ")
-    if scheme.lower() != "bearer" or not signatures_match(secret, said.strip(), secret):
+    scheme, _, token = headers.get(AUTHORIZATION_HEADER, "").partition(" ")
+    if scheme.lower() != "bearer" or not signatures_match(secret, token.strip(), secret):
         raise SignatureInvalid("the bearer token is not the secret of this connector")
     given = headers.get(IDEMPOTENCY_HEADER, "")
     return given if _is_id(given) else ""

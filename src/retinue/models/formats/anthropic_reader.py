@@ -225,9 +225,9 @@ class AnthropicReader:
             seal = "".join(self._signature_parts)
             self._signature_parts.clear()
             return (SignatureChunk(ReplyPieceKind.THINKING, seal),) if seal else ()
-        said = "".join(self._json_parts)
+        encoded = "".join(self._json_parts)
         self._json_parts.clear()
-        arguments = parse_arguments(said) if said.strip() else block.input or {}
+        arguments = parse_arguments(encoded) if encoded.strip() else block.input or {}
         if block.type == "tool_use":
             self._has_calls = True
             return (ToolCallChunk(Call(id=block.id or "", tool=block.name or "", arguments=arguments)),)
@@ -253,8 +253,8 @@ def _build_text_chunks(chunk: type[TextChunk] | type[ThinkingChunk], text: str |
 def _build_usage(usage: _Usage | None) -> Usage:
     if usage is None:
         return Usage(estimated=True)
-    plain, said = parse_token_count(usage.input_tokens), parse_token_count(usage.output_tokens)
-    if plain is None and said is None:
+    input_tokens, output_tokens = parse_token_count(usage.input_tokens), parse_token_count(usage.output_tokens)
+    if input_tokens is None and output_tokens is None:
         return Usage(estimated=True)
     read, written = (
         parse_token_count(usage.cache_read_input_tokens) or 0,
@@ -263,8 +263,8 @@ def _build_usage(usage: _Usage | None) -> Usage:
     details = usage.output_tokens_details
     thought = cast("dict[str, Any]", details).get("thinking_tokens") if isinstance(details, dict) else None
     return Usage(
-        input_tokens=(plain or 0) + read + written,
-        output_tokens=said or 0,
+        input_tokens=(input_tokens or 0) + read + written,
+        output_tokens=output_tokens or 0,
         cache_read_tokens=read,
         cache_write_tokens=written,
         reasoning_tokens=parse_token_count(thought) or 0,

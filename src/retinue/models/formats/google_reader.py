@@ -177,14 +177,14 @@ def _read_server_part(raw: bytes, part: _Part) -> Iterator[ReplyChunk]:
 def _build_usage(usage: _Usage | None) -> Usage:
     if usage is None:
         return Usage(estimated=True)
-    read, said = parse_token_count(usage.prompt_token_count), parse_token_count(usage.candidates_token_count)
+    read, output_tokens = parse_token_count(usage.prompt_token_count), parse_token_count(usage.candidates_token_count)
     thoughts = parse_token_count(usage.thoughts_token_count) or 0
-    if read is None and said is None:
+    if read is None and output_tokens is None:
         return Usage(estimated=True)
     read = (read or 0) + (parse_token_count(usage.tool_use_prompt_token_count) or 0)
     return Usage(
         input_tokens=read,
-        output_tokens=(said or 0) + thoughts,
+        output_tokens=(output_tokens or 0) + thoughts,
         cache_read_tokens=min(parse_token_count(usage.cached_content_token_count) or 0, read),
         reasoning_tokens=thoughts,
     )

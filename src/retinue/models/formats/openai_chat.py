@@ -47,12 +47,12 @@ QUIRKS: Mapping[str, frozenset[ProviderQuirk]] = {
     "cerebras": frozenset({ProviderQuirk.MAX_COMPLETION_TOKENS}),
     "groq": frozenset({ProviderQuirk.MAX_COMPLETION_TOKENS}),
     "mistral": frozenset(
-        {ProviderQuirk.NO_STREAM_OPTIONS, ProviderQuirk.NINE_LETTER_IDS, ProviderQuirk.ANSWER_AFTER_RESULTS}
+        {ProviderQuirk.NO_STREAM_OPTIONS, ProviderQuirk.NINE_CHARACTER_IDS, ProviderQuirk.ASSISTANT_AFTER_RESULTS}
     ),
-    "deepseek": frozenset({ProviderQuirk.REASONING_BACK}),
-    "moonshot": frozenset({ProviderQuirk.REASONING_BACK}),
-    "alibaba": frozenset({ProviderQuirk.REASONING_BACK}),
-    "zai": frozenset({ProviderQuirk.REASONING_BACK}),
+    "deepseek": frozenset({ProviderQuirk.RESEND_REASONING}),
+    "moonshot": frozenset({ProviderQuirk.RESEND_REASONING}),
+    "alibaba": frozenset({ProviderQuirk.RESEND_REASONING}),
+    "zai": frozenset({ProviderQuirk.RESEND_REASONING}),
 }
 
 NINE_CHARACTER_IDS = CallIdRule(re.compile(r"[A-Za-z0-9]{9}"), 9)
@@ -81,7 +81,7 @@ class OpenAIChatFormat:
         quirks = find_quirks(target)
         form = ("openai-chat", target.provider, target.facts.vision, prompt.media is not None, quirks)
         encoder = _MessageEncoder(target, quirks, prompt.media)
-        if ProviderQuirk.ANSWER_AFTER_RESULTS in quirks:
+        if ProviderQuirk.ASSISTANT_AFTER_RESULTS in quirks:
             wires = self._cache.encode_records(prompt.session, prompt.records, encoder.encode_record, format_key=form)
             pieces = _insert_answers(prompt.records, wires)
         else:
@@ -128,14 +128,18 @@ def _build_settings(prompt: ModelPrompt, target: ModelTarget, quirks: frozenset[
 
 
 def _encode_head(instructions: str, tools: Sequence[ToolSpec], extra_tools: Sequence[Any]) -> bytes:
-    told: list[Any] = [
+    offered_tools: list[Any] = [
         {
             "type": "function",
             "function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
         }
         for tool in tools
     ]
-    head = b"," + msgspec.json.encode({"tools": [*told, *extra_tools]})[1:-1] if told or extra_tools else b""
+    head = (
+        b"," + msgspec.json.encode({"tools": [*offered_tools, *extra_tools]})[1:-1]
+        if offered_tools or extra_tools
+        else b""
+    )
     system = msgspec.json.encode({"role": "system", "content": instructions}) if instructions else b""
     return head + b',"messages":[' + system
 
@@ -159,7 +163,7 @@ class _MessageEncoder:
         self._target = target
         self._quirks = quirks
         self._media = media
-        self._id_rule = NINE_CHARACTER_IDS if ProviderQuirk.NINE_LETTER_IDS in quirks else PLAIN_IDS
+        self._id_rule = NINE_CHARACTER_IDS if ProviderQuirk.NINE_CHARACTER_IDS in quirks else PLAIN_IDS
 
     def encode_record(self, record: Record) -> bytes:
         if words := get_record_text(record):  # as most records are, and there are thousands when a session is restored
@@ -174,8 +178,8 @@ class _MessageEncoder:
             case UserTurn(attachments=attachments) as turn if attachments:
                 message = {"role": "user", "content": self._build_content(turn)}
             case body:
-                said = get_text_for_model(body)
-                message = {"role": "user", "content": said} if said else None
+                text = get_text_for_model(body)
+                message = {"role": "user", "content": text} if text else None
         return b"," + msgspec.json.encode(message) if message else b""
 
     def _build_content(self, turn: UserTurn) -> list[dict[str, Any]]:
@@ -196,7 +200,7 @@ class _MessageEncoder:
         if reply.calls:
             message["tool_calls"] = [self._build_call(call) for call in reply.calls]
         own = reply.provider == self._target.provider
-        if ProviderQuirk.REASONING_BACK in self._quirks and (reply.calls or (own and reply.thinking)):
+        if ProviderQuirk.RESEND_REASONING in self._quirks and (reply.calls or (own and reply.thinking)):
             # Calls without it are refused, including those of another model. An empty string suffices.
             message["reasoning_content"] = reply.thinking if own else ""
         if own and (details := _collect_reasoning_details(split_reply(reply, provider=self._target.provider))):

@@ -150,11 +150,11 @@ class OpenAIChatReader:
         try:
             event = _decode(data)
         except _UNREADABLE as error:
-            said = data.strip()
-            if said == _DONE:
+            payload = data.strip()
+            if payload == _DONE:
                 self._is_complete = self.is_done = True
                 return self._flush_held()
-            if not said:
+            if not payload:
                 return ()
             raise self._build_decode_error(data, error) from None
         if event.error or event.object == "error" or name == b"error":
@@ -214,11 +214,11 @@ class OpenAIChatReader:
                 continue  # we requested one reply
             if choice.error:
                 raise error_messages.build_stream_error(self._provider, choice.error)
-            said = choice.delta
-            if said is None and not self._has_content:
-                said = choice.message  # besides deltas, some servers repeat everything so far in it
-            if said is not None:
-                yield from self._read_delta(said)
+            delta = choice.delta
+            if delta is None and not self._has_content:
+                delta = choice.message  # besides deltas, some servers repeat everything so far in it
+            if delta is not None:
+                yield from self._read_delta(delta)
             self._set_usage(choice.usage)
             if choice.finish_reason:
                 if choice.finish_reason in _ERROR_REASONS:
@@ -275,8 +275,8 @@ class OpenAIChatReader:
             if not isinstance(detail, dict):
                 continue
             new = cast("dict[str, Any]", detail)
-            said = new.get("text") or new.get("summary")
-            words += said if isinstance(said, str) else ""
+            text = new.get("text") or new.get("summary")
+            words += text if isinstance(text, str) else ""
             if self._details and self._details[-1].is_continued_by(new):
                 self._details[-1].add(new)
             else:
@@ -361,9 +361,9 @@ def _get_only_text(event: _Event) -> str | None:
     if choices is None or len(choices) != 1 or event.usage is not None or event.x_groq is not None:
         return None
     choice = choices[0]
-    said = choice.delta
-    if said is None or choice.index or choice.finish_reason or choice.usage is not None or choice.error:
+    delta = choice.delta
+    if delta is None or choice.index or choice.finish_reason or choice.usage is not None or choice.error:
         return None
-    if said.tool_calls or said.reasoning_content or said.reasoning or said.reasoning_details or said.refusal:
+    if delta.tool_calls or delta.reasoning_content or delta.reasoning or delta.reasoning_details or delta.refusal:
         return None
-    return said.content if isinstance(said.content, str) else None
+    return delta.content if isinstance(delta.content, str) else None

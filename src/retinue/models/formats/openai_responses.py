@@ -138,7 +138,7 @@ def _supports_thinking(facts: ModelFacts) -> bool | None:
 
 
 def _encode_head(instructions: str, tools: Sequence[ToolSpec], extra_tools: Sequence[Any]) -> bytes:
-    told: list[Any] = [
+    offered_tools: list[Any] = [
         {
             "type": "function",
             "name": tool.name,
@@ -149,8 +149,8 @@ def _encode_head(instructions: str, tools: Sequence[ToolSpec], extra_tools: Sequ
         for tool in tools
     ]
     head: dict[str, Any] = {"instructions": instructions} if instructions else {}
-    if told or extra_tools:
-        head["tools"] = [*told, *extra_tools]
+    if offered_tools or extra_tools:
+        head["tools"] = [*offered_tools, *extra_tools]
     fields = b"," + msgspec.json.encode(head)[1:-1] if head else b""
     return fields + b',"input":['
 
@@ -177,8 +177,8 @@ class _ItemEncoder:
             case UserTurn(attachments=attachments) as turn if attachments:
                 items = [{"role": "user", "content": self._build_content(turn)}]
             case body:
-                said = get_text_for_model(body)
-                items = [{"role": "user", "content": said}] if said else []
+                text = get_text_for_model(body)
+                items = [{"role": "user", "content": text}] if text else []
         return b"," + msgspec.json.encode(items)[1:-1] if items else b""
 
     def _build_content(self, turn: UserTurn) -> list[dict[str, Any]]:

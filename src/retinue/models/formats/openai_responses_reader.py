@@ -149,39 +149,39 @@ class OpenAIResponsesReader:
         if not isinstance(item, dict):
             return
         self._has_content = True
-        told = cast("dict[str, Any]", item)
-        match told.get("type"):
+        fields = cast("dict[str, Any]", item)
+        match fields.get("type"):
             case "message":
-                yield from self._read_message(told, known)
+                yield from self._read_message(fields, known)
             case "reasoning":
                 if not known.is_streamed:
-                    yield from (ThinkingChunk(text) for text in _iterate_texts(told.get("summary")))
-                if not known.is_signed or told.get("encrypted_content"):
+                    yield from (ThinkingChunk(text) for text in _iterate_texts(fields.get("summary")))
+                if not known.is_signed or fields.get("encrypted_content"):
                     known.is_signed = True
-                    yield _build_reasoning_signature(told)
+                    yield _build_reasoning_signature(fields)
             case "function_call":
-                yield from self._read_call(told)
+                yield from self._read_call(fields)
             case str():
-                seal = msgspec.json.encode(told)
+                seal = msgspec.json.encode(fields)
                 if len(seal) > SERVER_ITEM_BYTES_MAX:
-                    seal = msgspec.json.encode({"type": told["type"], "id": _get_id(told), LEFT_OUT_KEY: True})
+                    seal = msgspec.json.encode({"type": fields["type"], "id": _get_id(fields), LEFT_OUT_KEY: True})
                 yield SignatureChunk(ReplyPieceKind.SERVER, seal.decode())
             case _:
                 pass
 
-    def _read_message(self, told: dict[str, Any], known: _PartialItem) -> Iterator[ReplyChunk]:
-        for part in _iterate_parts(told.get("content")):
+    def _read_message(self, fields: dict[str, Any], known: _PartialItem) -> Iterator[ReplyChunk]:
+        for part in _iterate_parts(fields.get("content")):
             refusal = part.get("refusal")
             if isinstance(refusal, str):
                 self._is_refused = True
             words = refusal or part.get("text")
             if not known.is_streamed and isinstance(words, str) and words:
                 yield TextChunk(words)
-        if isinstance(phase := told.get("phase"), str) and phase:
+        if isinstance(phase := fields.get("phase"), str) and phase:
             yield SignatureChunk(ReplyPieceKind.TEXT, msgspec.json.encode({"phase": phase}).decode())
 
-    def _read_call(self, told: dict[str, Any]) -> Iterator[ReplyChunk]:
-        id_, name, arguments = told.get("call_id"), told.get("name"), told.get("arguments")
+    def _read_call(self, fields: dict[str, Any]) -> Iterator[ReplyChunk]:
+        id_, name, arguments = fields.get("call_id"), fields.get("name"), fields.get("arguments")
         id_ = id_ if isinstance(id_, str) and id_ else f"call_{len(self._call_ids) + 1}"
         if id_ in self._call_ids or not isinstance(name, str):
             return

@@ -81,10 +81,10 @@ def build_list_items(encoded: Iterable[bytes], *, first: bool) -> list[bytes]:
 
     Each begins with a comma or is empty; with `first`, the first loses its comma.
     """
-    told = [wire for wire in encoded if wire]
-    if first and told:
-        told[0] = told[0][1:]
-    return told
+    items = [wire for wire in encoded if wire]
+    if first and items:
+        items[0] = items[0][1:]
+    return items
 
 
 # The budget is reserved for this model, for one reply and for at most the granted output. Settings
@@ -97,10 +97,10 @@ def merge_params(
     ours: Mapping[str, Any], params: Mapping[str, Any], *, output_tokens_max: int, without: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Merge the settings' parameters over our own fields of a body."""
-    told = {name: value for name, value in params.items() if name not in without and name not in BUDGETED_PARAMS}
-    for name in OUTPUT_LIMIT_PARAMS & told.keys():
-        told[name] = min(told[name], output_tokens_max) if isinstance(told[name], int) else output_tokens_max
-    return {**ours, **told}
+    extra = {name: value for name, value in params.items() if name not in without and name not in BUDGETED_PARAMS}
+    for name in OUTPUT_LIMIT_PARAMS & extra.keys():
+        extra[name] = min(extra[name], output_tokens_max) if isinstance(extra[name], int) else output_tokens_max
+    return {**ours, **extra}
 
 
 def encode_open_object(plain: Mapping[str, Any]) -> bytes:

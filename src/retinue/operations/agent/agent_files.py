@@ -74,37 +74,39 @@ class AgentFileWriteRequest(msgspec.Struct, forbid_unknown_fields=True):
     path: Annotated[str, msgspec.Meta(description="path in the agent directory, such as SOUL.md")]
     content: Annotated[str, msgspec.Meta(description="the complete new text")]
     hash: Annotated[str, msgspec.Meta(description="hash of the file as you read it; empty for a new file")]
-    believe: Annotated[bool, msgspec.Meta(description="mark the file as trusted, wherever its text came from")] = False
+    mark_trusted: Annotated[bool, msgspec.Meta(description="mark the file as trusted, wherever its text came from")] = (
+        False
+    )
 
 
-class AgentFileRow(msgspec.Struct, frozen=True, rename="kebab"):
+class AgentFileRow(msgspec.Struct, frozen=True):
     """One file. `hash` is null if the file is too large to be shown."""
 
     path: str
     size_bytes: int
-    changed_at: str
+    modified_at: str
     hash: str | None
 
 
 class AgentFileList(msgspec.Struct, frozen=True):
     name: str
     files: list[AgentFileRow]
-    more: bool
+    has_more: bool
 
 
-class AgentFileDetails(msgspec.Struct, frozen=True, rename="kebab"):
+class AgentFileDetails(msgspec.Struct, frozen=True):
     """One file with its content. `trust` is untrusted if the file was made from untrusted text."""
 
     name: str
     path: str
     content: str
     size_bytes: int
-    changed_at: str
+    modified_at: str
     hash: str
     trust: Trust
 
 
-class AgentFileWritten(msgspec.Struct, frozen=True, rename="kebab"):
+class AgentFileWritten(msgspec.Struct, frozen=True):
     name: str
     path: str
     size_bytes: int
@@ -115,7 +117,7 @@ class AgentFileWritten(msgspec.Struct, frozen=True, rename="kebab"):
 async def list_files(services: Services, caller: Principal, request: AgentFilesRequest) -> AgentFileList:
     context = await _build_tool_context(services, caller, request.name)
     found, more = await asyncio.to_thread(_find_files, services, context)
-    return AgentFileList(context.agent.name, found, more=more)
+    return AgentFileList(context.agent.name, found, has_more=more)
 
 
 async def show_file(services: Services, caller: Principal, request: AgentFileRequest) -> AgentFileDetails:
@@ -133,7 +135,7 @@ async def show_file(services: Services, caller: Principal, request: AgentFileReq
             path=_relative_path(location, context),
             content=_decode_text(snapshot, request.path),
             size_bytes=len(snapshot.data),
-            changed_at=_changed_at(services, snapshot.status),
+            modified_at=_changed_at(services, snapshot.status),
             hash=_hash(snapshot.data),
             trust=trust,
         )
@@ -153,7 +155,7 @@ async def write_file(services: Services, caller: Principal, request: AgentFileWr
                 partial(read_snapshot_if_exists, location.real, text=request.path, bytes_max=FILE_BYTES_MAX)
             )
             _check_unchanged(old, request)
-            if old is None or request.believe:
+            if old is None or request.mark_trusted:
                 was = old.status if old is not None else None
                 placed = await finish_in_thread(partial(write_atomically, location, data, text=request.path, was=was))
                 await file_access.mark_clean(location.real, context, ctime_ms=placed.ctime_ms)
@@ -318,7 +320,7 @@ OPERATIONS: tuple[Operation, ...] = (
         result=AgentFileDetails,
     ),
     Operation(
-        name="agent.write-file",
+        name="agent.write_file",
         summary="Write one file that defines an agent.",
         parameters=AgentFileWriteRequest,
         handler=write_file,

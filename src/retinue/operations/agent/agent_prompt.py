@@ -10,8 +10,12 @@ from typing import Annotated
 import msgspec
 import sqlalchemy as sa
 
-from retinue.agents.instruction_builder import find_invalid_templates
-from retinue.agents.instruction_templates import ENTRY_FILE, TEMPLATES_FOLDER, InvalidTemplate
+from retinue.agents.instruction_builder import (
+    SHARED_TEMPLATE,
+    find_invalid_templates,
+    find_renamed_template_names,
+)
+from retinue.agents.instruction_templates import ENTRY_FILE, TEMPLATES_FOLDER, InvalidTemplate, RenamedName
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import Agent, PermissionLevel
 from retinue.domain.instruction_mode import InstructionMode
@@ -32,8 +36,6 @@ from retinue.operations.envelope.envelopes import AttachmentUpload
 from retinue.policy.access import permissions
 from retinue.store.agents import agents
 from retinue.store.sessions import instructions, sessions
-
-SHARED_TEMPLATE = "house"  # key of the instance's template in `find_invalid_templates`
 
 
 class AgentPromptRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -83,7 +85,7 @@ class TemplateError(msgspec.Struct, frozen=True):
 class AgentPromptDetails(msgspec.Struct, frozen=True, omit_defaults=True):
     """The system prompt. `tokens` is an estimate.
 
-    `template` is the start of the hash of the owner's template, or `built-in`. With `parts`, the answer
+    `template` is the start of the hash of the owner's template, or `built_in`. With `parts`, the answer
     also has the text of each section, its files, the previous prompt and any error in the template.
     """
 
@@ -94,8 +96,8 @@ class AgentPromptDetails(msgspec.Struct, frozen=True, omit_defaults=True):
     sections: list[PromptSection]
     text: str
     files: list[PromptFile] = []
-    before: PreviousPrompt | None = None
-    trouble: TemplateError | None = None
+    previous: PreviousPrompt | None = None
+    template_error: TemplateError | None = None
 
 
 async def show_prompt(services: Services, caller: Principal, request: AgentPromptRequest) -> AgentPromptDetails:
@@ -119,7 +121,7 @@ async def show_prompt(services: Services, caller: Principal, request: AgentPromp
     details = AgentPromptDetails(
         name=agent.name,
         session=session.id if session is not None else None,
-        template=prompt.template_hash[:16] or "built-in",
+        template=prompt.template_hash[:16] or "built_in",
         tokens=sum(part.tokens for part in prompt.section_sizes),
         sections=[
             PromptSection(part.name, part.tokens, part.chars, texts.get(part.name, "")) for part in prompt.section_sizes
@@ -131,8 +133,8 @@ async def show_prompt(services: Services, caller: Principal, request: AgentPromp
     return msgspec.structs.replace(
         details,
         files=[PromptFile(each.name, section, each.tokens, each.chars) for section, each in prompt.file_sizes],
-        before=await _read_previous_prompt(services, session) if session is not None else None,
-        trouble=await _find_template_error(services, agent.name),
+        previous=await _read_previous_prompt(services, session) if session is not None else None,
+        template_error=await _find_template_error(services, agent.name),
     )
 
 
@@ -179,25 +181,50 @@ def _decode_text(file: AttachmentUpload) -> str:
 # --- doctor check ---
 
 
-async def _gather_broken_templates(context: DoctorContext) -> Mapping[str, InvalidTemplate]:
+class _TemplateFacts(msgspec.Struct, frozen=True):
+    """Problems of templates by agent."""
+
+    invalid: Mapping[str, InvalidTemplate]
+    renamed: Mapping[str, list[RenamedName]]
+
+
+async def _gather_templates(context: DoctorContext) -> _TemplateFacts:
     registered = await context.store.scan(agents.list_all) if context.store is not None else []
-    return await asyncio.to_thread(find_invalid_templates, context.data_dir, [agent.name for agent in registered])
+
+    def read() -> _TemplateFacts:
+        names = [agent.name for agent in registered]
+        return _TemplateFacts(
+            find_invalid_templates(context.data_dir, names), find_renamed_template_names(context.data_dir, names)
+        )
+
+    return await asyncio.to_thread(read)
 
 
-def _evaluate_templates(broken: Mapping[str, InvalidTemplate]) -> Iterator[DoctorFinding]:
-    for owner, error in broken.items():
-        template = "the shared template" if owner == SHARED_TEMPLATE else f"the template of {owner}"
+def _evaluate_templates(facts: _TemplateFacts) -> Iterator[DoctorFinding]:
+    for owner, names in facts.renamed.items():
+        first = names[0]
+        more = "; ".join(f"`{each.old}` is now `{each.new}`" for each in names)
         yield build_warning(
-            f"{template} is invalid: {error.sentence}",
+            f"{_describe_template(owner)} uses old names, first in line {first.line} of {first.file}",
+            because=f"{more}; the old names still work",
+            try_this="use the new names: docs/reference/instructions.md",
+        )
+    for owner, error in facts.invalid.items():
+        yield build_warning(
+            f"{_describe_template(owner)} is invalid: {error.sentence}",
             because=f"{error.because}; the last valid template stays in use",
             try_this="fix it, and test it: retinue agent prompt NAME --check FILE",
         )
 
 
+def _describe_template(owner: str) -> str:
+    return "the shared template" if owner == SHARED_TEMPLATE else f"the template of {owner}"
+
+
 TEMPLATES_CHECK = DoctorCheck(
     name="templates",
     ok_message="all instruction templates are valid",
-    gather=_gather_broken_templates,
+    gather=_gather_templates,
     evaluate=_evaluate_templates,
 )
 

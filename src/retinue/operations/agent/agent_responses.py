@@ -32,7 +32,7 @@ class AgentRow(msgspec.Struct, frozen=True):
     model: str
     version: int
     icon: str
-    colour: Color | None
+    color: Color | None
     visible: bool
 
 
@@ -74,8 +74,8 @@ class AgentDelegationSettings(msgspec.Struct, frozen=True, kw_only=True):
     depth_max: int
     open_max: int
     exchanges_max: int
-    circles: bool
-    histories: bool
+    allow_cycles: bool
+    other_sessions: bool
 
 
 class AgentSubagentSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +93,7 @@ class AgentHeartbeatSettings(msgspec.Struct, frozen=True, kw_only=True):
     active_zone: str | None
     prompt: str | None
     model: str | None
-    place: ScheduleSession | None
+    session: ScheduleSession | None
     target: str | None
     ack_chars_max: int | None
 
@@ -102,7 +102,7 @@ class AgentSandboxSettings(msgspec.Struct, frozen=True, kw_only=True):
     mode: SandboxMode | None
     scope: SandboxScope | None
     workspace: WorkspaceAccess | None
-    sessions: SandboxVisibleSessions | None
+    visible_sessions: SandboxVisibleSessions | None
     browser: bool | None
     image: str
     cpus: float | None
@@ -137,7 +137,7 @@ class AgentDetails(msgspec.Struct, frozen=True, kw_only=True):
     instructions_mode: InstructionMode | UnsetType = UNSET
     workspace: str | UnsetType = UNSET
     context_files: list[str] | UnsetType = UNSET
-    delivery: CrashPolicy | UnsetType = UNSET
+    crash_policy: CrashPolicy | UnsetType = UNSET
     concurrency: int | UnsetType | None = UNSET
     queue: AgentQueueSettings | UnsetType = UNSET
     reset: AgentResetSettings | UnsetType = UNSET
@@ -158,11 +158,11 @@ class AgentDetails(msgspec.Struct, frozen=True, kw_only=True):
     approval_wait_s: float | UnsetType = UNSET
     permission_level: PermissionLevel | UnsetType = UNSET
     icon: str
-    colour: Color | None
+    color: Color | None
     visible: bool
     version: int
     state: AgentState
-    in_force: dict[str, EffectiveSetting] | UnsetType = UNSET  # for settings that the instance can set too
+    effective_settings: dict[str, EffectiveSetting] | UnsetType = UNSET  # for settings that the instance can set too
 
 
 class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,7 +181,7 @@ class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):
     instructions_mode: InstructionMode
     workspace: str
     context_files: list[str]
-    delivery: CrashPolicy
+    crash_policy: CrashPolicy
     concurrency: int | None
     queue: AgentQueueSettings
     reset: AgentResetSettings
@@ -202,21 +202,21 @@ class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):
     approval_wait_s: float
     permission_level: PermissionLevel
     icon: str
-    colour: Color | None
+    color: Color | None
     visible: bool
     version: int
 
 
 class AgentRegistered(AgentDefinition, frozen=True, kw_only=True):
-    home: str | UnsetType = UNSET
+    directory: str | UnsetType = UNSET
     token: str | UnsetType = UNSET
-    dry_run: bool | UnsetType = msgspec.field(name="dry-run", default=UNSET)
-    shown_once: list[str] | UnsetType = msgspec.field(name="shown-once", default=UNSET)
+    dry_run: bool | UnsetType = msgspec.field(default=UNSET)
+    shown_once: list[str] | UnsetType = msgspec.field(default=UNSET)
 
 
 class AgentChanged(AgentDefinition, frozen=True, kw_only=True):
     changed: list[str]
-    dry_run: bool | UnsetType = msgspec.field(name="dry-run", default=UNSET)
+    dry_run: bool | UnsetType = msgspec.field(default=UNSET)
 
 
 class AgentRestored(AgentDefinition, frozen=True, kw_only=True):
@@ -249,11 +249,11 @@ class AgentComparison(msgspec.Struct, frozen=True):
     changes: list[AgentFieldChange]
 
 
-class AgentDeleted(msgspec.Struct, frozen=True, rename="kebab"):
+class AgentDeleted(msgspec.Struct, frozen=True):
     name: str
     deleted: bool
     cancelled_runs: list[str]
-    home: str | None
+    directory: str | None
 
 
 _SETTING_GROUPS: Mapping[str, Any] = {
@@ -278,7 +278,7 @@ def to_agent_row(agent: Agent) -> AgentRow:
         agent.model,
         agent.version,
         icon=agent.icon,
-        colour=agent.colour,
+        color=agent.color,
         visible=agent.visible,
     )
 

@@ -118,7 +118,7 @@ class AgentFields(msgspec.Struct, forbid_unknown_fields=True):
     instructions_mode: InstructionMode | None = None
     workspace: str | None = None
     context_files: list[str] | None = None
-    delivery: CrashPolicy | None = None
+    crash_policy: CrashPolicy | None = None
     concurrency: int | None = None
     queue_mode: QueueMode | None = None
     queue_cap: int | None = None
@@ -140,8 +140,8 @@ class AgentFields(msgspec.Struct, forbid_unknown_fields=True):
     delegation_depth_max: int | None = None
     delegation_open_max: int | None = None
     delegation_exchanges_max: int | None = None
-    delegation_circles: bool | None = None
-    delegation_histories: bool | None = None
+    delegation_allow_cycles: bool | None = None
+    delegation_other_sessions: bool | None = None
     subagents_allow: list[str] | None = None
     subagents_model: str | None = None
     subagents_effort: str | None = None
@@ -153,13 +153,13 @@ class AgentFields(msgspec.Struct, forbid_unknown_fields=True):
     heartbeat_active_zone: str | None = None
     heartbeat_prompt: str | None = None
     heartbeat_model: str | None = None
-    heartbeat_place: ScheduleSession | None = None
+    heartbeat_session: ScheduleSession | None = None
     heartbeat_target: str | None = None
     heartbeat_ack_chars_max: int | None = None
     sandbox_mode: SandboxMode | None = None
     sandbox_scope: SandboxScope | None = None
     sandbox_workspace: WorkspaceAccess | None = None
-    sandbox_sessions: SandboxVisibleSessions | None = None
+    sandbox_visible_sessions: SandboxVisibleSessions | None = None
     sandbox_browser: bool | None = None
     sandbox_image: str | None = None
     sandbox_cpus: float | None = None
@@ -177,7 +177,7 @@ class AgentFields(msgspec.Struct, forbid_unknown_fields=True):
     approval_wait_s: float | None = None
     permission_level: PermissionLevel | None = None
     icon: str | None = None
-    colour: Color | None = None
+    color: Color | None = None
     visible: bool | None = None
 
 
@@ -222,7 +222,7 @@ class AgentRestoreRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 class AgentDeleteRequest(msgspec.Struct, forbid_unknown_fields=True):
     name: str
-    keep_home: bool = False
+    keep_directory: bool = False
 
 
 async def list_agents(services: Services, caller: Principal, request: EmptyRequest) -> AgentList:
@@ -247,7 +247,7 @@ async def show_agent(services: Services, caller: Principal, request: AgentNameRe
             runner=agent.runner,
             model=agent.model,
             icon=agent.icon,
-            colour=agent.colour,
+            color=agent.color,
             visible=agent.visible,
             version=agent.version,
             state=state,
@@ -258,7 +258,7 @@ async def show_agent(services: Services, caller: Principal, request: AgentNameRe
     held = resolve_effective_settings(
         agent, settings, agent_directory_of(services.data_dir, agent.name), model=_first_model(services, agent)
     )
-    return to_agent_response(agent, AgentDetails, state=state, in_force=held)
+    return to_agent_response(agent, AgentDetails, state=state, effective_settings=held)
 
 
 async def register_agent(services: Services, caller: Principal, request: AgentRegisterRequest) -> AgentRegistered:
@@ -288,7 +288,7 @@ async def register_agent(services: Services, caller: Principal, request: AgentRe
     kept = await services.store.write(body, point="agent", then=partial(notify_engine, services))
     directory = await asyncio.to_thread(ensure_agent_directory, services.data_dir, kept.name)
     return to_agent_response(
-        kept, AgentRegistered, home=str(directory), token=secret if request.token else msgspec.UNSET
+        kept, AgentRegistered, directory=str(directory), token=secret if request.token else msgspec.UNSET
     )
 
 
@@ -392,10 +392,10 @@ async def delete_agent(services: Services, caller: Principal, request: AgentDele
     for session in working:
         done = await services.engine.cancel(session, by=str(caller.address), reason=f"agent {agent.name} was deleted")
         stopped += [short_id(run) for run in done.runs]
-    if not request.keep_home:
+    if not request.keep_directory:
         await asyncio.to_thread(remove_agent_directory, services.data_dir, agent.name)
-    kept = str(agent_directory_of(services.data_dir, agent.name)) if request.keep_home else None
-    return AgentDeleted(agent.name, deleted=True, cancelled_runs=stopped, home=kept)
+    kept = str(agent_directory_of(services.data_dir, agent.name)) if request.keep_directory else None
+    return AgentDeleted(agent.name, deleted=True, cancelled_runs=stopped, directory=kept)
 
 
 # --- shared by the handlers ---

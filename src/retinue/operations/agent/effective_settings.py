@@ -21,8 +21,8 @@ from retinue.policy.tools.sandbox_settings import merge_sandbox_settings
 
 class SettingSource(StrEnum):
     AGENT = "agent"
-    INSTANCE = "house"
-    BUILT_IN = "built-in"
+    INSTANCE = "server"
+    BUILT_IN = "built_in"
 
 
 class EffectiveSetting(msgspec.Struct, frozen=True):

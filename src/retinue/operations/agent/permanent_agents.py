@@ -150,7 +150,7 @@ def _build_agent(creator: Agent, name: str, request: PermanentAgentRequest, work
         context_files=(),
         permission_level=lowest_level((creator.permission_level, PermissionLevel.STANDARD)),
         icon="",
-        colour=None,
+        color=None,
         visible=True,
         version=1,
     )
@@ -198,7 +198,7 @@ class PermanentAgentTool(OperationTool):
 
 
 PERMANENT_AGENT_OPERATION = Operation(
-    name="agent.permanent",
+    name="agent.create_permanent",
     summary="Create a permanent agent.",
     parameters=PermanentAgentRequest,
     handler=create_permanent_agent,

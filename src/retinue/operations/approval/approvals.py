@@ -25,42 +25,42 @@ OPEN_APPROVALS_MAX = 50
 LISTED_MIN, LISTED_MAX = 1, 50
 
 
-class ApprovalDetails(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
+class ApprovalDetails(msgspec.Struct, frozen=True, kw_only=True):
     """One approval.
 
-    `to_reach` lists the permissions that its calls need and do not have yet. `would_grant` lists what a
+    `needed_permissions` lists the permissions that its calls need and do not have yet. `grant_permissions` lists what a
     lasting yes grants, or what was requested if there are no calls; if it is empty, a yes counts once.
 
-    `asked_of` are the people asked; the owner may answer too. `scopes` are the grant scopes that you may
-    choose; it is empty if you may not decide. `words` is the comment on the decision, passed to the
+    `recipients` are the people asked; the owner may answer too. `scopes` are the grant scopes that you may
+    choose; it is empty if you may not decide. `comment` is the comment on the decision, passed to the
     agent.
     """
 
     id: ApprovalId
     agent: str
-    for_whom: str
+    grantee: str
     session: str
     session_name: str | None
     run: str
     calls: tuple[Call, ...]
-    to_reach: list[str]
-    would_grant: list[str]
+    needed_permissions: list[str]
+    grant_permissions: list[str]
     because: str
-    asked_of: list[str]
+    recipients: list[str]
     scopes: list[GrantScope]
-    asked_at: str
+    requested_at: str
     expires_at: str
     state: ApprovalState
     decided_by: str
     decided_at: str | None
     scope: GrantScope | None
-    words: str
+    comment: str
 
 
 class ApprovalListRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Newest first. `cursor` is the `next` of the previous page."""
 
-    past: Annotated[bool, msgspec.Meta(description="list decided and expired approvals instead of pending ones")] = (
+    decided: Annotated[bool, msgspec.Meta(description="list decided and expired approvals instead of pending ones")] = (
         False
     )
     limit: int = 20
@@ -79,7 +79,9 @@ async def list_approvals(services: Services, caller: Principal, request: Approva
     after = parse_cursor(request.cursor)
 
     def body(conn: sa.Connection) -> ApprovalList:
-        found, more = approval_list.list_page(conn, past=request.past, after=after, limit=request.limit, seen_by=caller)
+        found, more = approval_list.list_page(
+            conn, past=request.decided, after=after, limit=request.limit, seen_by=caller
+        )
         return ApprovalList(
             approvals=[_to_details(services, conn, caller, approval) for approval in found],
             next=format_cursor(more) if more is not None else None,
@@ -100,23 +102,23 @@ def _to_details(services: Services, conn: sa.Connection, caller: Principal, appr
     return ApprovalDetails(
         id=approval.id,
         agent=agent,
-        for_whom=approval.agent or agent,
+        grantee=approval.agent or agent,
         session=approval.session,
         session_name=(session.name or None) if session is not None else None,
         run=approval.run,
         calls=approval.calls,
-        to_reach=[str(each) for each in approval.call_permissions],
-        would_grant=[str(each) for each in approval.grant_permissions],
+        needed_permissions=[str(each) for each in approval.call_permissions],
+        grant_permissions=[str(each) for each in approval.grant_permissions],
         because=approval.because,
-        asked_of=[str(each) for each in approval.recipients],
+        recipients=[str(each) for each in approval.recipients],
         scopes=_allowed_scopes(caller, approval),
-        asked_at=format_time(approval.requested_at, services.zone),
+        requested_at=format_time(approval.requested_at, services.zone),
         expires_at=format_time(approval.expires_at, services.zone),
         state=approval.state,
         decided_by=approval.decided_by,
         decided_at=format_time(approval.decided_at, services.zone) if approval.decided_at else None,
         scope=approval.scope,
-        words=approval.comment,
+        comment=approval.comment,
     )
 
 

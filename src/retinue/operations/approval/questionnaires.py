@@ -53,7 +53,7 @@ class QuestionnaireFieldDetails(msgspec.Struct, frozen=True):
     most: float | None
 
 
-class QuestionnaireDetails(msgspec.Struct, frozen=True, rename="kebab"):
+class QuestionnaireDetails(msgspec.Struct, frozen=True):
     """One questionnaire. `untrusted`: the agent had read untrusted text when it wrote the questions."""
 
     id: str
@@ -63,7 +63,7 @@ class QuestionnaireDetails(msgspec.Struct, frozen=True, rename="kebab"):
     agent: str
     session: str
     to: str
-    asked_at: str
+    created_at: str
     expires_at: str
     untrusted: bool
     fields: list[QuestionnaireFieldDetails]
@@ -177,7 +177,7 @@ def _to_details(services: Services, questionnaire: Questionnaire) -> Questionnai
         agent=questionnaire.agent,
         session=questionnaire.session,
         to=str(address.person_address(questionnaire.person)),
-        asked_at=format_time(questionnaire.asked_at, services.zone),
+        created_at=format_time(questionnaire.asked_at, services.zone),
         expires_at=format_time(questionnaire.expires_at, services.zone),
         untrusted=questionnaire.trust is Trust.UNTRUSTED,
         fields=[_to_field_details(field) for field in questionnaire.fields],

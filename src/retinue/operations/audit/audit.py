@@ -14,7 +14,15 @@ import sqlalchemy as sa
 from msgspec import structs
 
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.audit import SERVER_CHAIN, AuditAnchor, AuditKind, AuditLink, canonical_json, hashed_fields
+from retinue.domain.audit import (
+    SERVER_CHAIN,
+    SERVER_CHAIN_NAME,
+    AuditAnchor,
+    AuditKind,
+    AuditLink,
+    canonical_json,
+    hashed_fields,
+)
 from retinue.domain.errors import RetinueError
 from retinue.domain.ids import ID_LENGTH, SessionId, short_id
 from retinue.domain.principal import Principal
@@ -34,15 +42,20 @@ EXPORT_LIMIT_MAX = 20_000  # entries per response
 ANCHORS_MAX = 100
 LOG_FILES_MAX = 100
 LOG_BYTES_MAX = 64 * 1024 * 1024  # over all log files
-INSTANCE_CHAIN_NAME = "house"
+FORMER_CHAIN_NAME = "house"  # in anchors and cursors that an earlier version has printed
 ANCHOR_LOG_PHRASE = "audit anchored"
 
-_ANCHOR = re.compile(rf"({INSTANCE_CHAIN_NAME}|[0-9a-f]{{{ID_LENGTH}}}):(\d{{1,18}}):([0-9a-f]{{64}})")
+_SERVER_CHAIN_NAMES = (SERVER_CHAIN_NAME, FORMER_CHAIN_NAME)
+_ANCHOR = re.compile(
+    rf"({SERVER_CHAIN_NAME}|{FORMER_CHAIN_NAME}|[0-9a-f]{{{ID_LENGTH}}}):(\d{{1,18}}):([0-9a-f]{{64}})"
+)
 _ANCHOR_LINE = re.compile(rf'^\S+ info "{ANCHOR_LOG_PHRASE}" anchor=({_ANCHOR.pattern})$')
-_CURSOR = re.compile(rf"(?:(\d{{1,18}})-)?({INSTANCE_CHAIN_NAME}|[0-9a-f]{{{ID_LENGTH}}})-(\d{{1,18}})")
+_CURSOR = re.compile(
+    rf"(?:(\d{{1,18}})-)?({SERVER_CHAIN_NAME}|{FORMER_CHAIN_NAME}|[0-9a-f]{{{ID_LENGTH}}})-(\d{{1,18}})"
+)
 
 ChainFilter = Annotated[
-    str, msgspec.Meta(description="only the chain of this session; `house` for the server's own chain")
+    str, msgspec.Meta(description="only the chain of this session; `server` for the server's own chain")
 ]
 
 
@@ -50,7 +63,7 @@ class AuditListRequest(msgspec.Struct, forbid_unknown_fields=True):
     session: ChainFilter = ""
     kind: Annotated[AuditKind | None, msgspec.Meta(description="only entries of this kind")] = None
     agent: Annotated[str, msgspec.Meta(description="only entries about this agent")] = ""
-    who: Annotated[
+    principal: Annotated[
         str, msgspec.Meta(description="only actions and decisions of this address: person:NAME, agent:NAME")
     ] = ""
     since: Annotated[str, msgspec.Meta(description="only entries since this time: -7D or 2026-01-28T20:30")] = ""
@@ -70,15 +83,15 @@ class AuditExportRequest(msgspec.Struct, forbid_unknown_fields=True):
     limit: Annotated[int, msgspec.Meta(description="maximum number of entries")] = EXPORT_LIMIT_MAX
 
 
-class AuditEntryDetails(msgspec.Struct, frozen=True, rename="kebab"):
+class AuditEntryDetails(msgspec.Struct, frozen=True):
     """One audit entry. `session` is empty in the instance's own chain."""
 
     at: str
     kind: str
-    who: str
+    principal: str
     agent: str
     subject: str
-    verdict: str
+    decision: str
     because: str
     run: str | None
     session: str
@@ -90,7 +103,7 @@ class AuditEntryDetails(msgspec.Struct, frozen=True, rename="kebab"):
 class AuditEntryList(msgspec.Struct, frozen=True):
     """One page. `next` is the `before` of the next page."""
 
-    audit: list[AuditEntryDetails]
+    entries: list[AuditEntryDetails]
     next: str | None
 
 
@@ -103,7 +116,7 @@ class AuditFlaw(msgspec.Struct, frozen=True):
 class AuditVerifyResult(msgspec.Struct, frozen=True):
     """Result of a verification. `lines` is the report as text."""
 
-    holds: bool
+    ok: bool
     checked: int
     chains: int
     anchors: int
@@ -131,7 +144,7 @@ async def list_entries(services: Services, caller: Principal, request: AuditList
             chain=_resolve_chain(conn, caller, request.session),
             kind=request.kind.value if request.kind is not None else "",
             agent=request.agent,
-            who=request.who,
+            who=request.principal,
             since_ms=to_ms(since) if since is not None else None,
             seen_by=caller,
         )
@@ -140,8 +153,8 @@ async def list_entries(services: Services, caller: Principal, request: AuditList
     shown, more = found[: request.limit], len(found) > request.limit
     last = shown[-1] if shown else None
     return AuditEntryList(
-        audit=[_to_details(services, each) for each in shown],
-        next=f"{last.at_ms}-{last.chain or INSTANCE_CHAIN_NAME}-{last.position}" if more and last is not None else None,
+        entries=[_to_details(services, each) for each in shown],
+        next=f"{last.at_ms}-{last.chain or SERVER_CHAIN_NAME}-{last.position}" if more and last is not None else None,
     )
 
 
@@ -163,7 +176,7 @@ async def verify_audit(services: Services, caller: Principal, request: AuditVeri
         else f"the audit log is inconsistent: {len(flaws)} flaws in {found.lines:,} entries"
     )
     return AuditVerifyResult(
-        holds=found.is_intact,
+        ok=found.is_intact,
         checked=found.lines,
         chains=found.chains,
         anchors=found.anchors,
@@ -189,7 +202,7 @@ async def export_audit(services: Services, caller: Principal, request: AuditExpo
         lines += [canonical_json({"anchor": structs.asdict(each)}) for each in anchors if chain in (None, each.chain)]
         if end is None:
             return AuditExport(lines=lines, next=None)
-        cursor = f"{end[0] or INSTANCE_CHAIN_NAME}-{end[1]}"
+        cursor = f"{end[0] or SERVER_CHAIN_NAME}-{end[1]}"
         return AuditExport(lines=[*lines, canonical_json({"cut": {"after": cursor}})], next=cursor)
 
     return await services.store.scan(body)  # in a thread: there may be many entries
@@ -198,17 +211,17 @@ async def export_audit(services: Services, caller: Principal, request: AuditExpo
 def _resolve_chain(conn: sa.Connection, caller: Principal, text: str) -> str | None:
     if not text:
         return None
-    return SERVER_CHAIN if text == INSTANCE_CHAIN_NAME else sessions.get_by_short_id(conn, text, seen_by=caller).id
+    return SERVER_CHAIN if text in _SERVER_CHAIN_NAMES else sessions.get_by_short_id(conn, text, seen_by=caller).id
 
 
 def _to_details(services: Services, link: AuditLink) -> AuditEntryDetails:
     return AuditEntryDetails(
         at=format_time(from_ms(link.at_ms), services.zone),
         kind=link.kind,
-        who=link.who,
+        principal=link.who,
         agent=link.agent,
         subject=link.subject,
-        verdict=link.verdict,
+        decision=link.verdict,
         because=link.because,
         run=link.run,
         session=link.chain,
@@ -219,7 +232,7 @@ def _to_details(services: Services, link: AuditLink) -> AuditEntryDetails:
 
 
 def _format_position(flaw: AuditFlaw) -> str:
-    return f"{short_id(SessionId(flaw.session)) if flaw.session else INSTANCE_CHAIN_NAME} entry {flaw.position}"
+    return f"{short_id(SessionId(flaw.session)) if flaw.session else SERVER_CHAIN_NAME} entry {flaw.position}"
 
 
 def _parse_anchor(text: str) -> AuditAnchor:
@@ -252,7 +265,7 @@ def _parse_after(text: str) -> ChainPosition | None:
 
 
 def _chain_by_name(name: str) -> str:
-    return SERVER_CHAIN if name == INSTANCE_CHAIN_NAME else name
+    return SERVER_CHAIN if name in _SERVER_CHAIN_NAMES else name
 
 
 def _check_limit(limit: int, limit_max: int) -> None:
@@ -279,7 +292,7 @@ async def anchor_audit(services: Services) -> AuditAnchor | None:
         log.warning("audit not anchored", extra={"code": error.code})
         return None
     if made is not None:
-        log.info(ANCHOR_LOG_PHRASE, extra={"anchor": f"{INSTANCE_CHAIN_NAME}:{made.position}:{made.hash}"})
+        log.info(ANCHOR_LOG_PHRASE, extra={"anchor": f"{SERVER_CHAIN_NAME}:{made.position}:{made.hash}"})
     return made
 
 

@@ -30,7 +30,7 @@ from retinue.domain.token import Token, TokenKind
 from retinue.engine.run_finish import NOTHING_CANCELLED, CancelResult, cancel_runs_in
 from retinue.operations.agent.agents import known_runners
 from retinue.operations.base import EmptyRequest, Operation, Services
-from retinue.operations.config.errors import ApplySourceInvalid, RunnerUnknown, SettingsTextTooLarge
+from retinue.operations.config.errors import RunnerUnknown, SettingsTextTooLarge
 from retinue.operations.config.pending_restarts import save_pending_restart
 from retinue.operations.config_holder import ConfigHolder
 from retinue.operations.connector import declared_bindings
@@ -61,23 +61,23 @@ class ConfigPatchRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ConfigApplyRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """`take` = "file" overwrites later changes made elsewhere. `dry_run` shows the plan and stores nothing.
+    """`overwrite` also overwrites later changes made elsewhere. `dry_run` shows the plan and stores nothing.
 
     `reset` also stops and clears every run, revokes all tokens of agents and gives each agent a new one.
     """
 
     dry_run: bool = False
-    take: str = ""
+    overwrite: bool = False
     reset: bool = False
 
 
-class ConfigDetails(msgspec.Struct, frozen=True, rename="kebab"):
+class ConfigDetails(msgspec.Struct, frozen=True):
     file: str
     hash: str
     files: list[str]
     settings: dict[str, Any]
     default_agent: str | None
-    waiting_for_a_restart: list[str]
+    pending_restart: list[str]
 
 
 class ConfigChecked(msgspec.Struct, frozen=True):
@@ -86,9 +86,9 @@ class ConfigChecked(msgspec.Struct, frozen=True):
     hash: str
 
 
-class ConfigChanged(msgspec.Struct, frozen=True, rename="kebab"):
+class ConfigChanged(msgspec.Struct, frozen=True):
     changes: list[SettingChange]
-    waiting_for_a_restart: list[str]
+    pending_restart: list[str]
     hash: str
 
 
@@ -106,7 +106,7 @@ class ApplyStep(msgspec.Struct, frozen=True):
     changed: dict[str, ValueChange]
 
 
-class ConfigApplied(msgspec.Struct, frozen=True, rename="kebab"):
+class ConfigApplied(msgspec.Struct, frozen=True):
     """`tokens` are those of added people and, after a reset, of agents: shown once, and not in a dry run."""
 
     dry_run: bool
@@ -114,7 +114,6 @@ class ConfigApplied(msgspec.Struct, frozen=True, rename="kebab"):
     people: list[ApplyStep]
     schedules: list[ApplyStep]
     bindings: list[ApplyStep]
-    not_yet: list[str]
     tokens: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
     cleared_runs: int | msgspec.UnsetType = msgspec.UNSET
     shown_once: list[str] | msgspec.UnsetType = msgspec.UNSET
@@ -133,7 +132,7 @@ async def show_config(services: Services, caller: Principal, request: EmptyReque
         files=[str(file) for file in current.files],
         settings=_to_plain(asdict(current.settings) | {"store": "(not shown)"}),
         default_agent=current.default_agent,
-        waiting_for_a_restart=[change.path for change in holder.pending_changes],
+        pending_restart=[change.path for change in holder.pending_changes],
     )
 
 
@@ -174,8 +173,6 @@ async def reload_config(services: Services, caller: Principal, request: EmptyReq
 
 async def apply_config(services: Services, caller: Principal, request: ConfigApplyRequest) -> ConfigApplied:
     """Apply the agents, people, schedules and bindings of the file, in one commit."""
-    if request.take not in ("", FILE_SOURCE):
-        raise ApplySourceInvalid(request.take)
     holder = services.require_config_holder()
     declared = (await asyncio.to_thread(load_configuration, holder.environment)).declarations
     _check_runners(services, declared.agents)
@@ -191,12 +188,15 @@ async def apply_config(services: Services, caller: Principal, request: ConfigApp
     ) -> tuple[list[PlannedChange], list[PlannedChange], list[PlannedSchedule], list[PlannedBinding]]:
         sources = agents.get_sources(conn)
         known = [StoredAgent(agent, sources[agent.name]) for agent in agents.list_all(conn)]
-        take = request.take == FILE_SOURCE
         return (
-            plan_agents(declared.agents, known, prefer_file=take),
-            plan_people(roles, people.list_all(conn), prefer_file=take),
-            declared_schedules.plan_schedules(conn, services, declared.schedules, take_file=take, reset=request.reset),
-            declared_bindings.plan_bindings(conn, services.ids, declared.bindings, take_file=take, reset=request.reset),
+            plan_agents(declared.agents, known, prefer_file=request.overwrite),
+            plan_people(roles, people.list_all(conn), prefer_file=request.overwrite),
+            declared_schedules.plan_schedules(
+                conn, services, declared.schedules, overwrite=request.overwrite, reset=request.reset
+            ),
+            declared_bindings.plan_bindings(
+                conn, services.ids, declared.bindings, overwrite=request.overwrite, reset=request.reset
+            ),
         )
 
     def body(conn: sa.Connection) -> AppliedPlan:
@@ -250,7 +250,6 @@ async def apply_config(services: Services, caller: Principal, request: ConfigApp
         people=[_to_apply_step(planned) for planned in for_people],
         schedules=[_to_apply_step(each.step) for each in for_schedules],
         bindings=[_to_apply_step(each.planned) for each in for_bindings],
-        not_yet=[],
         tokens=msgspec.UNSET if request.dry_run else {name: made[name][1] for name in added} | tokens_given,
         cleared_runs=msgspec.UNSET if request.dry_run else cleared,
     )
@@ -321,7 +320,7 @@ def _to_apply_step(planned: PlannedChange) -> ApplyStep:
 def _to_config_changed(config_holder: ConfigHolder, changes: tuple[SettingChange, ...]) -> ConfigChanged:
     return ConfigChanged(
         changes=list(changes),
-        waiting_for_a_restart=[change.path for change in config_holder.pending_changes],
+        pending_restart=[change.path for change in config_holder.pending_changes],
         hash=config_holder.current.hash,
     )
 

@@ -22,19 +22,6 @@ class SettingsTextTooLarge(Invalid):
         )
 
 
-class ApplySourceInvalid(Invalid):
-    """The parameter `take` of `config.apply` is invalid."""
-
-    code = "config.take_invalid"
-
-    def __init__(self, take: str) -> None:
-        super().__init__(
-            f"invalid value for take: '{shorten_name(take)}'",
-            because='it must be "file", or left out',
-            try_this="leave it out to see what differs",
-        )
-
-
 class RunnerUnknown(Invalid):
     """The settings name a runner that this server does not have."""
 

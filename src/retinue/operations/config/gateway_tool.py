@@ -22,13 +22,14 @@ from retinue.tools.base import ToolContext, as_tool_failed, schema_of
 
 PATHS_SHOWN_MAX = 20  # paths of a change named in the approval
 PATH_CHARS_MAX = 100
+_CAPABILITY = "house.admin"  # must not change: settings and agents deny it by this name
 
 _encode = msgspec.json.Encoder().encode
 
 # The operation of each action. Settings are patched, never replaced: keys that are not named are kept.
 ACTION_OPERATIONS: Mapping[str, str] = {
-    "status": "house.status",
-    "doctor": "house.doctor",
+    "status": "server.status",
+    "doctor": "server.doctor",
     "config_show": "config.show",
     "config_check": "config.check",
     "config_patch": "config.patch",
@@ -59,7 +60,7 @@ class GatewayTool(Struct, frozen=True):
             ),
             parameters=schema_of(GatewayArguments),
             effects=frozenset({ToolEffect.READS_PRIVATE, ToolEffect.WRITES}),
-            capabilities=frozenset({"house.admin"}),
+            capabilities=frozenset({_CAPABILITY}),
         )
     )
 

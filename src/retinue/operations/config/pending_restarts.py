@@ -19,7 +19,7 @@ from retinue.store.core.durable_files import replace_private_file
 
 log = logging.getLogger(__name__)
 
-FILE_NAME = "waiting-for-restart.json"
+FILE_NAME, FORMER_NAME = "pending-restart.json", "waiting-for-restart.json"
 
 
 class PendingRestart(msgspec.Struct):
@@ -32,6 +32,7 @@ class PendingRestart(msgspec.Struct):
 
 def save_pending_restart(data_dir: Path, paths: Sequence[str], *, agent: str, session: str) -> None:
     """Save the changes in a file, so that they survive the restart. Only the session of the last change is notified."""
+    (data_dir / FORMER_NAME).unlink(missing_ok=True)
     replace_private_file(data_dir / FILE_NAME, msgspec.json.encode(PendingRestart(list(paths), agent, session)))
 
 
@@ -42,6 +43,8 @@ async def announce_restart(data_dir: Path, intake: EnvelopeAcceptor, ids: IdSour
     when its session or agent is gone. If the store fails, it stays for the next start.
     """
     file = data_dir / FILE_NAME
+    if not file.exists():
+        file = data_dir / FORMER_NAME  # an earlier version has written it
     try:
         text = file.read_bytes()
         waiting = msgspec.json.decode(text, type=PendingRestart)
@@ -52,7 +55,7 @@ async def announce_restart(data_dir: Path, intake: EnvelopeAcceptor, ids: IdSour
         sender=address.SERVER_ADDRESS,
         recipient=address.agent_address(waiting.agent, waiting.session),
         text=f"The server was restarted. Now in effect: {', '.join(waiting.paths)}.",
-        source="house",
+        source="server",
         idempotency_key=f"restart/{hashlib.sha256(text).hexdigest()[:32]}/{file.stat().st_mtime_ns}",
         kind=EnvelopeKind.SYSTEM,
         silent=True,  # stored for the next turn; starts no run

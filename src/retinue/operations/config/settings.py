@@ -52,23 +52,23 @@ class SettingDetails(msgspec.Struct, frozen=True, rename={"origin": "from"}):
     """One setting. `place` is where its value is set. `waiting`: it takes effect after a restart."""
 
     path: list[str]
-    says: str
-    shape: SettingControl
+    help: str
+    control: SettingControl
     choices: list[str]
-    least: float | None
-    most: float | None
+    minimum: float | None
+    maximum: float | None
     example: str
     effect: SettingEffect
     value: Any
     default: Any
     origin: SettingOrigin
-    place: str
-    waiting: bool
+    location: str
+    pending_restart: bool
 
 
 class SettingSectionDetails(msgspec.Struct, frozen=True):
     path: list[str]
-    says: str
+    help: str
     settings: list[SettingDetails]
 
 
@@ -83,14 +83,14 @@ class ConfigFaultDetails(msgspec.Struct, frozen=True, rename={"try_this": "try"}
     code: str
 
 
-class ConfigFields(msgspec.Struct, frozen=True, rename="kebab"):
+class ConfigFields(msgspec.Struct, frozen=True):
     """The file on disk. With `faults` it is not used: the server keeps the settings it read before."""
 
     file: str
     hash: str
     sections: list[SettingSectionDetails]
     faults: list[ConfigFaultDetails]
-    waiting_for_a_restart: list[str]
+    pending_restart: list[str]
 
 
 class ConfigPreview(msgspec.Struct, frozen=True):
@@ -113,7 +113,7 @@ async def list_config_fields(services: Services, caller: Principal, request: Emp
         hash=examined.configuration.hash,
         sections=[_to_section(each, waiting) for each in build_settings_form(examined, holder.environment)],
         faults=[_to_fault(services, each) for each in examined.faults],
-        waiting_for_a_restart=waiting,
+        pending_restart=waiting,
     )
 
 
@@ -195,7 +195,7 @@ def changes_between(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str,
 def _to_section(section: SettingSection, pending_paths: list[str]) -> SettingSectionDetails:
     return SettingSectionDetails(
         path=list(section.path),
-        says=section.description,
+        help=section.description,
         settings=[_to_setting(each, pending_paths) for each in section.fields],
     )
 
@@ -203,18 +203,18 @@ def _to_section(section: SettingSection, pending_paths: list[str]) -> SettingSec
 def _to_setting(entry: SettingField, pending_paths: list[str]) -> SettingDetails:
     return SettingDetails(
         path=list(entry.path),
-        says=entry.description,
-        shape=entry.control,
+        help=entry.description,
+        control=entry.control,
         choices=list(entry.choices),
-        least=entry.minimum,
-        most=entry.maximum,
+        minimum=entry.minimum,
+        maximum=entry.maximum,
         example=entry.example,
         effect=entry.effect,
         value=entry.value,
         default=entry.default,
         origin=entry.origin,
-        place=entry.defined_at,
-        waiting=entry.name in pending_paths,
+        location=entry.defined_at,
+        pending_restart=entry.name in pending_paths,
     )
 
 

@@ -38,14 +38,14 @@ class BindingSetRequest(msgspec.Struct, forbid_unknown_fields=True):
     parent: Annotated[str, Meta(description="only topics of this channel")] = ""
     guild: Annotated[str, Meta(description="only this guild")] = ""
     team: Annotated[str, Meta(description="only this team")] = ""
-    also: Annotated[list[str], Meta(description="name of another agent that answers there too")] = []
+    extra_agents: Annotated[list[str], Meta(description="name of another agent that answers there too")] = []
 
 
 class BindingIdRequest(msgspec.Struct, forbid_unknown_fields=True):
     id: Annotated[str, Meta(description="id of a binding")]
 
 
-class BindingDetails(msgspec.Struct, frozen=True, rename="kebab"):
+class BindingDetails(msgspec.Struct, frozen=True):
     """One binding. Empty fields match everything."""
 
     id: str
@@ -57,8 +57,8 @@ class BindingDetails(msgspec.Struct, frozen=True, rename="kebab"):
     parent: str
     guild: str
     team: str
-    also: list[str]
-    made_by: str
+    extra_agents: list[str]
+    created_by: str
 
 
 class BindingList(msgspec.Struct, frozen=True):
@@ -87,7 +87,7 @@ async def set_binding(services: Services, caller: Principal, request: BindingSet
     binding = Binding(
         id=services.ids.new(),
         agent=request.agent,
-        extra_agents=tuple(request.also),
+        extra_agents=tuple(request.extra_agents),
         match=match,
         created_by=str(caller.address),
     )

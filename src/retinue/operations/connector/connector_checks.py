@@ -54,7 +54,7 @@ def evaluate_connectors(facts: ConnectorFacts) -> Iterator[DoctorFinding]:
         yield build_warning(
             f"{facts.poison_message_count} messages could not be processed",
             because="each of them failed repeatedly while it was received",
-            try_this="retry or drop them; list them: retinue set-aside list",
+            try_this="retry or drop them; list them: retinue poison-message list",
         )
 
 
@@ -64,19 +64,22 @@ def _evaluate_health(health: ConnectorHealth) -> Iterator[DoctorFinding]:
         yield build_problem(
             f"the connector '{health.name}' has the status {health.status}", because=health.because, try_this=try_this
         )
-    elif health.status is ConnectionStatus.WAITING or (health.status is ConnectionStatus.TRYING and health.failures):
+    elif health.status is ConnectionStatus.WAITING or (
+        health.status is ConnectionStatus.CONNECTING and health.failures
+    ):
         yield build_warning(
             f"the connector '{health.name}' is not connected", because=health.because, try_this=try_this
         )
 
 
 def _evaluate_access(name: str, settings: ConnectorSettings) -> Iterator[DoctorFinding]:
-    access = settings.door
-    if access.dm is DmPolicy.OPEN:
+    access = settings.access
+    if access.dm_policy is DmPolicy.OPEN:
         yield build_warning(
             f"anyone can send messages through '{name}'",
-            because=f"connectors.{name}.dm is open: unknown senders can instruct your agents and spend your budget",
-            try_this=f'set connectors.{name}.dm = "pairing"',
+            because=f"connectors.{name}.dm_policy is open: "
+            "unknown senders can instruct your agents and spend your budget",
+            try_this=f'set connectors.{name}.dm_policy = "pairing"',
         )
     if access.group_policy is GroupPolicy.OPEN or EVERYONE in access.group_allow_from:
         yield build_warning(
@@ -89,9 +92,9 @@ def _evaluate_access(name: str, settings: ConnectorSettings) -> Iterator[DoctorF
 def _evaluate_bindings(facts: ConnectorFacts) -> Iterator[DoctorFinding]:
     """Yield bindings to missing agents or connectors.
 
-    Deleting an agent removes its bindings, so a missing agent can only be named in `also`.
+    Deleting an agent removes its bindings, so a missing agent can only be named in `extra_agents`.
     """
-    known = {name for name, _ in facts.connectors} | {settings.kind for _, settings in facts.connectors}
+    known = {name for name, _ in facts.connectors} | {settings.platform for _, settings in facts.connectors}
     known |= {health.name for health in facts.health or ()}
     for binding in facts.bindings:
         missing = [name for name in binding.agents if name not in facts.agent_names]
@@ -111,7 +114,7 @@ def _evaluate_bindings(facts: ConnectorFacts) -> Iterator[DoctorFinding]:
 
 
 CONNECTORS_CHECK = DoctorCheck(
-    name="doors",
+    name="connectors",
     ok_message="all connectors work, and all bindings are valid",
     gather=_gather_facts,
     evaluate=evaluate_connectors,

@@ -63,7 +63,7 @@ class ConnectorNameRequest(msgspec.Struct, forbid_unknown_fields=True):
 class ConnectorAddRequest(msgspec.Struct, forbid_unknown_fields=True):
     """`secrets` are written to files in the data directory, and the settings refer to these."""
 
-    kind: Annotated[str, Meta(description="the platform, such as telegram: see connector kinds")]
+    platform: Annotated[str, Meta(description="the platform, such as telegram: see connector platforms")]
     name: Annotated[str, Meta(description="name of the connector; default: the platform")] = ""
     settings: Annotated[dict[str, Any], Meta(description="its settings, as in the settings file")] = {}
     answers: Annotated[dict[str, str], Meta(description="its settings as text, as a person types them")] = {}
@@ -75,27 +75,21 @@ class ConnectorStatus(
     msgspec.Struct,
     frozen=True,
     kw_only=True,
-    rename={
-        "try_this": "try",
-        "last_heard": "last-heard",
-        "last_delivered": "last-delivered",
-        "again_at": "again-at",
-        "in_groups": "in-groups",
-    },
+    rename={"try_this": "try"},
 ):
-    """Status of a connector. `breaks` counts failures in a row; `dm` and `in_groups` are its access rules."""
+    """Status of a connector. `dm_policy` and `in_groups` are its access rules."""
 
     name: str
-    kind: str
+    platform: str
     state: ConnectionStatus
     since: str
-    last_heard: str | None = None
-    last_delivered: str | None = None
-    breaks: int = 0
+    last_received_at: str | None = None
+    last_delivered_at: str | None = None
+    failures_in_a_row: int = 0
     because: str = ""
     try_this: str = ""
-    again_at: str | None = None
-    dm: str = ""
+    retry_at: str | None = None
+    dm_policy: str = ""
     in_groups: str = ""
 
 
@@ -112,14 +106,14 @@ class ConnectorDetails(msgspec.Struct, frozen=True):
 
 class SetupQuestion(msgspec.Struct, frozen=True):
     key: str
-    ask: str
+    question: str
     secret: bool
     default: str
     help: str
 
 
 class PlatformDetails(msgspec.Struct, frozen=True):
-    kind: str
+    platform: str
     title: str
     questions: list[SetupQuestion]
 
@@ -127,8 +121,8 @@ class PlatformDetails(msgspec.Struct, frozen=True):
 class PlatformList(msgspec.Struct, frozen=True):
     """`absent` maps known platforms that are not supported to the reason."""
 
-    kinds: list[PlatformDetails]
-    absent: dict[str, str]
+    platforms: list[PlatformDetails]
+    unavailable: dict[str, str]
 
 
 class ConnectorTestResult(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
@@ -189,8 +183,8 @@ async def test_connector(services: Services, caller: Principal, request: Connect
 
 
 async def add_connector(services: Services, caller: Principal, request: ConnectorAddRequest) -> ConnectorAdded:
-    supervisor, name = require_supervisor(services), request.name or request.kind
-    kind = supervisor.get_platform(request.kind)
+    supervisor, name = require_supervisor(services), request.name or request.platform
+    kind = supervisor.get_platform(request.platform)
     _check_addable(services, caller, name, kind, request)
     made: list[Path] = []
     try:
@@ -243,7 +237,7 @@ def _connector_settings(services: Services) -> Mapping[str, ConnectorSettings]:
 def _parse_platform_settings(services: Services, name: str, settings: ConnectorSettings) -> ConnectorSettings:
     """Return the settings with the platform's keys parsed, if the platform is known (its plugin is loaded)."""
     try:
-        return parse_platform_settings(require_supervisor(services).get_platform(settings.kind), name, settings)
+        return parse_platform_settings(require_supervisor(services).get_platform(settings.platform), name, settings)
     except RetinueError:
         return settings
 
@@ -277,7 +271,7 @@ def _build_table(
     """Return the settings table of the new connector. Secret files it writes are appended to `created_files`."""
     answers = {key: parse_typed_value(kind.settings, key, text) for key, text in request.answers.items()}
     given = {**kind.defaults, **answers, **request.settings}
-    table: dict[str, Any] = {"kind": kind.name, "dm": DmPolicy.PAIRING.value, **given}
+    table: dict[str, Any] = {"platform": kind.name, "dm_policy": DmPolicy.PAIRING.value, **given}
     known = set(iterate_secret_names(kind.settings))
     for stem, secret in request.secrets.items():
         if stem not in known:
@@ -330,7 +324,7 @@ async def _change_settings(services: Services, changes: Mapping[str, Any]) -> No
 def _created_secret_files(services: Services, settings: ConnectorSettings) -> list[Path]:
     """Return the secret files that we created. Files elsewhere belong to the owner and stay."""
     folder = (services.data_dir / SECRETS_DIRECTORY).resolve()
-    files = [(services.data_dir / file).resolve() for _, _, file in iterate_secrets(settings.own) if file]
+    files = [(services.data_dir / file).resolve() for _, _, file in iterate_secrets(settings.platform_settings) if file]
     return [file for file in files if file.parent == folder]
 
 
@@ -352,23 +346,23 @@ def to_connector_status(services: Services, health: ConnectorHealth) -> Connecto
 
     return ConnectorStatus(
         name=health.name,
-        kind=health.platform,
+        platform=health.platform,
         state=health.status,
         since=show_time(health.since, services.zone),
-        last_heard=at(health.last_received_at),
-        last_delivered=at(health.last_delivered_at),
-        breaks=health.failures,
+        last_received_at=at(health.last_received_at),
+        last_delivered_at=at(health.last_delivered_at),
+        failures_in_a_row=health.failures,
         because=health.because,
         try_this=health.try_this,
-        again_at=at(health.retry_at),
-        dm=settings.door.dm.value if settings is not None else "",
-        in_groups=settings.door.group_policy.value if settings is not None else "",
+        retry_at=at(health.retry_at),
+        dm_policy=settings.access.dm_policy.value if settings is not None else "",
+        in_groups=settings.access.group_policy.value if settings is not None else "",
     )
 
 
 def _to_settings_table(settings: ConnectorSettings) -> dict[str, Any]:
-    own = to_json_value(settings.own)
-    rest = {"kind": settings.kind, "enabled": settings.enabled, **to_json_value(settings.door)}
+    own = to_json_value(settings.platform_settings)
+    rest = {"platform": settings.platform, "enabled": settings.enabled, **to_json_value(settings.access)}
     return {**rest, **own.get("table", own)}
 
 
@@ -394,7 +388,7 @@ def _next_steps(name: str, kind: Platform, settings: ConnectorSettings) -> list[
     steps.append(
         f"Choose the agent that answers: `retinue binding set AGENT {name}`. Until then, the default agent answers."
     )
-    if settings.door.dm is DmPolicy.PAIRING:
+    if settings.access.dm_policy is DmPolicy.PAIRING:
         steps.append(
             "An unknown sender gets a code, and you get a message. To admit the sender: `retinue pairing accept CODE`."
         )
@@ -420,7 +414,7 @@ OPERATIONS = (
         "connector.list", "List connectors and their status.", EmptyRequest, list_connectors, ConnectorList
     ),
     _connector_operation(
-        "connector.kinds", "List the supported platforms.", EmptyRequest, list_platforms, PlatformList
+        "connector.platforms", "List the supported platforms.", EmptyRequest, list_platforms, PlatformList
     ),
     _connector_operation(
         "connector.show", "Show a connector and its settings.", ConnectorNameRequest, show_connector, ConnectorDetails

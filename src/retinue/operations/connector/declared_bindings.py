@@ -22,26 +22,26 @@ class PlannedBinding(Struct, frozen=True):
 
 
 def plan_bindings(
-    conn: sa.Connection, ids: IdSource, declared: Mapping[str, Mapping[str, Any]], *, take_file: bool, reset: bool
+    conn: sa.Connection, ids: IdSource, declared: Mapping[str, Mapping[str, Any]], *, overwrite: bool, reset: bool
 ) -> list[PlannedBinding]:
     """Return the steps in the order of the file, then bindings that an earlier file set and this one omits.
 
     Bindings are compared by what they match. Their names in the file are not stored.
     """
     here = {} if reset else {each.match: each for each in bindings.list_all(conn)}
-    planned = [_plan_binding(ids, name, table, here, take_file=take_file) for name, table in declared.items()]
+    planned = [_plan_binding(ids, name, table, here, overwrite=overwrite) for name, table in declared.items()]
     because = "it is not in the file, so it is not changed"
     left = [each for each in here.values() if each.created_by == FILE_SOURCE]
     return [*planned, *(PlannedBinding(PlannedChange(ApplyAction.UNDECLARED, each.id[:8], because)) for each in left)]
 
 
 def _plan_binding(
-    ids: IdSource, name: str, table: Mapping[str, Any], existing: dict[BindingMatch, Binding], *, take_file: bool
+    ids: IdSource, name: str, table: Mapping[str, Any], existing: dict[BindingMatch, Binding], *, overwrite: bool
 ) -> PlannedBinding:
     wanted = Binding(
         id=ids.new(),
         agent=table["agent"],
-        extra_agents=tuple(table.get("also") or ()),
+        extra_agents=tuple(table.get("extra_agents") or ()),
         match=build_match(table),
         created_by=FILE_SOURCE,
     )
@@ -51,8 +51,8 @@ def _plan_binding(
     if _agent_keys(was) == _agent_keys(wanted):
         return PlannedBinding(PlannedChange(ApplyAction.KEEP, name, "it is unchanged"))
     changed: dict[str, tuple[Any, Any]] = {"agents": (" ".join(was.agents), " ".join(wanted.agents))}
-    if was.created_by != FILE_SOURCE and not take_file:
-        because = f"it was changed by {was.created_by or 'someone'} since; use `--take file` to overwrite that"
+    if was.created_by != FILE_SOURCE and not overwrite:
+        because = f"it was changed by {was.created_by or 'someone'} since; use `--overwrite` to overwrite that"
         return PlannedBinding(PlannedChange(ApplyAction.DRIFT, name, because, changes=changed))
     return PlannedBinding(PlannedChange(ApplyAction.CHANGE, name, "the file differs", changes=changed), wanted, was)
 

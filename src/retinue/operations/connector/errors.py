@@ -71,7 +71,7 @@ class ConnectorSecretUnknown(Invalid):
         super().__init__(
             f"a {platform} connector has no secret named '{shorten_name(name)}'",
             because=f"its secrets are {', '.join(known)}" if known else "it has no secrets",
-            try_this="list the platforms and what they need: retinue connector kinds",
+            try_this="list the platforms and what they need: retinue connector platforms",
         )
 
 

@@ -35,50 +35,50 @@ Meta = msgspec.Meta
 
 
 class PairingIdRequest(msgspec.Struct, forbid_unknown_fields=True):
-    which: Annotated[str, Meta(description="the code that the sender got, or the id of the request")]
+    request: Annotated[str, Meta(description="the code that the sender got, or the id of the request")]
 
 
 class PairingAcceptRequest(msgspec.Struct, forbid_unknown_fields=True):
-    which: Annotated[str, Meta(description="the code that the sender got, or the id of the request")]
+    request: Annotated[str, Meta(description="the code that the sender got, or the id of the request")]
     person: Annotated[str, Meta(description="name of the person to link the sender to")] = ""
 
 
-class PairingDismissRequest(msgspec.Struct, forbid_unknown_fields=True):
+class PairingRevokeRequest(msgspec.Struct, forbid_unknown_fields=True):
     connector: Annotated[str, Meta(description="the connector on which the sender was admitted")]
-    speaker: Annotated[str, Meta(description="platform id of the sender")]
+    sender_id: Annotated[str, Meta(description="platform id of the sender")]
 
 
 class IdentityLinkRequest(msgspec.Struct, forbid_unknown_fields=True):
     person: Annotated[str, Meta(description="name of a person")]
-    service: Annotated[str, Meta(description="the platform, such as telegram")]
+    platform: Annotated[str, Meta(description="the platform, such as telegram")]
     id: Annotated[str, Meta(description="the permanent platform id, not a username")]
 
 
 class IdentityUnlinkRequest(msgspec.Struct, forbid_unknown_fields=True):
-    service: Annotated[str, Meta(description="the platform, such as telegram")]
+    platform: Annotated[str, Meta(description="the platform, such as telegram")]
     id: Annotated[str, Meta(description="platform id of the sender")]
 
 
-class PairingDetails(msgspec.Struct, frozen=True, rename="kebab"):
+class PairingDetails(msgspec.Struct, frozen=True):
     """One pairing request. `name` is chosen by the sender and proves nothing."""
 
     id: str
     code: str
     connector: str
-    service: str
-    speaker: str
+    platform: str
+    sender_id: str
     name: str
     state: PairingState
-    asked_at: str
+    requested_at: str
     expires_at: str
     decided_by: str
 
 
 class AdmittedSenderDetails(msgspec.Struct, frozen=True):
     connector: str
-    speaker: str
-    by: str
-    at: str
+    sender_id: str
+    admitted_by: str
+    admitted_at: str
 
 
 class PairingList(msgspec.Struct, frozen=True):
@@ -91,15 +91,15 @@ class PairingDecided(msgspec.Struct, frozen=True):
     person: str
 
 
-class PairingDismissed(msgspec.Struct, frozen=True):
+class PairingRevoked(msgspec.Struct, frozen=True):
     connector: str
-    speaker: str
-    dismissed: bool
+    sender_id: str
+    revoked: bool
 
 
 class IdentityDetails(msgspec.Struct, frozen=True):
     person: str
-    service: str
+    platform: str
     id: str
 
 
@@ -108,7 +108,7 @@ class IdentityList(msgspec.Struct, frozen=True):
 
 
 class IdentityUnlinked(msgspec.Struct, frozen=True):
-    service: str
+    platform: str
     id: str
     unlinked: bool
 
@@ -130,11 +130,11 @@ async def list_pairings(services: Services, caller: Principal, request: EmptyReq
 
 async def accept_pairing(services: Services, caller: Principal, request: PairingAcceptRequest) -> PairingDecided:
     """Admit a sender. With `person`, also link the sender's platform id to that person."""
-    return await _decide_pairing(services, caller, request.which, PairingState.ACCEPTED, person=request.person)
+    return await _decide_pairing(services, caller, request.request, PairingState.ACCEPTED, person=request.person)
 
 
 async def refuse_pairing(services: Services, caller: Principal, request: PairingIdRequest) -> PairingDecided:
-    return await _decide_pairing(services, caller, request.which, PairingState.REFUSED)
+    return await _decide_pairing(services, caller, request.request, PairingState.REFUSED)
 
 
 async def _decide_pairing(
@@ -170,13 +170,13 @@ def _find_pairing(conn: sa.Connection, code_or_id: str, *, now_ms: int) -> Pairi
     return fitting[0]
 
 
-async def dismiss_sender(services: Services, caller: Principal, request: PairingDismissRequest) -> PairingDismissed:
+async def revoke_sender(services: Services, caller: Principal, request: PairingRevokeRequest) -> PairingRevoked:
     gone = await services.store.write(
-        partial(pairings.revoke_admission, connector=request.connector, speaker=request.speaker), point="pairing"
+        partial(pairings.revoke_admission, connector=request.connector, speaker=request.sender_id), point="pairing"
     )
     if not gone:
-        raise SenderNotAdmitted(request.speaker, connector=request.connector)
-    return PairingDismissed(request.connector, request.speaker, dismissed=True)
+        raise SenderNotAdmitted(request.sender_id, connector=request.connector)
+    return PairingRevoked(request.connector, request.sender_id, revoked=True)
 
 
 async def list_identities(services: Services, caller: Principal, request: EmptyRequest) -> IdentityList:
@@ -185,7 +185,7 @@ async def list_identities(services: Services, caller: Principal, request: EmptyR
 
 
 async def link_identity(services: Services, caller: Principal, request: IdentityLinkRequest) -> IdentityDetails:
-    service, id_ = _normalize_identity(request.service, request.id)
+    service, id_ = _normalize_identity(request.platform, request.id)
     identity = Identity(service=service, id=id_, person=request.person, made_by=str(caller.address))
     body = partial(identities.link, identity=identity, at_ms=to_ms(services.clock.now()))
     return _to_identity_details(await services.store.write(body, point="identity"))
@@ -193,11 +193,11 @@ async def link_identity(services: Services, caller: Principal, request: Identity
 
 async def unlink_identity(services: Services, caller: Principal, request: IdentityUnlinkRequest) -> IdentityUnlinked:
     gone = await services.store.write(
-        partial(identities.unlink, service=request.service, id_=request.id), point="identity"
+        partial(identities.unlink, service=request.platform, id_=request.id), point="identity"
     )
     if not gone:
-        raise IdentityNotFound(request.id, platform=request.service)
-    return IdentityUnlinked(request.service, request.id, unlinked=True)
+        raise IdentityNotFound(request.id, platform=request.platform)
+    return IdentityUnlinked(request.platform, request.id, unlinked=True)
 
 
 def _normalize_identity(service: str, id_: str) -> tuple[str, str]:
@@ -255,11 +255,11 @@ OPERATIONS = (
         result=PairingDecided,
     ),
     _write_operation(
-        name="pairing.dismiss",
+        name="pairing.revoke",
         summary="Revoke the admission of a sender.",
-        parameters=PairingDismissRequest,
-        handler=dismiss_sender,
-        result=PairingDismissed,
+        parameters=PairingRevokeRequest,
+        handler=revoke_sender,
+        result=PairingRevoked,
     ),
     _read_operation(
         name="identity.list",

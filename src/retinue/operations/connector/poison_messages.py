@@ -22,7 +22,7 @@ LISTED_MAX = 200
 
 
 class PoisonMessageListRequest(msgspec.Struct, forbid_unknown_fields=True):
-    every: Annotated[bool, msgspec.Meta(description="include retried and dropped messages")] = False
+    all: Annotated[bool, msgspec.Meta(description="include retried and dropped messages")] = False
     limit: Annotated[int, msgspec.Meta(ge=1, le=LISTED_MAX)] = 50
 
 
@@ -30,21 +30,21 @@ class PoisonMessageIdRequest(msgspec.Struct, forbid_unknown_fields=True):
     id: Annotated[str, msgspec.Meta(description="id of an unprocessed message")]
 
 
-class PoisonMessageDetails(msgspec.Struct, frozen=True, rename="kebab"):
+class PoisonMessageDetails(msgspec.Struct, frozen=True):
     """One poison message. `because` is the error that it caused."""
 
     id: str
     connector: str
-    room: str
+    channel: str
     message_id: str
     because: str
-    tries: int
+    attempts: int
     state: PoisonMessageState
     at: str
 
 
-class PoisonMessageList(msgspec.Struct, frozen=True, rename="kebab"):
-    set_aside: list[PoisonMessageDetails]
+class PoisonMessageList(msgspec.Struct, frozen=True):
+    poison_messages: list[PoisonMessageDetails]
 
 
 class PoisonMessageRetried(msgspec.Struct, frozen=True):
@@ -63,7 +63,7 @@ async def list_poison_messages(
     services: Services, caller: Principal, request: PoisonMessageListRequest
 ) -> PoisonMessageList:
     found = await services.store.scan(
-        partial(poison_messages.list_messages, limit=request.limit, include_closed=request.every)
+        partial(poison_messages.list_messages, limit=request.limit, include_closed=request.all)
     )
     return PoisonMessageList([_to_details(services, each) for each in found])
 
@@ -110,7 +110,7 @@ def _to_details(services: Services, message: PoisonMessage) -> PoisonMessageDeta
 
 OPERATIONS = (
     Operation(
-        name="set-aside.list",
+        name="poison_message.list",
         summary="List unprocessed messages.",
         parameters=PoisonMessageListRequest,
         handler=list_poison_messages,
@@ -118,7 +118,7 @@ OPERATIONS = (
         permission=PermissionLevel.PRIVILEGED,
     ),
     Operation(
-        name="set-aside.retry",
+        name="poison_message.retry",
         summary="Process an unprocessed message again.",
         parameters=PoisonMessageIdRequest,
         handler=retry_poison_message,
@@ -127,7 +127,7 @@ OPERATIONS = (
         has_effect=True,
     ),
     Operation(
-        name="set-aside.drop",
+        name="poison_message.drop",
         summary="Drop an unprocessed message.",
         parameters=PoisonMessageIdRequest,
         handler=drop_poison_message,

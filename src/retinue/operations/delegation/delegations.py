@@ -43,8 +43,8 @@ class DelegationProgress(StrEnum):
 
     WAITING = "waiting"  # not started
     WORKING = "working"
-    SUSPENDED = "parked"  # suspended: its run waits for another agent
-    AWAITING_APPROVAL = "asking"  # its run waits for an approval
+    SUSPENDED = "suspended"  # suspended: its run waits for another agent
+    AWAITING_APPROVAL = "awaiting_approval"  # its run waits for an approval
     OK = "ok"
     ERROR = "error"
     TIMEOUT = "timeout"
@@ -62,14 +62,14 @@ class DelegationListRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 class DelegationStopRequest(msgspec.Struct, forbid_unknown_fields=True):
     id: str
-    why: str = "asked to stop"
+    reason: str = "asked to stop"
 
 
-class DelegationRow(msgspec.Struct, frozen=True, rename="kebab"):
-    """One delegation: `agent` delegated to `target` with the `call` of the run `asked-by`.
+class DelegationRow(msgspec.Struct, frozen=True):
+    """One delegation: `agent` delegated to `target` with the `call` of the run `requester_run`.
 
-    `to` is the session in which `run` works on it, if you may see it. `waits`: the call stays open for the
-    answer. `result` is the envelope with the result. `cost-microusd` is the cost of its run so far.
+    `target_session` is the session in which `run` works on it, if you may see it. `blocking`: the call waits for the
+    answer. `result` is the envelope with the result. `cost_microusd` is the cost of its run so far.
     """
 
     id: str
@@ -77,17 +77,17 @@ class DelegationRow(msgspec.Struct, frozen=True, rename="kebab"):
     agent: str
     session: str
     session_name: str | None
-    asked_by: str
+    requester_run: str
     call: str
     target: str
-    to: str | None
-    to_name: str | None
+    target_session: str | None
+    target_session_name: str | None
     run: str | None
     label: str
     task: str
-    stands: DelegationProgress
+    status: DelegationProgress
     because: str
-    waits: bool
+    blocking: bool
     result: str | None
     created_at: str
     started_at: str | None
@@ -96,8 +96,8 @@ class DelegationRow(msgspec.Struct, frozen=True, rename="kebab"):
     cost_microusd: int
 
 
-class DelegationList(msgspec.Struct, frozen=True, rename="kebab"):
-    """One page. `open-count` counts all open delegations that you may see, up to `counted-max`."""
+class DelegationList(msgspec.Struct, frozen=True):
+    """One page. `open_count` counts all open delegations that you may see, up to `counted_max`."""
 
     delegations: list[DelegationRow]
     next: str | None
@@ -105,7 +105,7 @@ class DelegationList(msgspec.Struct, frozen=True, rename="kebab"):
     counted_max: int
 
 
-class DelegationStopped(msgspec.Struct, frozen=True, rename="kebab"):
+class DelegationStopped(msgspec.Struct, frozen=True):
     """The delegations that ended, with those made below them, and the runs that were cancelled."""
 
     stopped: list[str]
@@ -135,7 +135,7 @@ async def list_delegations(services: Services, caller: Principal, request: Deleg
 async def stop_delegation(services: Services, caller: Principal, request: DelegationStopRequest) -> DelegationStopped:
     """Stop a delegation and those made below it. Only the delegating run of the first one is notified."""
     top = await services.store.read(partial(delegation_list.get_by_short_id, text=request.id, seen_by=caller))
-    by, why = str(caller.address), request.why[:REASON_CHARS_MAX]
+    by, why = str(caller.address), request.reason[:REASON_CHARS_MAX]
     stopped: list[str] = []
     ended: list[str] = []
     todo = [top]
@@ -190,17 +190,17 @@ def _to_row(services: Services, conn: sa.Connection, caller: Principal, delegati
         agent=delegation.agent,
         session=delegation.session,
         session_name=(asker.name or None) if asker is not None else None,
-        asked_by=delegation.run,
+        requester_run=delegation.run,
         call=delegation.call,
         target=delegation.target,
-        to=there.id if there is not None else None,
-        to_name=(there.name or None) if there is not None else None,
+        target_session=there.id if there is not None else None,
+        target_session_name=(there.name or None) if there is not None else None,
         run=delegation.worker_run if there is not None else None,
         label=delegation.label,
         task=one_line(delegation.task),
-        stands=_find_progress(conn, delegation, run),
+        status=_find_progress(conn, delegation, run),
         because=delegation.because,
-        waits=delegation.state.is_open and delegation.wait_until is not None,
+        blocking=delegation.state.is_open and delegation.wait_until is not None,
         result=delegation.result,
         created_at=format_time(delegation.created_at, services.zone),
         started_at=format_time(delegation.started_at, services.zone) if delegation.started_at else None,

@@ -48,7 +48,7 @@ class SubagentStopRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     id: str = ""
     session: Annotated[str, msgspec.Meta(description="all subagents that were started from this session")] = ""
-    why: str = "asked to stop"
+    reason: str = "asked to stop"
 
 
 class SubagentLogRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -63,7 +63,7 @@ class SubagentSendRequest(msgspec.Struct, forbid_unknown_fields=True):
     key: str = ""
 
 
-class SubagentRow(msgspec.Struct, frozen=True, rename="kebab"):
+class SubagentRow(msgspec.Struct, frozen=True):
     """One subagent. `outcome` is open, ok, error, timeout or stopped.
 
     `session` is its own session; `requester` is the agent and session that started it.
@@ -85,7 +85,7 @@ class SubagentRow(msgspec.Struct, frozen=True, rename="kebab"):
     archived_at: str | None
 
 
-class SubagentDetails(SubagentRow, frozen=True, rename="kebab"):
+class SubagentDetails(SubagentRow, frozen=True):
     """One subagent with its full task, its result and its usage."""
 
     because: str
@@ -101,7 +101,7 @@ class SubagentList(msgspec.Struct, frozen=True):
     next: str | None
 
 
-class SubagentsStopped(msgspec.Struct, frozen=True, rename="kebab"):
+class SubagentsStopped(msgspec.Struct, frozen=True):
     stopped: int
     subagents: list[str]
     cancelled_runs: list[str]
@@ -160,7 +160,7 @@ async def stop_subagents(services: Services, caller: Principal, request: Subagen
         if not each.state.is_open or each.target_session is None:
             continue
         done = await services.engine.cancel(
-            each.target_session, by=str(caller.address), reason=request.why[:200], clear_due=True
+            each.target_session, by=str(caller.address), reason=request.reason[:200], clear_due=True
         )
         runs += map(short_id, done.runs)
         cleared += done.cleared_envelopes

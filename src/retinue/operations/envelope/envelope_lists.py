@@ -53,14 +53,14 @@ class EnvelopeRecentRequest(msgspec.Struct, forbid_unknown_fields=True):
     limit: int = 30
 
 
-class EnvelopeRow(msgspec.Struct, frozen=True, rename="kebab"):
+class EnvelopeRow(msgspec.Struct, frozen=True):
     """Sender, recipient, start of the text, and the outcome if the envelope is done."""
 
     id: str
     sender: str = msgspec.field(name="from")
     recipient: str = msgspec.field(name="to")
     kind: EnvelopeKind
-    words: str
+    excerpt: str
     session: str | None
     accepted_at: str
     status: EnvelopeStatus
@@ -166,7 +166,7 @@ def _to_row(services: Services, conn: sa.Connection, envelope: Envelope) -> Enve
         sender=str(envelope.sender),
         recipient=str(envelope.recipient),
         kind=envelope.kind,
-        words=excerpt(text_without_context(envelope.text)),
+        excerpt=excerpt(text_without_context(envelope.text)),
         session=envelope.session,
         accepted_at=format_time(envelope.accepted_at, services.zone),
         status=envelope.status,

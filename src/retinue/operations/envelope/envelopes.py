@@ -126,14 +126,14 @@ class DeadLetterListRequest(msgspec.Struct, forbid_unknown_fields=True):
     before: str = ""  # the last id of the previous page
 
 
-class AttachmentDetails(msgspec.Struct, rename="kebab"):
+class AttachmentDetails(msgspec.Struct):
     name: str
     hash: str
     media_type: str
     size_bytes: int
 
 
-class DeliveryAttemptDetails(msgspec.Struct, rename="kebab"):
+class DeliveryAttemptDetails(msgspec.Struct):
     """One delivery attempt and the platform's response."""
 
     attempt: int
@@ -143,7 +143,7 @@ class DeliveryAttemptDetails(msgspec.Struct, rename="kebab"):
     error: str | None
 
 
-class EnvelopeDetails(msgspec.Struct, rename="kebab"):
+class EnvelopeDetails(msgspec.Struct):
     """One envelope. Fields that do not apply are omitted."""
 
     id: str
@@ -168,15 +168,15 @@ class EnvelopeDetails(msgspec.Struct, rename="kebab"):
     deliveries: list[DeliveryAttemptDetails] | msgspec.UnsetType = msgspec.UNSET
 
 
-class ReplyThreadDetails(msgspec.Struct, rename="kebab"):
+class ReplyThreadDetails(msgspec.Struct):
     envelopes: list[EnvelopeDetails]
-    left_out: int
+    omitted_count: int
     total: int
     purged: bool
 
 
 class DeadLetterList(msgspec.Struct):
-    letters: list[EnvelopeDetails]
+    dead_letters: list[EnvelopeDetails]
 
 
 class EnvelopeCancelled(msgspec.Struct):
@@ -425,7 +425,7 @@ async def show_thread(services: Services, caller: Principal, request: EnvelopeId
     found = await services.store.scan(partial(get_reply_thread, id_text=request.id, seen_by=caller))
     return ReplyThreadDetails(
         envelopes=[to_envelope_details(services, envelope) for envelope in found.envelopes],
-        left_out=found.left_out,
+        omitted_count=found.left_out,
         total=found.total,
         purged=found.purged,
     )
@@ -433,10 +433,10 @@ async def show_thread(services: Services, caller: Principal, request: EnvelopeId
 
 async def list_dead_letters(services: Services, caller: Principal, request: DeadLetterListRequest) -> DeadLetterList:
     limit = max(1, min(request.limit, LISTED_MAX))
-    letters = await services.store.scan(
+    found = await services.store.scan(
         partial(load_dead_letters, limit=limit, before=request.before or None, seen_by=caller)
     )
-    return DeadLetterList([_to_dead_letter_details(services, letter) for letter in letters])
+    return DeadLetterList([_to_dead_letter_details(services, each) for each in found])
 
 
 def _to_dead_letter_details(services: Services, dead_letter: DeadLetter) -> EnvelopeDetails:

@@ -205,5 +205,5 @@ class UploadNotFound(NotFound):
         super().__init__(
             f"no upload {hash_[:8]}",
             because="it was not uploaded by you, has expired, or the server was restarted since",
-            try_this="upload the file again: POST /api/blob",
+            try_this="upload the file again: POST /api/attachments",
         )

@@ -33,9 +33,9 @@ class WaitReason(StrEnum):
     """Why an envelope is not being processed yet."""
 
     NEXT = "next"  # it is claimed next
-    NOT_DUE = "not-due"
+    NOT_DUE = "not_due"
     BUSY = "busy"  # a run is active in its lane
-    STEERED = "joined"  # the run was steered with it, and it gets its own run later
+    STEERED = "steered"  # the run was steered with it, and it gets its own run later
     SLOTS = "slots"  # all slots of its lane kind are in use
     AGENT_LIMIT = "agent"  # its agent has reached its concurrency limit
 
@@ -44,39 +44,39 @@ class LaneListRequest(msgspec.Struct, forbid_unknown_fields=True):
     limit: int = 50
 
 
-class WaitingEnvelope(msgspec.Struct, frozen=True, rename="kebab"):
+class WaitingEnvelope(msgspec.Struct, frozen=True):
     """`position` counts due envelopes only: 1 is next."""
 
     id: str
     sender: str = msgspec.field(name="from")
     kind: EnvelopeKind
-    words: str
+    excerpt: str
     position: int | None
     due_at: str
-    waits: WaitReason
+    wait_reason: WaitReason
 
 
-class ActiveRun(msgspec.Struct, frozen=True, rename="kebab"):
-    """The lane's open run. `doing` is its current step: a model call or a call of `tool`.
+class ActiveRun(msgspec.Struct, frozen=True):
+    """The lane's open run. `step` is its current step: a model call or a call of `tool`.
 
-    A suspended run has the reason in `because`, its `approval`, and the end of its wait in `until`.
+    A suspended run has the reason in `because`, its `approval`, and the end of its wait in `resumes_at`.
     """
 
     id: str
     status: RunStatus
     sender: str
-    since: str
+    started_at: str
     attempt: int
     turn: int | None
-    doing: StepKind | None
+    step: StepKind | None
     tool: str
-    doing_since: str | None
+    step_started_at: str | None
     because: str
     approval: str | None
-    until: str | None
+    resumes_at: str | None
 
 
-class LaneDetails(msgspec.Struct, frozen=True, rename="kebab"):
+class LaneDetails(msgspec.Struct, frozen=True):
     session: str
     session_name: str | None
     agent: str
@@ -87,14 +87,14 @@ class LaneDetails(msgspec.Struct, frozen=True, rename="kebab"):
     waiting_count: int
 
 
-class SlotUsage(msgspec.Struct, frozen=True, rename="kebab"):
+class SlotUsage(msgspec.Struct, frozen=True):
     lane: LaneKind
     used: int
     total: int
-    in_line: int
+    waiting_count: int
 
 
-class ChannelQueue(msgspec.Struct, frozen=True, rename="kebab"):
+class ChannelQueue(msgspec.Struct, frozen=True):
     """A channel with envelopes in the outbox. `attempts` counts deliveries tried for the next one."""
 
     channel: str
@@ -104,15 +104,15 @@ class ChannelQueue(msgspec.Struct, frozen=True, rename="kebab"):
     error: str | None
 
 
-class LaneList(msgspec.Struct, frozen=True, rename="kebab"):
-    """Envelope and dead letter counts stop at `counted-max`. Only the owner sees `rooms`, the channels."""
+class LaneList(msgspec.Struct, frozen=True):
+    """Envelope and dead letter counts stop at `counted_max`. Only the owner sees `channels`."""
 
     now: str
     lanes: list[LaneDetails]
-    left_out: int
+    omitted_count: int
     slots: list[SlotUsage]
-    rooms: list[ChannelQueue]
-    rooms_left_out: int
+    channels: list[ChannelQueue]
+    omitted_channels_count: int
     dead_count: int
     counted_max: int
 
@@ -133,13 +133,13 @@ async def list_lanes(services: Services, caller: Principal, request: LaneListReq
         return LaneList(
             now=format_time(now, services.zone),
             lanes=[_to_lane_details(services, conn, lane, slots, now) for lane in found],
-            left_out=left_out,
+            omitted_count=left_out,
             slots=[
-                SlotUsage(lane=kind, used=used, total=total, in_line=in_line.count(kind))
+                SlotUsage(lane=kind, used=used, total=total, waiting_count=in_line.count(kind))
                 for kind, (used, total) in slots.slots.items()
             ],
-            rooms=[_to_channel_queue(services, channel) for channel in channels],
-            rooms_left_out=rooms_left_out,
+            channels=[_to_channel_queue(services, channel) for channel in channels],
+            omitted_channels_count=rooms_left_out,
             dead_count=store_lanes.count_dead_letters(conn, seen_by=caller),
             counted_max=store_lanes.COUNTED_MAX,
         )
@@ -171,15 +171,15 @@ def _to_active_run(services: Services, conn: sa.Connection, lane: LaneStatus, ru
         id=run.id,
         status=run.status,
         sender=str(run.sender),
-        since=format_time(run.started_at, services.zone),
+        started_at=format_time(run.started_at, services.zone),
         attempt=run.attempt,
         turn=step.turn if step is not None else None,
-        doing=step.kind if step is not None else None,
+        step=step.kind if step is not None else None,
         tool=step.call.tool if step is not None and step.call is not None else "",
-        doing_since=format_time(from_ms(step.opened_ms), services.zone) if step is not None else None,
+        step_started_at=format_time(from_ms(step.opened_ms), services.zone) if step is not None else None,
         because=approval.because if approval is not None else "",
         approval=approval.id if approval is not None else None,
-        until=format_time(run.wake_at, services.zone) if run.wake_at is not None else None,
+        resumes_at=format_time(run.wake_at, services.zone) if run.wake_at is not None else None,
     )
 
 
@@ -194,10 +194,10 @@ def _to_waiting_envelopes(
             id=envelope.id,
             sender=str(envelope.sender),
             kind=envelope.kind,
-            words=excerpt(envelope.text),
+            excerpt=excerpt(envelope.text),
             position=position if is_due else None,
             due_at=format_time(envelope.due_at, services.zone),
-            waits=find_wait_reason(envelope, lane, slots, now=now),
+            wait_reason=find_wait_reason(envelope, lane, slots, now=now),
         )
 
 
@@ -226,7 +226,7 @@ def _to_channel_queue(services: Services, channel: OutboundQueue) -> ChannelQueu
 
 OPERATIONS = (
     Operation(
-        name="house.lanes",
+        name="server.lanes",
         summary="Show active runs, waiting envelopes, and why they wait.",
         parameters=LaneListRequest,
         handler=list_lanes,

@@ -37,10 +37,8 @@ class McpApproveRequest(msgspec.Struct, forbid_unknown_fields=True):
     ] = ""
 
 
-class McpServerStatus(
-    msgspec.Struct, frozen=True, rename={"try_this": "try", "retry_at": "retry-at", "left_out": "left-out"}
-):
-    """Status of one server. `tools` lists all offered tools; `left_out` maps those never used to the reason."""
+class McpServerStatus(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
+    """Status of one server. `tools` lists all offered tools; `omitted_tools` maps those never used to the reason."""
 
     name: str
     state: McpConnectionState
@@ -50,26 +48,24 @@ class McpServerStatus(
     retry_at: str
     agents: list[str]
     tools: list[str]
-    left_out: dict[str, str]
+    omitted_tools: dict[str, str]
 
 
 class McpServerList(msgspec.Struct, frozen=True):
     servers: list[McpServerStatus]
 
 
-class McpServerDetails(
-    msgspec.Struct, frozen=True, rename={"found_good_by": "found-good-by", "found_good_at": "found-good-at"}
-):
+class McpServerDetails(msgspec.Struct, frozen=True):
     """One server. `content` is its complete tool list, and `lines` is the same as text.
 
-    `difference` is the change since the last approval, or everything if there was none.
+    `diff` is the change since the last approval, or everything if there was none.
     """
 
     server: McpServerStatus
     content: str
-    difference: list[str]
-    found_good_by: str
-    found_good_at: str
+    diff: list[str]
+    approved_by: str
+    approved_at: str
     lines: list[str]
 
 
@@ -78,7 +74,7 @@ class McpApproved(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
 
     server: McpServerStatus
     approved: bool
-    difference: list[str]
+    diff: list[str]
     try_this: str
     lines: list[str]
 
@@ -108,9 +104,9 @@ async def show_mcp_server(services: Services, caller: Principal, request: McpSer
     return McpServerDetails(
         server=_to_status(servers, status),
         content=content,
-        difference=difference,
-        found_good_by=pin.decided_by if pin else "",
-        found_good_at=pin.at.isoformat() if pin else "",
+        diff=difference,
+        approved_by=pin.decided_by if pin else "",
+        approved_at=pin.at.isoformat() if pin else "",
         lines=[*_heading_lines(status), good, "", *content.split("\n"), *changes],
     )
 
@@ -174,7 +170,7 @@ def _to_status(servers: McpServerPool, status: McpConnectionStatus) -> McpServer
         retry_at=status.retry_at.isoformat() if status.retry_at is not None else "",
         agents=list(settings.agents) if settings is not None else [],
         tools=[offer.name for offer in offered.tools] if offered is not None else [],
-        left_out=dict(offered.excluded) if offered is not None else {},
+        omitted_tools=dict(offered.excluded) if offered is not None else {},
     )
 
 

@@ -118,7 +118,7 @@ def _store_key(services: Services, caller: Principal, key: str, *, agent: str, i
 
 
 def keys_directory(services: Services, agent: str) -> Path:
-    return services.data_dir / KEYS_DIRECTORY / (f"agent:{agent}" if agent else "house")
+    return services.data_dir / KEYS_DIRECTORY / (f"agent:{agent}" if agent else "instance")
 
 
 def check_readable(services: Services, credential: Credential) -> None:

@@ -19,7 +19,7 @@ from retinue.policy.limits.cooldowns import CredentialCooldowns
 ALL_MODELS = "*"
 
 
-class CredentialFailure(msgspec.Struct, frozen=True, rename="kebab"):
+class CredentialFailure(msgspec.Struct, frozen=True):
     reason: ModelFailureKind
     errors: int
     failed_at: str
@@ -28,11 +28,11 @@ class CredentialFailure(msgspec.Struct, frozen=True, rename="kebab"):
 
 class CredentialState(StrEnum):
     READY = "ready"
-    COOLING_DOWN = "cooling-down"
+    COOLING_DOWN = "cooling_down"
     UNREADABLE = "unreadable"
 
 
-class CredentialDetails(msgspec.Struct, frozen=True, rename="kebab"):
+class CredentialDetails(msgspec.Struct, frozen=True):
     """One credential: the location of its key, never the key. `agent` is null if it belongs to the instance.
 
     `failures` are keyed by model; failures that concern all models are under `*`.
@@ -42,7 +42,7 @@ class CredentialDetails(msgspec.Struct, frozen=True, rename="kebab"):
     provider: str
     agent: str | None
     kind: CredentialKind
-    where: str
+    source: str
     state: CredentialState
     because: str
     region: str | None
@@ -57,7 +57,7 @@ class CredentialList(msgspec.Struct, frozen=True):
     credentials: list[CredentialDetails]
 
 
-class CredentialRemoved(msgspec.Struct, frozen=True, rename="kebab"):
+class CredentialRemoved(msgspec.Struct, frozen=True):
     id: str
     agent: str | None
     removed: bool
@@ -85,7 +85,7 @@ def to_credential_details(
         provider=credential.provider,
         agent=credential.agent or None,
         kind=credential.kind,
-        where=credential.source,
+        source=credential.source,
         state=state,
         because=because,
         region=credential.region,

@@ -329,7 +329,7 @@ OPERATIONS = (
         has_effect=True,
     ),
     Operation(
-        name="credential.mark-used",
+        name="credential.mark_used",
         summary="Record that a credential worked, and clear its failures.",
         parameters=CredentialUseRequest,
         handler=mark_credential_used,
@@ -338,7 +338,7 @@ OPERATIONS = (
         has_effect=True,
     ),
     Operation(
-        name="credential.mark-failed",
+        name="credential.mark_failed",
         summary="Record that a credential failed, so that it is not used for a while.",
         parameters=CredentialFailureRequest,
         handler=mark_credential_failed,

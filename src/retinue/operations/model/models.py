@@ -37,7 +37,7 @@ class ModelShowRequest(msgspec.Struct, forbid_unknown_fields=True):
     session: str = ""
 
 
-class ModelRow(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
+class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     """One model. `number` selects it in a chat command.
 
     `missing` says what to set before it can be used; `retired` says what to use instead.
@@ -46,7 +46,7 @@ class ModelRow(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
     number: int
     model: str
     alias: str | UnsetType = UNSET
-    sold_by: str | UnsetType = UNSET  # display name of the provider, if it has one
+    provider_name: str | UnsetType = UNSET  # display name of the provider, if it has one
     window_tokens: int
     output_tokens_max: int
     vision: bool
@@ -58,15 +58,15 @@ class ModelRow(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
     retired: str | UnsetType = UNSET
 
 
-class ModelList(msgspec.Struct, frozen=True, rename="kebab"):
+class ModelList(msgspec.Struct, frozen=True):
     """`allow` is empty if all models may be used. `known_on` is the date of the built-in model data."""
 
     models: list[ModelRow]
     allow: list[str]
-    known_on: str
+    catalog_date: str
 
 
-class ModelChainEntry(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
+class ModelChainEntry(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     because: str
     window_tokens: int
@@ -75,7 +75,7 @@ class ModelChainEntry(msgspec.Struct, frozen=True, rename="kebab", kw_only=True)
     retired: str | UnsetType = UNSET
 
 
-class AgentModelChain(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
+class AgentModelChain(msgspec.Struct, frozen=True, kw_only=True):
     """The models that an agent would use, in order. `now` explains their current status.
 
     If no model can be used, `refused` has the reason.
@@ -86,17 +86,17 @@ class AgentModelChain(msgspec.Struct, frozen=True, rename="kebab", kw_only=True)
     runner: str
     effort: str | None
     chain: list[ModelChainEntry]
-    now: list[str] | UnsetType = UNSET
-    refused: str | UnsetType = UNSET
+    current: list[str] | UnsetType = UNSET
+    error: str | UnsetType = UNSET
 
 
-class ModelChainList(msgspec.Struct, frozen=True, rename="kebab"):
+class ModelChainList(msgspec.Struct, frozen=True):
     """Models per agent. `known_on` is the date of the built-in model data."""
 
     default: str
     default_because: str
     agents: list[AgentModelChain]
-    known_on: str
+    catalog_date: str
 
 
 async def list_models(services: Services, caller: Principal, request: EmptyRequest) -> ModelList:
@@ -108,7 +108,7 @@ async def list_models(services: Services, caller: Principal, request: EmptyReque
                 number=offer.number,
                 model=str(offer.facts.ref),
                 alias=offer.alias or UNSET,
-                sold_by=catalog.get_display_name(offer.facts.ref.provider) or UNSET,
+                provider_name=catalog.get_display_name(offer.facts.ref.provider) or UNSET,
                 window_tokens=offer.facts.window_tokens,
                 output_tokens_max=offer.facts.output_tokens_max,
                 vision=offer.facts.vision,
@@ -122,7 +122,7 @@ async def list_models(services: Services, caller: Principal, request: EmptyReque
             for offer in offers
         ],
         allow=list(catalog.allow),
-        known_on=MODELS_KNOWN_ON.isoformat(),
+        catalog_date=MODELS_KNOWN_ON.isoformat(),
     )
 
 
@@ -143,7 +143,7 @@ async def show_model_chains(services: Services, caller: Principal, request: Mode
         default=str(catalog.default),
         default_because=catalog.default_because,
         agents=[await _build_chain(services, catalog, agent, options, session) for agent, options, session in found],
-        known_on=MODELS_KNOWN_ON.isoformat(),
+        catalog_date=MODELS_KNOWN_ON.isoformat(),
     )
 
 
@@ -158,11 +158,11 @@ async def _build_chain(
         effort=model_choice.effort or agent.effort,
     )
     if agent.runner != "loop":
-        return form(chain=[], refused=f"its runner, {agent.runner}, chooses the model")
+        return form(chain=[], error=f"its runner, {agent.runner}, chooses the model")
     try:
         links = catalog.build_chain_links(agent=agent, session_options=model_choice)
     except RetinueError as error:
-        return form(chain=[], refused=f"{error.sentence}: {error.because}; try: {error.try_this}")
+        return form(chain=[], error=f"{error.sentence}: {error.because}; try: {error.try_this}")
     facts = await asyncio.to_thread(lambda: [catalog.get_facts(link.ref) for link in links])
     chain = [
         ModelChainEntry(
@@ -178,7 +178,7 @@ async def _build_chain(
     if services.explain_model_chain is None:
         return form(chain=chain)
     return form(
-        chain=chain, now=list(await services.explain_model_chain(agent, model_choice, [link.ref for link in links]))
+        chain=chain, current=list(await services.explain_model_chain(agent, model_choice, [link.ref for link in links]))
     )
 
 

@@ -44,8 +44,8 @@ class UsageRequest(msgspec.Struct, forbid_unknown_fields=True, rename={"from_": 
     limit: int = ROWS_DEFAULT
 
 
-class UsageRow(msgspec.Struct, frozen=True, rename="kebab"):
-    """`cost-microusd` includes `unknown-microusd`: the maximum cost of calls whose end is unknown."""
+class UsageRow(msgspec.Struct, frozen=True):
+    """`cost_microusd` includes `unknown_microusd`: the maximum cost of calls whose end is unknown."""
 
     key: str
     calls: int
@@ -58,15 +58,15 @@ class UsageRow(msgspec.Struct, frozen=True, rename="kebab"):
     reasoning_tokens: int
     cost_microusd: int
     unknown_microusd: int
-    held_microusd: int
+    reserved_microusd: int
 
 
-class UsageReport(msgspec.Struct, frozen=True, rename={"from_": "from", "left_out": "left-out"}):
+class UsageReport(msgspec.Struct, frozen=True, rename={"from_": "from"}):
     by: SpendGrouping
     from_: str
     to: str
     rows: list[UsageRow]
-    left_out: int
+    omitted_count: int
     total: UsageRow
 
 
@@ -88,11 +88,11 @@ class UsageDaysRequest(msgspec.Struct, forbid_unknown_fields=True, rename={"from
     limit: int = SERIES_DEFAULT
 
 
-class UsageSeries(msgspec.Struct, frozen=True, rename="kebab"):
+class UsageSeries(msgspec.Struct, frozen=True):
     """One value per day. `rest` marks the sum of all other series; its key is empty."""
 
     key: str
-    rest: bool
+    is_rest: bool
     calls: list[int]
     input_tokens: list[int]
     output_tokens: list[int]
@@ -108,21 +108,21 @@ class DailyUsageReport(msgspec.Struct, frozen=True):
     total: UsageRow
 
 
-class BudgetStatus(msgspec.Struct, frozen=True, rename="kebab"):
+class BudgetStatus(msgspec.Struct, frozen=True):
     """One budget. Limits per run or run tree have no sums and no reset date."""
 
-    what: str
-    whose: str
-    raised_by: str
+    name: str
+    owner: str
+    setting: str
     cap_microusd: int
     spent_microusd: int | None = None
-    held_microusd: int | None = None
+    reserved_microusd: int | None = None
     left_microusd: int | None = None
     share: float | None = None
     resets_on: str | None = None
 
 
-class BudgetList(msgspec.Struct, frozen=True, rename="kebab"):
+class BudgetList(msgspec.Struct, frozen=True):
     today: str
     warn_share: float
     budgets: list[BudgetStatus]
@@ -151,7 +151,7 @@ async def show_usage(services: Services, caller: Principal, request: UsageReques
         from_=first.isoformat(),
         to=last.isoformat(),
         rows=[_to_usage_row(row) for row in found.rows],
-        left_out=found.left_out,
+        omitted_count=found.left_out,
         total=_to_usage_row(found.total),
     )
 
@@ -198,7 +198,7 @@ def _build_series(
     for day, used in usage_by_day:
         for name, each in numbers.items():
             each[day - first] += getattr(used, name)
-    return UsageSeries(key=key, rest=is_rest, **numbers)
+    return UsageSeries(key=key, is_rest=is_rest, **numbers)
 
 
 def _parse_range(services: Services, from_: str, to: str) -> tuple[date, date]:
@@ -227,8 +227,11 @@ def _registered_name(found: object, given: str) -> str:
     return getattr(found, "name", given) if given else ""
 
 
+_SUM_FIELDS = {"reserved_microusd": "held_microusd"}  # field of an answer: field of a sum in the store
+
+
 def _to_usage_row(used: UsageSum) -> UsageRow:
-    return UsageRow(**{name: getattr(used, name) for name in UsageRow.__struct_fields__})
+    return UsageRow(**{name: getattr(used, _SUM_FIELDS.get(name, name)) for name in UsageRow.__struct_fields__})
 
 
 async def list_budgets(services: Services, caller: Principal, request: EmptyRequest) -> BudgetList:
@@ -257,12 +260,12 @@ async def list_budgets(services: Services, caller: Principal, request: EmptyRequ
 
 
 def _instance_budgets(settings: BudgetSettings, spent: SpendByPeriod, now: BudgetPeriod) -> Iterator[BudgetStatus]:
-    for period, cap in (("day", settings.house_day_usd), ("month", settings.house_month_usd)):
+    for period, cap in (("day", settings.instance_day_usd), ("month", settings.instance_month_usd)):
         if cap is not None:
-            yield _build_budget(f"house's {period}", "", _to_microusd(cap), spent.get("house", "", period), now)
+            yield _build_budget(f"instance's {period}", "", _to_microusd(cap), spent.get("instance", "", period), now)
     for what, cap in (("run", settings.run_usd), ("tree", settings.tree_usd)):
         if cap is not None:
-            yield BudgetStatus(what, whose="", raised_by=f"`budgets.{what}_usd`", cap_microusd=_to_microusd(cap))
+            yield BudgetStatus(what, owner="", setting=f"`budgets.{what}_usd`", cap_microusd=_to_microusd(cap))
 
 
 def _person_budgets(
@@ -285,7 +288,7 @@ def _agent_budgets(registered_agents: list[Agent], spent: SpendByPeriod, now: Bu
             cap: int | None = getattr(agent, field)
             if cap is not None:
                 raised_by = f"`{field}` of agent '{agent.name}'"
-                yield BudgetStatus(what, whose=agent.name, raised_by=raised_by, cap_microusd=cap)
+                yield BudgetStatus(what, owner=agent.name, setting=raised_by, cap_microusd=cap)
 
 
 def _to_microusd(dollars: float) -> int:
@@ -296,11 +299,11 @@ def _build_budget(what: str, owner: str, cap: int, amounts: SpendAmounts, now: B
     resets = reset_date(what, now)
     return BudgetStatus(
         what,
-        whose=owner,
-        raised_by=budget_setting(what, owner),
+        owner=owner,
+        setting=budget_setting(what, owner),
         cap_microusd=cap,
         spent_microusd=amounts.settled_microusd,
-        held_microusd=amounts.held_microusd,
+        reserved_microusd=amounts.held_microusd,
         left_microusd=max(cap - amounts.settled_microusd - amounts.held_microusd, 0),
         share=round(amounts.settled_microusd / cap, 4) if cap else 1.0,
         resets_on=resets.isoformat() if resets else None,

@@ -54,7 +54,7 @@ class NotificationSelectionRequest(msgspec.Struct, forbid_unknown_fields=True):
     all: Annotated[bool, Meta(description="all your notifications")] = False
 
 
-class NotificationDetails(msgspec.Struct, frozen=True, rename="kebab"):
+class NotificationDetails(msgspec.Struct, frozen=True):
     """One notification. `untrusted`: its text comes from outside, or from untrusted text."""
 
     id: str

@@ -63,14 +63,14 @@ class PersonList(msgspec.Struct, frozen=True):
     people: list[PersonDetails]
 
 
-class CallerDetails(msgspec.Struct, frozen=True, rename="kebab"):
+class CallerDetails(msgspec.Struct, frozen=True):
     address: str
     level: PermissionLevel
     sees_all: bool
 
 
-class PersonInvited(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """If the request is repeated with the same key, `shown-once` lists `invitation` instead."""
+class PersonInvited(msgspec.Struct, frozen=True, kw_only=True):
+    """If the request is repeated with the same key, `shown_once` lists `invitation` instead."""
 
     name: str
     role: Role

@@ -50,7 +50,7 @@ class TokenIdRequest(msgspec.Struct, forbid_unknown_fields=True):
     principal: str = ""
 
 
-class TokenRow(msgspec.Struct, frozen=True, rename="kebab"):
+class TokenRow(msgspec.Struct, frozen=True):
     id: str
     kind: TokenKind
     principal: str
@@ -63,18 +63,18 @@ class TokenList(msgspec.Struct, frozen=True):
     tokens: list[TokenRow]
 
 
-class TokenCreated(TokenRow, frozen=True, rename="kebab"):
-    """If the request is repeated with the same key, `shown-once` lists `token` instead."""
+class TokenCreated(TokenRow, frozen=True):
+    """If the request is repeated with the same key, `shown_once` lists `token` instead."""
 
     token: str | msgspec.UnsetType = msgspec.UNSET
     shown_once: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
-class TokenRevoked(TokenRow, frozen=True, rename="kebab"):
+class TokenRevoked(TokenRow, frozen=True):
     revoked: bool
 
 
-class SignInCode(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+class SignInCode(msgspec.Struct, frozen=True, kw_only=True):
     code: str | msgspec.UnsetType = msgspec.UNSET
     expires_at: str
     shown_once: list[str] | msgspec.UnsetType = msgspec.UNSET

@@ -43,13 +43,13 @@ class PluginStatus(StrEnum):
     INSTALLED = "installed"  # but not named in the settings
 
 
-class PluginDetails(msgspec.Struct, frozen=True, rename={"try_this": "try", "settings_schema": "settings-schema"}):
+class PluginDetails(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
     """One plugin instance, or a plugin that is installed but not used.
 
-    `brings` maps a kind to the names that the plugin registers.
+    `registers` maps a kind to the names that the plugin registers.
     """
 
-    instance: str
+    name: str
     plugin: str
     state: PluginStatus
     version: str = ""
@@ -58,7 +58,7 @@ class PluginDetails(msgspec.Struct, frozen=True, rename={"try_this": "try", "set
     try_this: str = ""
     exclusive: bool = False
     folder: str = ""
-    brings: dict[str, list[str]] = {}
+    registers: dict[str, list[str]] = {}
     settings_schema: dict[str, Any] = {}
 
 
@@ -192,7 +192,7 @@ def _require_instance_settings(services: Services, name: str) -> PluginSettings:
 
 async def _require_plugin(services: Services, name: str) -> PluginDetails:
     for each in await _require_plugin_manager(services).list_plugins():
-        if each.instance == name:
+        if each.name == name:
             return each
     raise PluginNotFound(name)
 
@@ -298,16 +298,14 @@ async def _gather_plugins(context: DoctorContext) -> Sequence[PluginDetails] | N
 def _evaluate_plugins(plugins: Sequence[PluginDetails]) -> list[DoctorFinding]:
     found: list[DoctorFinding] = []
     for each in plugins:
-        sentence = f"the plugin '{each.instance}' is {each.state}"
+        sentence = f"the plugin '{each.name}' is {each.state}"
         if each.state is PluginStatus.FAILED:
             found.append(build_problem(sentence, because=each.because, try_this=each.try_this))
         elif each.state is PluginStatus.OFF and each.try_this:  # it is off for another reason than the owner's setting
             found.append(build_warning(sentence, because=each.because, try_this=each.try_this))
         elif each.state is PluginStatus.LOADED and each.because:
             found.append(
-                build_warning(
-                    f"the plugin '{each.instance}' has a problem", because=each.because, try_this=each.try_this
-                )
+                build_warning(f"the plugin '{each.name}' has a problem", because=each.because, try_this=each.try_this)
             )
     return found
 

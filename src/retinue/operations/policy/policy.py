@@ -59,7 +59,7 @@ class PolicyExplainRequest(msgspec.Struct, forbid_unknown_fields=True):
     session: Annotated[str, msgspec.Meta(description="session of the call; default: a new one")] = ""
     model: Annotated[str, msgspec.Meta(description="model that makes the call, as PROVIDER/MODEL")] = ""
     origin: Annotated[OriginKind, msgspec.Meta(description="origin of the new session")] = OriginKind.TERMINAL
-    door: Annotated[CallSource, msgspec.Meta(description="how the call is made")] = CallSource.MODEL
+    call_source: Annotated[CallSource, msgspec.Meta(description="how the call is made")] = CallSource.MODEL
     changes: Annotated[
         dict[str, Any],
         msgspec.Meta(description="fields of the agent, as in `agent set`, that count as if they were saved"),
@@ -68,21 +68,21 @@ class PolicyExplainRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 class PolicyFindingRow(msgspec.Struct):
     layer: str
-    verdict: DecisionKind
+    decision: DecisionKind
     because: str
     key: str
 
 
-class PolicyExplanation(msgspec.Struct, rename="kebab"):
+class PolicyExplanation(msgspec.Struct):
     """The decision, the setting it depends on, and the finding of each policy layer."""
 
     agent: str
     tool: str
-    verdict: DecisionKind
+    decision: DecisionKind
     because: str
     key: str
     findings: list[PolicyFindingRow]
-    would_grant: list[str]
+    grant_permissions: list[str]
     warnings: list[str]
 
 
@@ -93,34 +93,34 @@ class PolicyTestRequest(msgspec.Struct, forbid_unknown_fields=True):
     agent: Annotated[str, msgspec.Meta(description="only the runs of this agent")] = ""
 
 
-class PolicyDifference(msgspec.Struct, rename="kebab"):
+class PolicyDifference(msgspec.Struct):
     session: str
     run: str
     agent: str
     tool: str
     arguments: dict[str, Any]
-    now: DecisionKind
-    then: DecisionKind
+    current: DecisionKind
+    proposed: DecisionKind
     because: str
     key: str
 
 
-class PolicyTestResult(msgspec.Struct, rename="kebab"):
+class PolicyTestResult(msgspec.Struct):
     calls: int
     sessions: int
     differences: list[PolicyDifference]
-    left_out: int  # number of differences not listed
-    stopped: str  # why some calls were not tested; empty if all were
+    omitted_count: int  # number of differences not listed
+    incomplete_because: str  # why some calls were not tested; empty if all were
 
 
-class ToolRow(msgspec.Struct, rename="kebab"):
+class ToolRow(msgspec.Struct):
     name: str
     description: str
     source: str
     effects: list[str]
     capabilities: list[str]
     repeatable: bool
-    verdict: DecisionKind | msgspec.UnsetType = msgspec.UNSET
+    decision: DecisionKind | msgspec.UnsetType = msgspec.UNSET
     because: str | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -139,7 +139,7 @@ class ToolList(msgspec.Struct):
     tools: list[ToolRow]
 
 
-class GrantDetails(msgspec.Struct, rename="kebab"):
+class GrantDetails(msgspec.Struct):
     id: str
     agent: str
     permission: str
@@ -187,18 +187,18 @@ async def explain_policy(services: Services, caller: Principal, request: PolicyE
         sender=request.sender,
         origin=request.origin,
         model=request.model,
-        entry_point=request.door,
+        entry_point=request.call_source,
         as_if=partial(preview_agent_set, changes=request.changes) if request.changes else None,
     )
     judgement = await toolbox.evaluate_call(Call(id="explain", tool=spec.name, arguments=request.args), occasion)
     return PolicyExplanation(
         agent=occasion.agent.name,
         tool=spec.name,
-        verdict=judgement.decision.kind,
+        decision=judgement.decision.kind,
         because=judgement.decision.because,
         key=judgement.decision.setting_key,
         findings=[PolicyFindingRow(f.layer, f.verdict, f.because, f.key) for f in judgement.findings],
-        would_grant=[str(each) for each in judgement.would_grant],
+        grant_permissions=[str(each) for each in judgement.would_grant],
         warnings=list(toolbox.rule_chain(occasion.agent, occasion.circumstances).warnings),
     )
 
@@ -220,7 +220,7 @@ async def test_policy(services: Services, caller: Principal, request: PolicyTest
     if examined.faults:
         raise ProposedSettingsInvalid([str(fault) for fault in examined.faults[:3]])
     then = examined.configuration
-    origin = build_policy_with_defaults(then.settings.origin)
+    origin = build_policy_with_defaults(then.settings.provenance)
     toolbox = _require_toolbox(services)
     both = _PolicyPair(
         # Use copies: these calls are only decided, and no tool may treat them as real.
@@ -228,7 +228,7 @@ async def test_policy(services: Services, caller: Principal, request: PolicyTest
         proposed=toolbox.with_settings(then.settings, provenance_policy=lambda: origin),
         proposed_agents={agent.name.casefold(): agent for agent in then.declarations.agents},
     )
-    found = PolicyTestResult(calls=0, sessions=0, differences=[], left_out=0, stopped="")
+    found = PolicyTestResult(calls=0, sessions=0, differences=[], omitted_count=0, incomplete_because="")
     after = ""
     while batch := await services.store.scan(partial(sessions.list_all_ids, after=after, limit=SESSIONS_PER_BATCH)):
         for id_ in batch:
@@ -236,7 +236,7 @@ async def test_policy(services: Services, caller: Principal, request: PolicyTest
             if history is not None:
                 found.sessions += 1
                 await _replay_calls(found, both, services, history)
-            if found.stopped:
+            if found.incomplete_because:
                 return found
             await asyncio.sleep(0)  # let other tasks run
         after = batch[-1]
@@ -294,7 +294,9 @@ async def _replay_calls(
         changed = replace(occasion, agent=policies.proposed_agents.get(history.agent.name.casefold(), history.agent))
         for call in record.body.calls:
             if result.calls >= CALLS_REPLAYED_MAX:
-                result.stopped = f"after {CALLS_REPLAYED_MAX} calls: request a single agent to see the others"
+                result.incomplete_because = (
+                    f"after {CALLS_REPLAYED_MAX} calls: request a single agent to see the others"
+                )
                 return
             result.calls += 1
             await _compare_decisions(result, policies, call, occasion, changed)
@@ -334,7 +336,7 @@ async def _compare_decisions(
     if now.decision.kind is then.decision.kind:
         return
     if len(result.differences) >= DIFFERENCES_LISTED_MAX:
-        result.left_out += 1
+        result.omitted_count += 1
         return
     result.differences.append(
         PolicyDifference(
@@ -343,8 +345,8 @@ async def _compare_decisions(
             agent=context.agent.name,
             tool=call.tool,
             arguments=call.arguments,
-            now=now.decision.kind,
-            then=then.decision.kind,
+            current=now.decision.kind,
+            proposed=then.decision.kind,
             because=then.decision.because,
             key=then.decision.setting_key,
         )
@@ -366,7 +368,7 @@ async def list_tools(services: Services, caller: Principal, request: ToolListReq
     for spec in toolbox.specs:
         decision = chain.decide(spec)
         shown.append(
-            msgspec.structs.replace(_to_tool_row(spec), verdict=decision.kind, because=decision.because),
+            msgspec.structs.replace(_to_tool_row(spec), decision=decision.kind, because=decision.because),
         )
     return ToolList(shown)
 

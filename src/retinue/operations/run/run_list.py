@@ -46,12 +46,12 @@ class RunListRequest(msgspec.Struct, forbid_unknown_fields=True):
     cursor: str = ""
 
 
-class RunRow(msgspec.Struct, frozen=True, rename="kebab"):
+class RunRow(msgspec.Struct, frozen=True):
     """One row of the run list.
 
-    `error` is the reason if the run did not complete. `turns` and `tool-calls` are counted from the
+    `error` is the reason if the run did not complete. `turns` and `tool_calls` are counted from the
     run's steps. After the steps are purged, `turns` counts the turns with a charged model call, and
-    `tool-calls` is null.
+    `tool_calls` is null.
     """
 
     id: str
@@ -75,7 +75,7 @@ class RunRow(msgspec.Struct, frozen=True, rename="kebab"):
     started_ms: int
     ended_at: str | None
     duration_ms: int | None
-    waits_until: str | None
+    resumes_at: str | None
 
 
 class RunList(msgspec.Struct, frozen=True):
@@ -169,12 +169,12 @@ def to_run_row(services: Services, conn: sa.Connection, run: Run) -> RunRow:
         models=list(dict.fromkeys(str(call.ref) for call in calls)),
         usage=total,
         cost_microusd=total.cost_microusd,
-        cost_unknown=any(call.unknown for call in calls),
+        cost_unknown=any(call.cost_unknown for call in calls),
         started_at=format_time(run.started_at, services.zone),
         started_ms=to_ms(run.started_at),
         ended_at=format_time(run.ended_at, services.zone) if run.ended_at else None,
         duration_ms=ended_ms - to_ms(run.started_at) if ended_ms is not None else None,
-        waits_until=format_time(run.wake_at, services.zone) if run.wake_at else None,
+        resumes_at=format_time(run.wake_at, services.zone) if run.wake_at else None,
     )
 
 

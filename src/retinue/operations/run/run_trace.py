@@ -47,35 +47,35 @@ class TraceEntryStatus(StrEnum):
     REFUSED = "refused"  # never performed
 
 
-class EnvelopeReadEntry(msgspec.Struct, frozen=True, rename="kebab", tag_field="act", tag="envelope-read"):
-    """`joined`: the envelope arrived while the run was working, and the run read it then."""
+class EnvelopeReadEntry(msgspec.Struct, frozen=True, tag_field="type", tag="envelope_read"):
+    """`steered`: the envelope arrived while the run was working, and the run read it then."""
 
     at_ms: int
     envelope: str
     sender: str = msgspec.field(name="from")
     kind: EnvelopeKind
-    words: str
-    joined: bool
+    excerpt: str
+    steered: bool
 
 
-class EnvelopeSentEntry(msgspec.Struct, frozen=True, rename="kebab", tag_field="act", tag="envelope-sent"):
+class EnvelopeSentEntry(msgspec.Struct, frozen=True, tag_field="type", tag="envelope_sent"):
     at_ms: int
     envelope: str
     to: str
     kind: EnvelopeKind
-    words: str
+    excerpt: str
 
 
-class ModelCallEntry(msgspec.Struct, frozen=True, rename="kebab", tag_field="act", tag="model"):
+class ModelCallEntry(msgspec.Struct, frozen=True, tag_field="type", tag="model"):
     """One attempt at a model call.
 
-    `summary`: the call compacts the context. `failure` is the kind of error, and `next-move` what
+    `summary`: the call compacts the context. `failure` is the kind of error, and `next_action` what
     was tried next. `record` is the number of the record that holds the full reply.
     """
 
     at_ms: int
     ended_ms: int | None
-    came: TraceEntryStatus
+    status: TraceEntryStatus
     turn: int
     attempt: int
     summary: bool
@@ -84,7 +84,7 @@ class ModelCallEntry(msgspec.Struct, frozen=True, rename="kebab", tag_field="act
     cost_microusd: int
     cost_unknown: bool
     failure: str | None
-    next_move: str | None
+    next_action: str | None
     error: str | None
     text: str
     text_chars: int
@@ -92,51 +92,51 @@ class ModelCallEntry(msgspec.Struct, frozen=True, rename="kebab", tag_field="act
     record: int | None
 
 
-class ToolCallEntry(msgspec.Struct, frozen=True, rename="kebab", tag_field="act", tag="tool"):
+class ToolCallEntry(msgspec.Struct, frozen=True, tag_field="type", tag="tool"):
     """One tool call.
 
     `because` is the rule that allowed or refused it, and `approval` the approval that was requested
-    for it. `output` is truncated. `record` is the number of the record that holds it, and `whole`
-    the file that holds a long output in full.
+    for it. `output` is truncated. `record` is the number of the record that holds it, and
+    `full_result` the file that holds a long output in full.
     """
 
     at_ms: int
     ended_ms: int | None
-    came: TraceEntryStatus
+    status: TraceEntryStatus
     turn: int
     attempt: int
     call: str
     tool: str
     arguments: dict[str, Any]
-    verdict: DecisionKind
+    decision: DecisionKind
     because: str
     approval: str | None
     output: str
     output_chars: int
-    whole: str
+    full_result: str
     record: int | None
 
 
-class ApprovalEntry(msgspec.Struct, frozen=True, rename="kebab", tag_field="act", tag="approval"):
+class ApprovalEntry(msgspec.Struct, frozen=True, tag_field="type", tag="approval"):
     at_ms: int
     ended_ms: int | None
     approval: str
     state: ApprovalState
     calls: list[str]
     because: str
-    asked_of: list[str]
+    recipients: list[str]
     decided_by: str
     scope: GrantScope | None
-    words: str
+    comment: str
 
 
-class RunSuspendedEntry(msgspec.Struct, frozen=True, rename="kebab", tag_field="act", tag="parked"):
+class RunSuspendedEntry(msgspec.Struct, frozen=True, tag_field="type", tag="suspended"):
     at_ms: int
     approval: str | None
     because: str
 
 
-class RunResumedEntry(msgspec.Struct, frozen=True, rename="kebab", tag_field="act", tag="resumed"):
+class RunResumedEntry(msgspec.Struct, frozen=True, tag_field="type", tag="resumed"):
     at_ms: int
     because: str
     attempt: int
@@ -153,15 +153,15 @@ TraceEntry = (
 )
 
 
-class RunTraceDetails(msgspec.Struct, frozen=True, rename="kebab"):
+class RunTraceDetails(msgspec.Struct, frozen=True):
     """`purged`: the run's steps are deleted, so the remaining entries have no durations.
 
     Times are Unix milliseconds.
     """
 
     run: RunRow
-    acts: list[TraceEntry]
-    left_out: int
+    entries: list[TraceEntry]
+    omitted_count: int
     purged: bool
 
 
@@ -174,8 +174,8 @@ async def show_trace(services: Services, caller: Principal, request: RunIdReques
         acts = build_trace_entries(found)
         return RunTraceDetails(
             run=to_run_row(services, conn, run),
-            acts=acts[:TRACE_ENTRIES_MAX],
-            left_out=max(0, len(acts) - TRACE_ENTRIES_MAX),
+            entries=acts[:TRACE_ENTRIES_MAX],
+            omitted_count=max(0, len(acts) - TRACE_ENTRIES_MAX),
             purged=_is_purged(found),
         )
 
@@ -201,7 +201,7 @@ def build_trace_entries(stored_trace: StoredRunTrace) -> list[TraceEntry]:
             envelope=each.id,
             to=str(each.recipient),
             kind=each.kind,
-            words=_truncate(each.text, ENVELOPE_TEXT_CHARS_MAX),
+            excerpt=_truncate(each.text, ENVELOPE_TEXT_CHARS_MAX),
         )
         for each in stored_trace.sent
     ]
@@ -230,8 +230,8 @@ def _build_envelope_read_entries(stored_trace: StoredRunTrace) -> Iterator[Envel
             envelope=each.id,
             sender=str(each.sender),
             kind=each.kind,
-            words=_truncate(text_without_context(each.text), ENVELOPE_TEXT_CHARS_MAX),
-            joined=each.id in joined,
+            excerpt=_truncate(text_without_context(each.text), ENVELOPE_TEXT_CHARS_MAX),
+            steered=each.id in joined,
         )
 
 
@@ -243,10 +243,10 @@ def _to_approval_entry(approval: Approval) -> ApprovalEntry:
         state=approval.state,
         calls=[call.id for call in approval.calls],
         because=approval.because,
-        asked_of=[str(each) for each in approval.recipients],
+        recipients=[str(each) for each in approval.recipients],
         decided_by=approval.decided_by,
         scope=approval.scope,
-        words=approval.comment,
+        comment=approval.comment,
     )
 
 
@@ -309,16 +309,16 @@ def _to_reply_entry(
     return ModelCallEntry(
         at_ms=began_ms,
         ended_ms=stored_step.closed_ms if stored_step is not None else record.at_ms,
-        came=TraceEntryStatus.INTERRUPTED if interrupted else TraceEntryStatus.DONE,
+        status=TraceEntryStatus.INTERRUPTED if interrupted else TraceEntryStatus.DONE,
         turn=turn,
         attempt=stored_step.step.attempt if stored_step is not None else 1,
         summary=False,
         model=reply.model,
         usage=paid.usage if paid is not None else reply.usage,
         cost_microusd=paid.settled_microusd if paid is not None else reply.usage.cost_microusd,
-        cost_unknown=paid is not None and paid.unknown,
+        cost_unknown=paid is not None and paid.cost_unknown,
         failure=None,
-        next_move=None,
+        next_action=None,
         error=None,
         text=_truncate(reply.text, TEXT_CHARS_MAX),
         text_chars=len(reply.text),
@@ -331,16 +331,16 @@ def _to_failed_model_call_entry(model_call: RecordedModelCall) -> ModelCallEntry
     return ModelCallEntry(
         at_ms=to_ms(model_call.at),
         ended_ms=to_ms(model_call.ended_at) if model_call.ended_at else None,
-        came=TraceEntryStatus.FAILED,
+        status=TraceEntryStatus.FAILED,
         turn=model_call.turn,
         attempt=model_call.attempt,
         summary=model_call.index < 0,
         model=str(model_call.ref),
         usage=model_call.usage,
         cost_microusd=model_call.settled_microusd,
-        cost_unknown=model_call.unknown,
+        cost_unknown=model_call.cost_unknown,
         failure=model_call.failure,
-        next_move=model_call.next_move,
+        next_action=model_call.next_action,
         error=model_call.error,
         text="",
         text_chars=0,
@@ -365,16 +365,16 @@ def _to_unrecorded_step_entry(stored_trace: StoredRunTrace, stored_step: TracedS
     return ModelCallEntry(
         at_ms=stored_step.opened_ms,
         ended_ms=stored_step.closed_ms,
-        came=status,
+        status=status,
         turn=step.turn,
         attempt=step.attempt,
         summary=step.index < 0,
         model=step.hash,
         usage=paid.usage if paid is not None else Usage(),
         cost_microusd=paid.settled_microusd if paid is not None else 0,
-        cost_unknown=paid is not None and paid.unknown,
+        cost_unknown=paid is not None and paid.cost_unknown,
         failure=None,
-        next_move=None,
+        next_action=None,
         error=None,
         text="",
         text_chars=0,
@@ -427,18 +427,18 @@ def _to_tool_call_entry(
     return ToolCallEntry(
         at_ms=at_ms,
         ended_ms=stored_step.closed_ms if stored_step is not None else at_ms,
-        came=status,
+        status=status,
         turn=turn,
         attempt=stored_step.step.attempt if stored_step is not None else 1,
         call=call.id,
         tool=call.tool,
         arguments=_truncate_arguments(call.arguments),
-        verdict=DecisionKind.DENY if refused else DecisionKind.ALLOW,
+        decision=DecisionKind.DENY if refused else DecisionKind.ALLOW,
         because=because,
         approval=asked.id if asked is not None else None,
         output=_truncate(output, TEXT_CHARS_MAX),
         output_chars=len(output),
-        whole=result.whole if result is not None else "",
+        full_result=result.whole if result is not None else "",
         record=record.seq if record is not None else None,
     )
 

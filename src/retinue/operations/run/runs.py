@@ -47,7 +47,7 @@ class RunIdRequest(msgspec.Struct, forbid_unknown_fields=True):
     id: str
 
 
-class ModelCallRow(msgspec.Struct, frozen=True, rename="kebab"):
+class ModelCallRow(msgspec.Struct, frozen=True):
     """One model call: its usage, or the error and what was tried next."""
 
     turn: int
@@ -60,12 +60,12 @@ class ModelCallRow(msgspec.Struct, frozen=True, rename="kebab"):
     cost_usd: float
     cost_unknown: bool
     failure: str | None
-    next_move: str | None
+    next_action: str | None
     error: str | None
     at: str
 
 
-class RunDetails(msgspec.Struct, frozen=True, rename="kebab"):
+class RunDetails(msgspec.Struct, frozen=True):
     id: RunId
     session: SessionId
     agent: str
@@ -86,7 +86,7 @@ def classify_result(run: Run, calls: list[model_calls.RecordedModelCall]) -> Run
         return RunResultStatus.OPEN
     if run.status is not RunStatus.COMPLETED:
         return RunResultStatus.TIMEOUT if (run.error or "").startswith(TIMED_OUT_CODES) else RunResultStatus.ERROR
-    if any(call.next_move == "next-model" for call in calls):
+    if any(call.next_action == "next_model" for call in calls):
         return RunResultStatus.FAILOVER
     return (
         RunResultStatus.COMPACTION
@@ -144,9 +144,9 @@ def _to_model_call_row(services: Services, call: model_calls.RecordedModelCall) 
         credential=call.credential,
         usage=call.usage,
         cost_usd=call.settled_microusd / 1e6,
-        cost_unknown=call.unknown,
+        cost_unknown=call.cost_unknown,
         failure=call.failure,
-        next_move=call.next_move,
+        next_action=call.next_action,
         error=call.error,
         at=format_time(call.at, services.zone),
     )

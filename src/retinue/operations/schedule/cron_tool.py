@@ -91,8 +91,8 @@ class CronArguments(msgspec.Struct, forbid_unknown_fields=True):
         dict[str, Any],
         msgspec.Meta(
             description=(
-                "add, update: name, text, to, and one of cron (0 9 * * 1-5), every (1h30m), at; also zone, deliver, "
-                "gate, place (fresh, own, main). wake: text, and at (with an offset, or +2h) or delay_s; you get the "
+                "add, update: name, text, to, and one of cron (0 9 * * 1-5), every (1h30m), at; also zone, deliver_to, "
+                "gate, session (fresh, own, main). wake: text, and at (with an offset, or +2h) or delay_s; you get the "
                 "text in this conversation. remind: text, at or delay_s, to. explain: cron, every or at, and zone."
             )
         ),
@@ -162,8 +162,12 @@ class CronTool(Struct, frozen=True):
                 parameters.setdefault("to", f"person:{person}" if person else "person:owner")
             case "add":
                 parameters.setdefault("to", str(address.agent_address(context.agent.name)))
-                if "deliver" not in parameters and context.origin.is_foreground and parameters.get("place") != "main":
-                    parameters["deliver"] = await _read_reply_address(services, context)
+                if (
+                    "deliver_to" not in parameters
+                    and context.origin.is_foreground
+                    and parameters.get("session") != "main"
+                ):
+                    parameters["deliver_to"] = await _read_reply_address(services, context)
             case _:
                 pass
         if arguments.context_messages and arguments.action in ("wake", "remind", "add"):

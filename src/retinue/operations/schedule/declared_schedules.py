@@ -37,14 +37,14 @@ class PlannedSchedule(Struct, frozen=True):
 
 
 def plan_schedules(
-    conn: sa.Connection, services: Services, declared: Mapping[str, Mapping[str, Any]], *, take_file: bool, reset: bool
+    conn: sa.Connection, services: Services, declared: Mapping[str, Mapping[str, Any]], *, overwrite: bool, reset: bool
 ) -> list[PlannedSchedule]:
     """Return the planned steps in the order of the file, then the schedules that the file does not declare."""
     here = {each.schedule.name.casefold(): each for each in _list_named_schedules(conn)}
     if reset:
         here = {}
     planned = [
-        _plan_schedule(services, name, table, here.pop(name.casefold(), None), take_file=take_file)
+        _plan_schedule(services, name, table, here.pop(name.casefold(), None), overwrite=overwrite)
         for name, table in declared.items()
     ]
     left = [each.schedule.name for each in here.values() if each.schedule.source == SETTINGS_SOURCE]
@@ -62,7 +62,7 @@ def _list_named_schedules(conn: sa.Connection) -> list[StoredSchedule]:
 
 
 def _plan_schedule(
-    services: Services, name: str, table: Mapping[str, Any], stored: StoredSchedule | None, *, take_file: bool
+    services: Services, name: str, table: Mapping[str, Any], stored: StoredSchedule | None, *, overwrite: bool
 ) -> PlannedSchedule:
     enabled = bool(table.get("enabled", True))
     was = stored.schedule if stored is not None else None
@@ -87,7 +87,7 @@ def _plan_schedule(
     changed = diff_schedules(was, wanted, stored.enabled, enabled)
     if not changed:
         return PlannedSchedule(PlannedChange(ApplyAction.KEEP, was.name, "it is as declared"))
-    if was.source != SETTINGS_SOURCE and not take_file:
+    if was.source != SETTINGS_SOURCE and not overwrite:
         because = f"it was changed over the {was.source}; use `take` = file to overwrite that"
         return PlannedSchedule(PlannedChange(ApplyAction.DRIFT, was.name, because, changes=changed))
     because = "it differs from the settings file"
@@ -107,14 +107,17 @@ def to_schedule_form(table: Mapping[str, Any]) -> ScheduleForm:
         every=f"{int(table['every_s'])}s" if table.get("every_s") else "",
         cron=table.get("cron", ""),
         zone=table.get("zone", ""),
-        place=table.get("place"),
-        deliver=table.get("deliver", ""),
+        session=table.get("session"),
+        deliver_to=table.get("deliver_to", ""),
         missed=table.get("missed"),
         delete_after_run=table.get("delete_after_run", False),
         model=table.get("model", ""),
         title=table.get("title", ""),
         gate=schedule_parser.gate_to_form(gate) if isinstance(gate, DeclaredGate) else None,
     )
+
+
+_SETTING_NAMES = {"place": "session", "deliver": "deliver_to"}  # fields with another name in the settings
 
 
 def diff_schedules(
@@ -124,7 +127,7 @@ def diff_schedules(
     for name in ("to", "text", "description", "when", "zone", "place", "deliver", "missed"):
         one, other = getattr(stored, name), getattr(declared, name)
         if one != other:
-            changed[name] = (str(one), str(other))
+            changed[_SETTING_NAMES.get(name, name)] = (str(one), str(other))
     for name in ("delete_after_run", "model", "title"):
         one, other = getattr(stored, name), getattr(declared, name)
         if one != other:

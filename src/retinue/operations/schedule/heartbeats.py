@@ -81,11 +81,11 @@ class HeartbeatTaskRow(msgspec.Struct, frozen=True):
 
     id: str
     title: str
-    gated: bool
+    has_gate: bool
     because: str = ""
 
 
-class HeartbeatDetails(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+class HeartbeatDetails(msgspec.Struct, frozen=True, kw_only=True):
     """`checklist` is the state of HEARTBEAT.md: whether it exists, and whether it has content."""
 
     agent: str
@@ -95,7 +95,7 @@ class HeartbeatDetails(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"
     when: str
     next: str | None
     last_run: str | None
-    last: str | None
+    last_status: str | None
     checklist: str
     tasks: list[HeartbeatTaskRow]
 
@@ -129,7 +129,7 @@ class HeartbeatRunResult(msgspec.Struct, frozen=True):
     """`because`: why no run was started."""
 
     agent: str
-    begun: bool
+    started: bool
     because: str
     envelope: EnvelopeId | None
 
@@ -209,20 +209,20 @@ async def _to_heartbeat_details(services: Services, agent: Agent, stored: Stored
         if file.state is InstructionFileState.THERE and heartbeat.is_checklist_empty(file.text)
         else file.state
     )
-    stands = await services.store.scan(partial(schedules.get_status, stored=stored)) if stored is not None else None
+    status = await services.store.scan(partial(schedules.get_status, stored=stored)) if stored is not None else None
     return HeartbeatDetails(
         agent=agent.name,
         schedule=short_id(stored.id) if stored is not None else None,
         enabled=stored is not None and stored.enabled,
         because=stored.because if stored is not None else "it has no heartbeat",
         when=describe_trigger(stored.schedule.when, stored.zone_info) if stored is not None else "",
-        next=format_time(stands.occurrence_at, zone)
-        if stands is not None and stands.occurrence_at is not None
+        next=format_time(status.occurrence_at, zone)
+        if status is not None and status.occurrence_at is not None
         else None,
-        last_run=format_time(stands.last_run_at, zone)
-        if stands is not None and stands.last_run_at is not None
+        last_run=format_time(status.last_run_at, zone)
+        if status is not None and status.last_run_at is not None
         else None,
-        last=stands.last_state.value if stands is not None and stands.last_state is not None else None,
+        last_status=status.last_state.value if status is not None and status.last_state is not None else None,
         checklist=state.value,
         tasks=[
             HeartbeatTaskRow(each.task.id, each.task.title, each.gate is not None, each.because)
@@ -312,7 +312,7 @@ async def run_heartbeat(services: Services, caller: Principal, request: Heartbea
         )
         tx.close()
         return HeartbeatRunResult(
-            agent.name, begun=slot is not None, because=because, envelope=slot.envelope if slot is not None else None
+            agent.name, started=slot is not None, because=because, envelope=slot.envelope if slot is not None else None
         )
 
     return await services.store.write(body, point="schedule")

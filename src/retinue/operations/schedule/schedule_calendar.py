@@ -30,7 +30,7 @@ class CalendarRequest(msgspec.Struct, forbid_unknown_fields=True):
     days: Annotated[int, msgspec.Meta(description="number of days, starting today, in the owner's time zone")] = 7
 
 
-class CalendarRow(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
+class CalendarRow(msgspec.Struct, frozen=True, kw_only=True):
     """One schedule in the calendar.
 
     `often`: it has more than 60 occurrences, so `times` has only the first; `when` describes the
@@ -44,17 +44,17 @@ class CalendarRow(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
     when: str
     text: str
     times: list[str]
-    often: bool
+    truncated: bool
 
 
-class CalendarDetails(msgspec.Struct, frozen=True, rename="kebab"):
+class CalendarDetails(msgspec.Struct, frozen=True):
     """Times are in the owner's time zone, soonest first. `more`: further schedules were omitted."""
 
     zone: str
     now: str
     until: str
-    coming: list[CalendarRow]
-    more: bool
+    schedules: list[CalendarRow]
+    has_more: bool
 
 
 async def show_calendar(services: Services, caller: Principal, request: CalendarRequest) -> CalendarDetails:
@@ -94,7 +94,7 @@ def _to_calendar_row(stored: StoredSchedule, first: datetime, until: datetime, z
         when=describe_trigger(schedule.when, stored.zone_info),
         text=schedule.text[:TEXT_LENGTH_MAX],
         times=[format_time(at, zone) for at in (times[:1] if often else times)],
-        often=often,
+        truncated=often,
     )
 
 

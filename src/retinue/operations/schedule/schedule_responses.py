@@ -14,7 +14,7 @@ from retinue.domain.times import format_time
 from retinue.schedules.schedule_parser import GateForm, schedule_to_form
 
 
-class ScheduleDetails(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
+class ScheduleDetails(msgspec.Struct, frozen=True, kw_only=True):
     """`when` is a description of the times, and `zone` their time zone.
 
     `redacted`: only the times are shown.
@@ -36,11 +36,11 @@ class ScheduleDetails(msgspec.Struct, frozen=True, rename="kebab", kw_only=True)
     next: str | None
     envelope: str | None
     last_run: str | None
-    last: str | None
+    last_status: str | None
     text: str
     description: str
-    place: str
-    deliver: str
+    session: str
+    deliver_to: str
     missed: str
     delete_after_run: bool
     gate: GateForm | None
@@ -53,7 +53,7 @@ class ScheduleDetails(msgspec.Struct, frozen=True, rename="kebab", kw_only=True)
     redacted: bool = False
 
 
-class ScheduleList(msgspec.Struct, frozen=True, rename="kebab"):
+class ScheduleList(msgspec.Struct, frozen=True):
     """`next` is the `cursor` of the next page.
 
     `unread` are schedule files that could not be read.
@@ -61,10 +61,10 @@ class ScheduleList(msgspec.Struct, frozen=True, rename="kebab"):
 
     schedules: list[ScheduleDetails]
     next: str | None
-    unread: list[str] = []
+    unreadable_files: list[str] = []
 
 
-class ScheduleChanged(msgspec.Struct, frozen=True, rename="kebab"):
+class ScheduleChanged(msgspec.Struct, frozen=True):
     id: str
     name: str
     enabled: bool
@@ -77,23 +77,23 @@ class ScheduleDeleted(msgspec.Struct, frozen=True):
     name: str
 
 
-class ScheduleRunResult(msgspec.Struct, frozen=True, rename="kebab"):
+class ScheduleRunResult(msgspec.Struct, frozen=True):
     """`begun` is false if the run was skipped; `because` is the reason."""
 
     id: str
-    begun: bool
+    started: bool
     because: str
     envelope: str | None
 
 
-class ScheduleExplanation(msgspec.Struct, frozen=True, rename="kebab"):
-    words: str
+class ScheduleExplanation(msgspec.Struct, frozen=True):
+    description: str
     zone: str
     evaluated_at: str
     next: list[str]
 
 
-class OccurrenceDetails(msgspec.Struct, frozen=True, rename="kebab"):
+class OccurrenceDetails(msgspec.Struct, frozen=True):
     """One occurrence.
 
     If `until` is set, the row covers all occurrences before that time. `count` is null for a very
@@ -102,20 +102,20 @@ class OccurrenceDetails(msgspec.Struct, frozen=True, rename="kebab"):
 
     number: int
     at: str
-    by: str
+    trigger: str
     state: str
     because: str
     envelope: str | None
     until: str | None
     count: int | None
-    begun_at: str | None
+    started_at: str | None
     ended_at: str | None
 
 
 class ScheduleHistory(msgspec.Struct, frozen=True):
     """Newest first. `next` is the `cursor` of the next page."""
 
-    slots: list[OccurrenceDetails]
+    occurrences: list[OccurrenceDetails]
     next: str | None
 
 
@@ -141,11 +141,11 @@ def to_schedule_details(
         next=_format_time(status.occurrence_at, zone),
         envelope=short_id(status.envelope) if status.envelope else None,
         last_run=_format_time(status.last_run_at, zone),
-        last=status.last_state,
+        last_status=status.last_state,
         text="" if redacted else schedule.text,
         description="" if redacted else schedule.description,
-        place=schedule.place,
-        deliver=schedule.deliver,
+        session=schedule.place,
+        deliver_to=schedule.deliver,
         missed="run" if schedule.runs_late else "skip",
         delete_after_run=schedule.delete_after_run,
         gate=None if redacted else form.gate,
@@ -163,13 +163,13 @@ def to_occurrence_details(occurrence: Occurrence, zone: ZoneInfo) -> OccurrenceD
     return OccurrenceDetails(
         number=occurrence.seq,
         at=format_time(occurrence.at, zone),
-        by=occurrence.cause,
+        trigger=occurrence.cause,
         state=occurrence.state,
         because=occurrence.because,
         envelope=short_id(occurrence.envelope) if occurrence.envelope else None,
         until=_format_time(occurrence.until, zone),
         count=occurrence.count,
-        begun_at=_format_time(occurrence.started_at, zone),
+        started_at=_format_time(occurrence.started_at, zone),
         ended_at=_format_time(occurrence.ended_at, zone),
     )
 

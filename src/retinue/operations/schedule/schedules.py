@@ -110,8 +110,8 @@ class ScheduleSetRequest(msgspec.Struct, forbid_unknown_fields=True):
     every: str | None = None
     cron: str | None = None
     zone: str | None = None
-    place: ScheduleSession | None = None
-    deliver: str | None = None
+    session: ScheduleSession | None = None
+    deliver_to: str | None = None
     missed: Annotated[str | None, Meta(description="skip or run; empty: the default for its kind")] = None
     delete_after_run: bool | None = None
     gate: Annotated[schedule_parser.GateForm | msgspec.UnsetType | None, Meta(description="null removes it")] = (
@@ -359,10 +359,10 @@ async def list_schedules(services: Services, caller: Principal, request: Schedul
         return ScheduleList(shown, f"{more.created_ms}.{more.id}" if more else None)
 
     found = await services.store.scan(body)
-    unread = (
+    unreadable = (
         services.schedule_files.problems() if services.schedule_files is not None and caller.sees_everything else []
     )
-    return msgspec.structs.replace(found, unread=unread)
+    return msgspec.structs.replace(found, unreadable_files=unreadable)
 
 
 def _matches_filter(schedule: Schedule, request: ScheduleListRequest) -> bool:
@@ -485,10 +485,10 @@ async def run_schedule(services: Services, caller: Principal, request: ScheduleR
         if because:
             schedules.record_manual_skip(tx, kept, because=because)
             tx.close()
-            return ScheduleRunResult(kept.id, begun=False, because=because, envelope=None)
+            return ScheduleRunResult(kept.id, started=False, because=because, envelope=None)
         slot = schedules.create_manual_occurrence(tx, kept, is_forced=request.force)
         tx.close()
-        return ScheduleRunResult(kept.id, begun=True, because="", envelope=slot.envelope)
+        return ScheduleRunResult(kept.id, started=True, because="", envelope=slot.envelope)
 
     return await services.store.write(body, point="schedule")
 

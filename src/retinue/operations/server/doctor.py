@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
+from retinue.config import load_configuration
 from retinue.domain.agent import PermissionLevel
+from retinue.domain.errors import RetinueError
 from retinue.domain.principal import Principal
 from retinue.operations.agent.agent_prompt import TEMPLATES_CHECK
 from retinue.operations.base import Operation, Services
+from retinue.operations.config_holder import ConfigHolder
 from retinue.operations.connector.connector_checks import CONNECTORS_CHECK
 from retinue.operations.doctor_registry import (
     CheckResult,
@@ -44,9 +48,12 @@ register_check(CONNECTORS_CHECK)
 class DoctorRequest(msgspec.Struct, forbid_unknown_fields=True):
     quick: bool = False  # skip checks that read the whole store
     security: Annotated[bool, msgspec.Meta(description="run only the security checks")] = False
-    fix: Annotated[bool, msgspec.Meta(description="remove the permissions of other users on the server's files")] = (
-        False
-    )
+    fix: Annotated[
+        bool,
+        msgspec.Meta(
+            description="remove the permissions of other users on the server's files, and rename old settings"
+        ),
+    ] = False
 
 
 class DoctorFindingRow(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
@@ -56,11 +63,11 @@ class DoctorFindingRow(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
     try_this: str
 
 
-class DoctorCheckRow(msgspec.Struct, frozen=True, rename="kebab"):
+class DoctorCheckRow(msgspec.Struct, frozen=True):
     name: str
-    looks_at: str
+    ok_message: str
     health: Literal["ok", "warning", "problem", "skipped"]
-    found: list[DoctorFindingRow]
+    findings: list[DoctorFindingRow]
 
 
 class SecurityFindingRow(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
@@ -101,7 +108,10 @@ async def run_doctor(services: Services, caller: Principal, request: DoctorReque
             toolbox=services.toolbox,
             is_quick=request.quick,
         )
-        return await check_security(context, caller, fix=request.fix)
+        report = await check_security(context, caller, fix=request.fix)
+        if request.fix and services.config_holder is not None:
+            await _reload_rewritten_settings(services.config_holder)
+        return report
     doctor_context = DoctorContext(
         data_dir=services.data_dir,
         environment=environment,
@@ -117,26 +127,49 @@ async def run_doctor(services: Services, caller: Principal, request: DoctorReque
     return build_report(await run_checks(doctor_context))
 
 
+async def _reload_rewritten_settings(holder: ConfigHolder) -> None:
+    """Reload the settings if their file has changed, so that the next change of a setting is made to the new text."""
+    with suppress(RetinueError):  # other errors in the file: it is as it was, and the report lists them
+        if (await asyncio.to_thread(load_configuration, holder.environment)).hash != holder.current.hash:
+            holder.reload()
+
+
 async def check_security(context: SecurityContext, caller: Principal, *, fix: bool) -> DoctorReport:
     """Run the security checks.
 
-    With `fix`, first remove file permissions that are safe to remove.
+    With `fix`, first remove file permissions that are safe to remove, and rewrite settings that have
+    the name of an earlier version.
     """
     from retinue.operations.server import security
 
     if fix and caller.level is not PermissionLevel.BOSS:
         raise DoctorFixNotAllowed(level=caller.level)
+    fixed = await asyncio.to_thread(_rewrite_settings, context.environment) if fix else []
     found = await security.run_security_checks(context)
-    fixed: list[str] = []
     if fix:
         closings = [each.fix for each in found if each.fix is not None]
-        fixed = await asyncio.to_thread(lambda: [line for each in closings if (line := security.fix_permissions(each))])
-        found = await security.run_security_checks(context) if fixed else found
+        closed = await asyncio.to_thread(
+            lambda: [line for each in closings if (line := security.fix_permissions(each))]
+        )
+        found = await security.run_security_checks(context) if closed else found
+        fixed += closed
     unseen = [] if context.toolbox is not None else ["skipped  tools of agents: no server is running"]
     if context.store_error is not None:
         why = f"{context.store_error.sentence} ({context.store_error.because})"
         unseen.append(f"skipped  tokens, people, agents and the audit: {why}")
     return build_security_report(found, fixed, unseen)
+
+
+def _rewrite_settings(environment: Mapping[str, str]) -> list[str]:
+    """Rename old settings in the settings files. Returns what was done, one line per name."""
+    from retinue.config.settings_upgrade import upgrade_settings_files
+
+    lines: list[str] = []
+    for each in upgrade_settings_files(environment):
+        heading, *renamed = each.format_lines()
+        lines.append(heading)
+        lines += [] if each.problem else [f"{each.file.name}: {line.strip()}" for line in renamed]
+    return lines
 
 
 def build_security_report(
@@ -194,15 +227,17 @@ def build_report(results: list[CheckResult]) -> DoctorReport:
 def _to_check_row(result: CheckResult) -> DoctorCheckRow:
     return DoctorCheckRow(
         name=result.name,
-        looks_at=result.ok_message,
+        ok_message=result.ok_message,
         health="skipped" if result.is_skipped else result.health.value,
-        found=[DoctorFindingRow(each.health, each.sentence, each.because, each.try_this) for each in result.findings],
+        findings=[
+            DoctorFindingRow(each.health, each.sentence, each.because, each.try_this) for each in result.findings
+        ],
     )
 
 
 OPERATIONS = (
     Operation(
-        name="house.doctor",
+        name="server.doctor",
         summary="Check the server and its data, and report problems with a next step.",
         parameters=DoctorRequest,
         handler=run_doctor,

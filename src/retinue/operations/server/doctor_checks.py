@@ -26,6 +26,7 @@ from retinue.domain.times import from_ms, to_ms
 from retinue.operations.doctor_registry import DoctorCheck, DoctorContext, DoctorFinding, build_problem, build_warning
 from retinue.store.agents import agents as store_agents
 from retinue.store.core import tables as t
+from retinue.store.core.former_file import FORMER_NAME, STORE_NAME
 from retinue.store.envelopes import dead_letters as store_dead_letters
 from retinue.store.ledger import ledger
 from retinue.store.open_store import SCHEMA, stored_revision
@@ -44,12 +45,10 @@ NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "beegfs"}
     | {"fuse.sshfs", "fuse.glusterfs", "fuse.s3fs", "fuse.rclone"}
 )
-KEY_FILES = frozenset({"owner-token", "house.db"})
+KEY_FILES = frozenset({"owner-token", STORE_NAME, FORMER_NAME})
 PRIVATE_PATHS = (
     "owner-token",
-    "house.db",
-    "house.db-wal",
-    "house.db-shm",
+    *(f"{name}{suffix}" for name in (STORE_NAME, FORMER_NAME) for suffix in ("", "-wal", "-shm")),
     "lock",
     "retinue.sock",
     "logs",
@@ -79,7 +78,7 @@ _select_due = (
     )
     .group_by(t.sessions.c.agent)
 )
-_select_latest_ms = sa.select(t.house.c.latest_ms)
+_select_latest_ms = sa.select(t.counters.c.latest_ms)
 
 
 class StoreFacts(Struct, frozen=True, kw_only=True):
@@ -370,13 +369,13 @@ async def gather_disk_facts(context: DoctorContext) -> DiskFacts | None:
 
 
 def _read_disk_facts(data_dir: Path, now_ms: int) -> DiskFacts:
-    from retinue.store.maintenance.backup import RESTORE_MARKER
+    from retinue.store.maintenance.backup import FORMER_RESTORE_MARKER, RESTORE_MARKER
 
     paths = [data_dir, *(data_dir / name for name in PRIVATE_PATHS)]
     if (data_dir / "socket").is_file():
         paths.append(Path((data_dir / "socket").read_text().strip()))
     logs = data_dir / "logs"
-    marker = data_dir / RESTORE_MARKER
+    marker = data_dir / (FORMER_RESTORE_MARKER if (data_dir / FORMER_RESTORE_MARKER).exists() else RESTORE_MARKER)
     return DiskFacts(
         data_dir=data_dir,
         uid=os.getuid(),
@@ -387,7 +386,7 @@ def _read_disk_facts(data_dir: Path, now_ms: int) -> DiskFacts:
         file_system=find_file_system(data_dir, _read_mounts()),
         are_logs_writable=os.access(logs, os.W_OK | os.X_OK) if logs.exists() else None,
         newest_backup_ms=_newest_backup_ms(data_dir / "backups"),
-        has_database=(data_dir / "house.db").exists(),
+        has_database=any((data_dir / name).exists() for name in (STORE_NAME, FORMER_NAME)),
         now_ms=now_ms,
         restore_in_progress=marker.read_text(errors="replace") if marker.is_file() else "",
     )
@@ -459,7 +458,7 @@ def check_disk_space(facts: DiskFacts) -> Iterable[DoctorFinding]:
         yield tell(
             f"{facts.free_bytes // 1024**2:,} MiB are free on the disk of the data directory",
             because="a server that cannot write accepts no messages",
-            try_this="free some space; `retinue house purge` shows what could be deleted",
+            try_this="free some space; `retinue server purge` shows what could be deleted",
         )
 
 
@@ -531,7 +530,7 @@ def check_exposure(facts: SettingsFacts) -> Iterable[DoctorFinding]:
     if listen.enabled and not is_loopback(listen.host):
         yield build_warning(
             f"the server listens on {listen.host}, which other machines can reach",
-            because="house.listen.host is set to it",
+            because="server.listen.host is set to it",
             try_this='set host = "127.0.0.1", unless a proxy on another machine needs it',
         )
 
@@ -608,7 +607,7 @@ STANDARD_CHECKS: tuple[DoctorCheck[Any], ...] = (
         name="disk", ok_message="there is enough free disk space", gather=gather_disk_facts, evaluate=check_disk_space
     ),
     DoctorCheck(
-        name="place",
+        name="file_system",
         ok_message="the data directory is on a local disk",
         gather=gather_disk_facts,
         evaluate=check_network_disk,
@@ -630,19 +629,22 @@ STANDARD_CHECKS: tuple[DoctorCheck[Any], ...] = (
         evaluate=check_clock,
     ),
     DoctorCheck(
-        name="log-size", ok_message="the write-ahead log is small", gather=gather_store_facts, evaluate=check_wal_size
+        name="wal_size", ok_message="the write-ahead log is small", gather=gather_store_facts, evaluate=check_wal_size
     ),
     DoctorCheck(
-        name="waiting",
+        name="waiting_envelopes",
         ok_message="no envelope waits without a run",
         gather=gather_store_facts,
         evaluate=check_waiting_envelopes,
     ),
     DoctorCheck(
-        name="dead", ok_message="there are no dead letters", gather=gather_store_facts, evaluate=check_dead_letters
+        name="dead_letters",
+        ok_message="there are no dead letters",
+        gather=gather_store_facts,
+        evaluate=check_dead_letters,
     ),
     DoctorCheck(
-        name="staff",
+        name="agents",
         ok_message="every agent has its runner and model",
         gather=gather_agent_facts,
         evaluate=check_agents_usable,
@@ -654,7 +656,7 @@ STANDARD_CHECKS: tuple[DoctorCheck[Any], ...] = (
         evaluate=check_retired_models,
     ),
     DoctorCheck(
-        name="homes",
+        name="agent_directories",
         ok_message="every agent directory has its agent",
         gather=gather_agent_facts,
         evaluate=check_agent_directories,

@@ -94,7 +94,7 @@ def _parse_cursor(cursor: str) -> LogPosition | None:
 
 OPERATIONS = (
     Operation(
-        name="house.logs",
+        name="server.logs",
         summary="Show the server log, newest first.",
         parameters=LogListRequest,
         handler=list_log_entries,

@@ -52,7 +52,7 @@ class PurgeRequest(msgspec.Struct, forbid_unknown_fields=True):
     """A period that is not given keeps that data. Nothing is deleted unless `dry_run` is false."""
 
     done_days: int | None = None  # envelopes, this many days after their outcome; also the events of that time
-    news_days: int | None = None
+    events_days: int | None = None
     runs_days: int | None = None  # steps of ended runs, and runs without remaining envelopes
     unread: bool = False  # also envelopes that their reader has not marked as read
     dry_run: bool = True
@@ -75,22 +75,22 @@ class BackupRequest(msgspec.Struct, forbid_unknown_fields=True):
     verify: bool = False  # read everything back and check the copy's ledger
 
 
-class PurgeResult(msgspec.Struct, frozen=True, rename="kebab"):
+class PurgeResult(msgspec.Struct, frozen=True):
     """Number of deleted items per kind; in a dry run, the number that would be deleted."""
 
     dry_run: bool
     envelopes: int
-    news: int
+    events: int
     runs: int
-    keys: int
-    answers: int
+    idempotency_keys: int
+    stored_answers: int
     tokens: int
     notifications: int
     questionnaires: int
     files: int
 
 
-class BackupResult(msgspec.Struct, frozen=True, rename="kebab"):
+class BackupResult(msgspec.Struct, frozen=True):
     folder: str
     parts: int
     size_bytes: int
@@ -98,7 +98,7 @@ class BackupResult(msgspec.Struct, frozen=True, rename="kebab"):
     verified: bool
 
 
-_COUNT_NAMES = ("envelopes", "news", "runs", "keys", "answers", "tokens", "notifications", "questionnaires", "files")
+_COUNT_NAMES = tuple(name for name in PurgeResult.__struct_fields__ if name != "dry_run")
 ZERO_COUNTS = PurgeCounts(dict.fromkeys(_COUNT_NAMES, 0))
 
 
@@ -106,7 +106,7 @@ async def purge_data(services: Services, caller: Principal, request: PurgeReques
     now = services.clock.now()
     horizon = PurgeHorizon(
         envelopes_ms=_cutoff_ms(now, request.done_days, "done_days"),
-        events_ms=_cutoff_ms(now, request.news_days, "news_days"),
+        events_ms=_cutoff_ms(now, request.events_days, "events_days"),
         runs_ms=_cutoff_ms(now, request.runs_days, "runs_days"),
         include_unread=request.unread,
     )
@@ -121,7 +121,7 @@ async def purge_data(services: Services, caller: Principal, request: PurgeReques
 @contextmanager
 def _exclusive_maintenance(services: Services) -> Generator[None]:
     """Allow one purge or backup at a time: a purge deletes files that a backup is about to copy."""
-    mark = ("house", "keeping")
+    mark = ("server", "maintenance")
     if mark in services.keys_in_progress:
         raise MaintenanceInProgress()
     services.keys_in_progress.add(mark)
@@ -148,7 +148,7 @@ async def count_purgeable(store: Store, files: AttachmentFiles, horizon: PurgeHo
     def body(conn: sa.Connection) -> PurgeCounts:
         counts = dict(ZERO_COUNTS.counts)
         if horizon.events_horizon_ms is not None:
-            counts["news"] = store_purge.count_events(conn, before_ms=horizon.events_horizon_ms)
+            counts["events"] = store_purge.count_events(conn, before_ms=horizon.events_horizon_ms)
         if horizon.envelopes_ms is not None:
             counts["envelopes"] = _count_envelopes(conn, horizon, horizon.envelopes_ms)
         if horizon.runs_ms is not None:
@@ -198,7 +198,7 @@ async def _purge_events(store: Store, before_ms: int, clock: Clock) -> PurgeCoun
         gone = await store.write(body, point="purge")
         total += gone
         if not gone:
-            return PurgeCounts({"news": total})
+            return PurgeCounts({"events": total})
 
 
 async def _purge_envelopes(store: Store, horizon: PurgeHorizon, before_ms: int, clock: Clock) -> PurgeCounts:
@@ -243,7 +243,7 @@ async def purge_daily(services: Services, retention: Callable[[], RetentionSetti
         now, wanted = services.clock.now(), retention()
         horizon = PurgeHorizon(
             envelopes_ms=_cutoff_ms(now, wanted.done_days, "done_days"),
-            events_ms=_cutoff_ms(now, wanted.news_days, "news_days"),
+            events_ms=_cutoff_ms(now, wanted.events_days, "events_days"),
             runs_ms=_cutoff_ms(now, wanted.runs_days, "runs_days"),
         )
         try:
@@ -310,7 +310,7 @@ def _verify_backup(folder: Path, *, now_ms: int) -> None:
 
 OPERATIONS = (
     Operation(
-        name="house.backup",
+        name="server.backup",
         summary="Back up all data to a new folder while the server runs.",
         parameters=BackupRequest,
         handler=back_up_instance,
@@ -319,7 +319,7 @@ OPERATIONS = (
         has_effect=True,
     ),
     Operation(
-        name="house.purge",
+        name="server.purge",
         summary="Delete old data. Unless `dry_run` is false, only count it.",
         parameters=PurgeRequest,
         handler=purge_data,

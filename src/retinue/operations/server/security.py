@@ -116,7 +116,7 @@ def check_listen_address(facts: SecurityFacts) -> Iterator[_Finding]:
     behind = (facts.settings.public_url or "").startswith("https://") and bool(facts.settings.trusted_proxies)
     yield (build_warning if behind else build_critical)(
         f"the server listens on {facts.listens_on}, which other machines can reach",
-        because="`house.listen.host` is set to it" + ("" if behind else ", without an https proxy in front of it"),
+        because="`server.listen.host` is set to it" + ("" if behind else ", without an https proxy in front of it"),
         try_this='set host = "127.0.0.1", unless a proxy on another machine needs it',
     )
 
@@ -126,7 +126,7 @@ def check_public_url(facts: SecurityFacts) -> Iterator[_Finding]:
     if url.startswith("http://") and not is_loopback(urlsplit(url).hostname or ""):
         yield build_critical(
             f"people reach the server at {url}, which is not encrypted",
-            because="`house.public_url` is http: others on the network can read tokens and messages",
+            because="`server.public_url` is http: others on the network can read tokens and messages",
             try_this="put an https proxy in front of it, and set the URL to https",
         )
 
@@ -136,7 +136,7 @@ def check_trusted_proxies(facts: SecurityFacts) -> Iterator[_Finding]:
     if wide:
         yield build_critical(
             f"every caller is trusted as a proxy ({_join_names(wide)})",
-            because="`house.trusted_proxies` covers every address, so any caller can forge its own address",
+            because="`server.trusted_proxies` covers every address, so any caller can forge its own address",
             try_this="set it to the address of your proxy only",
         )
 
@@ -330,8 +330,8 @@ def check_lowered_permissions(facts: SecurityFacts) -> Iterator[_Finding]:
         wide = now is PermissionLevel.RESTRICTED or own is PermissionLevel.BOSS
         yield (build_critical if wide else build_warning)(
             f"{name} is allowed for level {now}",
-            because=f"`house.permission_policy` lowers it from {own}",
-            try_this=f"remove {name} from [house.permission_policy]",
+            because=f"`server.permission_policy` lowers it from {own}",
+            try_this=f"remove {name} from [server.permission_policy]",
         )
 
 
@@ -351,13 +351,13 @@ def check_trusted_skills(facts: SecurityFacts) -> Iterator[_Finding]:
         yield build_warning(
             "unapproved skills are used from folders that agents can write to",
             because=f"`skills.trusted` contains {_join_names(written)}",
-            try_this="trust at most `house` and `extra`, and approve the others",
+            try_this="trust at most `instance` and `extra`, and approve the others",
         )
 
 
 def check_trusted_webhooks(facts: SecurityFacts) -> Iterator[_Finding]:
     connectors = facts.settings.connectors.items()
-    believed = [name for name, each in connectors if each.enabled and getattr(each.own, "trusted", False)]
+    believed = [name for name, each in connectors if each.enabled and getattr(each.platform_settings, "trusted", False)]
     if believed:
         yield build_warning(
             f"content from webhooks is trusted: {_join_names(believed)}",
@@ -558,15 +558,15 @@ def _build_check(id_: str, ok_message: str, evaluate: Callable[[SecurityFacts], 
 
 
 SECURITY_CHECKS: tuple[SecurityCheck, ...] = (
-    _build_check("listen.beyond-loopback", "only this machine can reach it", check_listen_address),
-    _build_check("listen.plain-http", "network traffic is encrypted", check_public_url),
-    _build_check("listen.any-proxy", "only your own proxies are trusted", check_trusted_proxies),
+    _build_check("listen.beyond_loopback", "only this machine can reach it", check_listen_address),
+    _build_check("listen.plain_http", "network traffic is encrypted", check_public_url),
+    _build_check("listen.any_proxy", "only your own proxies are trusted", check_trusted_proxies),
     _build_check("sandbox.off", "commands run in a sandbox", check_sandbox_on),
-    _build_check("sandbox.main-bare", "commands run in a sandbox in every session", check_sandbox_mode),
-    _build_check("sandbox.not-possible", "the sandbox works on this machine", check_sandbox_available),
-    _build_check("exec.bare", "no command runs without sandbox and approval", check_exec_rules),
+    _build_check("sandbox.main_off", "commands run in a sandbox in every session", check_sandbox_mode),
+    _build_check("sandbox.unavailable", "the sandbox works on this machine", check_sandbox_available),
+    _build_check("exec.unsandboxed", "no command runs without sandbox and approval", check_exec_rules),
     _build_check("exec.elevated", "no command leaves the sandbox without approval", check_elevated_exec),
-    _build_check("files.home", "only you can access the data directory", _build_mode_check("home")),
+    _build_check("files.data_directory", "only you can access the data directory", _build_mode_check("home")),
     _build_check("files.keys", "only you can access the keys", _build_mode_check("keys")),
     _build_check("files.settings", "only you can access the settings", _build_mode_check("settings")),
     _build_check("files.store", "only you can access the database", _build_mode_check("store")),
@@ -574,27 +574,27 @@ SECURITY_CHECKS: tuple[SecurityCheck, ...] = (
     _build_check("files.agents", "only you can access the agent directories", _build_mode_check("agents")),
     _build_check("files.backups", "only you can access the backups", _build_mode_check("backups")),
     _build_check("files.mirror", "only you can access the mirror", _build_mode_check("mirror")),
-    _build_check("home.link", "the data directory is not a link", check_data_dir_link),
-    _build_check("home.synced", "the data directory is not synchronized", check_data_dir_synced),
-    _build_check("settings.plain-secret", "no secret is in the settings", check_plaintext_secrets),
-    _build_check("settings.lowered", "no operation has a lowered permission level", check_lowered_permissions),
-    _build_check("secrets.unmasked", "every secret is redacted", check_unredacted_secrets),
-    _build_check("web.private-hosts", "agents cannot reach your own network", check_private_hosts),
+    _build_check("data_directory.link", "the data directory is not a link", check_data_dir_link),
+    _build_check("data_directory.synced", "the data directory is not synchronized", check_data_dir_synced),
+    _build_check("settings.plain_secret", "no secret is in the settings", check_plaintext_secrets),
+    _build_check("settings.lowered_level", "no operation has a lowered permission level", check_lowered_permissions),
+    _build_check("secrets.unredacted", "every secret is redacted", check_unredacted_secrets),
+    _build_check("web.private_hosts", "agents cannot reach your own network", check_private_hosts),
     _build_check("skills.trusted", "skills that agents can write need an approval", check_trusted_skills),
     _build_check("webhooks.trusted", "content from webhooks is untrusted", check_trusted_webhooks),
     _build_check("tools.direct", "tools with effects are called only in runs", check_direct_tool_calls),
     _build_check("tokens.unused", "every token is used", check_unused_tokens),
-    _build_check("tokens.wide", "every token of the owner expires", check_owner_tokens),
+    _build_check("tokens.no_expiry", "every token of the owner expires", check_owner_tokens),
     _build_check("people.guests", "no session is shared with guests", check_guests),
-    _build_check("people.outside-senders", "outside senders have the minimal tools", check_outside_senders),
+    _build_check("people.outside_senders", "outside senders have the minimal tools", check_outside_senders),
     _build_check("agents.boss", "no agent has level boss", check_boss_agents),
     _build_check(
-        "agents.code-for-strangers",
+        "agents.code_for_unknown_senders",
         "unknown senders cannot write to agents that run commands",
         check_code_for_unknown_senders,
     ),
-    _build_check("agents.open-rooms", "every channel has tool rules", check_channel_rules),
-    _build_check("agents.small-model", "small models read the web only in a sandbox", check_small_models),
+    _build_check("agents.channel_rules", "every channel has tool rules", check_channel_rules),
+    _build_check("agents.small_model", "small models read the web only in a sandbox", check_small_models),
     _build_check("plugins.unknown", "the settings name every installed plugin", check_unknown_plugins),
     _build_check("audit.broken", "the audit log is unchanged", check_audit),
 )

@@ -31,12 +31,14 @@ from retinue.domain.token import Token, TokenKind
 from retinue.domain.tool import ToolEffect, ToolSpec
 from retinue.operations.known_secrets import SECRET_NAME, collect_secrets
 from retinue.operations.known_secrets import collect_secret_values as secrets_in
+from retinue.policy.access.permissions import override_levels
 from retinue.policy.tools.tools import ToolPolicyContext
 from retinue.sandbox.base import SandboxProbe
 from retinue.sandbox.bubblewrap import BubblewrapSandbox
 from retinue.store.agents import agents, audit
 from retinue.store.core import tables as t
 from retinue.store.core.connection import Store
+from retinue.store.core.former_file import FORMER_NAME, STORE_NAME
 from retinue.store.people import people
 from retinue.store.people.tokens import IS_VALID, token_from_row
 from retinue.text.redaction import Redactor, redact_patterns
@@ -172,7 +174,7 @@ class _StoredFacts(Struct, frozen=True, kw_only=True):
     audit_flaws: tuple[str, ...] = ()
 
 
-_select_shares = sa.select(t.shares.c.person, sa.func.count().label("n")).group_by(t.shares.c.person)
+_select_shares = sa.select(t.session_shares.c.person, sa.func.count().label("n")).group_by(t.session_shares.c.person)
 _select_tokens = (
     sa.select(t.tokens)
     .where(IS_VALID, t.tokens.c.kind == TokenKind.TOKEN.value)
@@ -229,7 +231,7 @@ def _find_lowered_operations(settings: Settings) -> dict[str, tuple[PermissionLe
     own = {name: operation.permission for name, operation in OPERATIONS.items()}
     return {
         name: (own[name], level)
-        for name, level in settings.permission_policy.items()
+        for name, level in override_levels({}, settings.permission_policy).items()
         if name in own and order.index(level) < order.index(own[name])
     }
 
@@ -274,8 +276,9 @@ def _find_protected_paths(data_dir: Path, settings: Settings, files: Sequence[Pa
     yield from _stat_tree("keys", data_dir / "keys")
     for path in files:
         yield from _stat_path("settings", path)
-    for name in ("house.db", "house.db-wal", "house.db-shm"):
-        yield from _stat_path("store", data_dir / name)
+    for name in (STORE_NAME, FORMER_NAME):
+        for suffix in ("", "-wal", "-shm"):
+            yield from _stat_path("store", data_dir / f"{name}{suffix}")
     yield from _stat_tree("logs", data_dir / "logs")
     yield from _stat_path("store", data_dir / "files")
     yield from _stat_path("agents", data_dir / "agents")

@@ -38,7 +38,7 @@ class ServerAgentRow(msgspec.Struct, frozen=True):
     model: str
     description: str
     icon: str
-    colour: Color | None
+    color: Color | None
     visible: bool
 
 
@@ -48,7 +48,7 @@ class ServerStatus(msgspec.Struct, frozen=True):
     agents: list[ServerAgentRow]
     default_agent: str | None  # used if no agent is named
     approvals: list[ApprovalDetails]
-    you: str
+    principal: str
     now: str
 
 
@@ -56,7 +56,7 @@ class InitialState(msgspec.Struct, frozen=True):
     """Initial state of a client, as of `cursor`. Events continue from there."""
 
     cursor: int
-    you: str
+    principal: str
     level: PermissionLevel
     agents: list[ServerAgentRow]
     sessions: list[SessionRow]
@@ -65,7 +65,7 @@ class InitialState(msgspec.Struct, frozen=True):
 
 
 class LedgerCheckResult(msgspec.Struct, frozen=True):
-    holds: bool
+    ok: bool
     lines: list[str]
 
 
@@ -81,7 +81,7 @@ async def show_status(services: Services, caller: Principal, request: EmptyReque
             agents=(here := [_to_agent_row(agent) for agent in agents.list_all(conn)]),
             default_agent=services.default_agent(conn) if here else None,
             approvals=list_open_approvals(services, conn, caller),
-            you=str(caller.address),
+            principal=str(caller.address),
             now=format_time(services.clock.now(), services.zone),
         )
 
@@ -95,7 +95,7 @@ def _to_agent_row(agent: Agent) -> ServerAgentRow:
         agent.model,
         agent.description,
         icon=agent.icon,
-        colour=agent.colour,
+        color=agent.color,
         visible=agent.visible,
     )
 
@@ -109,7 +109,7 @@ async def show_initial_state(services: Services, caller: Principal, request: Ini
         )
         return InitialState(
             cursor=events.newest_seq(conn),
-            you=str(caller.address),
+            principal=str(caller.address),
             level=caller.level,
             agents=[_to_agent_row(agent) for agent in agents.list_all(conn) if agent.visible or request.hidden],
             sessions=to_session_rows(services, conn, caller, found),
@@ -122,7 +122,7 @@ async def show_initial_state(services: Services, caller: Principal, request: Ini
 
 async def check_ledger(services: Services, caller: Principal, request: EmptyRequest) -> LedgerCheckResult:
     checked = await services.store.scan(partial(ledger.check_ledger, now_ms=to_ms(services.clock.now())))
-    return LedgerCheckResult(holds=checked.is_ok, lines=checked.lines())
+    return LedgerCheckResult(ok=checked.is_ok, lines=checked.lines())
 
 
 async def explain_why(services: Services, caller: Principal, request: WhyRequest) -> WhyExplanation:
@@ -134,7 +134,7 @@ async def explain_why(services: Services, caller: Principal, request: WhyRequest
 
 OPERATIONS = (
     Operation(
-        name="house.status",
+        name="server.status",
         summary="Show the agents and what waits for you.",
         parameters=EmptyRequest,
         handler=show_status,
@@ -142,7 +142,7 @@ OPERATIONS = (
         permission=PermissionLevel.RESTRICTED,
     ),
     Operation(
-        name="house.state",
+        name="server.initial_state",
         summary="Return the initial state of a client, and the cursor from which its events continue.",
         parameters=InitialStateRequest,
         handler=show_initial_state,
@@ -150,7 +150,7 @@ OPERATIONS = (
         permission=PermissionLevel.RESTRICTED,
     ),
     Operation(
-        name="house.ledger",
+        name="server.ledger",
         summary="Check the ledger: prove that no message was lost.",
         parameters=EmptyRequest,
         handler=check_ledger,
@@ -158,7 +158,7 @@ OPERATIONS = (
         permission=PermissionLevel.PRIVILEGED,
     ),
     Operation(
-        name="house.why",
+        name="server.why",
         summary="Explain what happened to an envelope, run, approval or session.",
         parameters=WhyRequest,
         handler=explain_why,

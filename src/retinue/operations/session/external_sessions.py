@@ -43,7 +43,7 @@ class SessionAttachRequest(msgspec.Struct, forbid_unknown_fields=True):
 class AttachStatus(StrEnum):
     CREATED = "created"
     ATTACHED = "attached"  # it existed
-    REVIVED = "revived"  # it was deleted, and is restored
+    RESTORED = "restored"  # it was deleted, and is restored
 
 
 class SessionAttached(SessionSummary):
@@ -79,7 +79,7 @@ def _find_or_create_session(
         if known.deleted_at is None:
             return known, AttachStatus.ATTACHED
         if known.deleted_at >= services.clock.now() - timedelta(days=RESTORABLE_DAYS):
-            return restore_in_transaction(tx, caller, known), AttachStatus.REVIVED
+            return restore_in_transaction(tx, caller, known), AttachStatus.RESTORED
         if own is not None:
             raise SessionIdTaken(key, deleted_days=RESTORABLE_DAYS)
     sessions.start(tx, new_id, agent=agent.name, origin=build_own_origin(caller, agent, new_id))

@@ -48,7 +48,7 @@ async def mark_session_read(services: Services, caller: Principal, request: Sess
 
 OPERATIONS = (
     Operation(
-        name="session.read",
+        name="session.mark_read",
         summary="Mark the messages from a session as read.",
         parameters=SessionIdRequest,
         handler=mark_session_read,

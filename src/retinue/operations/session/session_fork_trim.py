@@ -60,7 +60,7 @@ class SessionForkRequest(msgspec.Struct, forbid_unknown_fields=True):
 class SessionTrimRequest(msgspec.Struct, forbid_unknown_fields=True):
     session: str
     seq: Annotated[int, msgspec.Meta(description="number of a record in the current context")]
-    cut: Annotated[
+    remove: Annotated[
         TrimMode,
         msgspec.Meta(description="what to remove: everything before or after its message, or the message itself"),
     ]
@@ -83,7 +83,7 @@ class SessionTrimmed(msgspec.Struct):
     session: str
     revision: int
     records: int
-    left_out: int = msgspec.field(name="left-out")
+    removed_count: int
 
 
 async def fork_session(services: Services, caller: Principal, request: SessionForkRequest) -> SessionForked:
@@ -148,14 +148,14 @@ async def trim_session(services: Services, caller: Principal, request: SessionTr
         check_owner(caller, session)
         _check_unchanged(conn, session, request)
         there = _read_context(conn, session, before=session.record_seq + 1)
-        left = trim_records(there, request.seq, request.cut)
+        left = trim_records(there, request.seq, request.remove)
         if left is None:
             raise SessionRecordNotFound(short_id(session.id), record=request.seq)
         mark, rest = _split_start_record(left)
         gone = [record for record in there[1:] if record.seq not in {each.seq for each in left}]
         words_gone = mark is None and isinstance(there[0].body, ContextStart) and bool(there[0].body.text)
         if not gone and not words_gone:
-            return SessionTrimmed(session.id, session.revision, records=len(rest), left_out=0)
+            return SessionTrimmed(session.id, session.revision, records=len(rest), removed_count=0)
         last = _write_context(tx, session.id, mark, rest, kind=RecordKind.RESET, after=session.record_seq)
         revision = session.revision + 1
         tx.emit(
@@ -163,12 +163,12 @@ async def trim_session(services: Services, caller: Principal, request: SessionTr
             session=session.id,
             record_seq=last,
             revision=revision,
-            cut=request.cut.value,
+            cut=request.remove.value,
             at=request.seq,
             by=str(caller.address),
         )
         tx.close()
-        return SessionTrimmed(session.id, revision, records=len(rest), left_out=len(gone))
+        return SessionTrimmed(session.id, revision, records=len(rest), removed_count=len(gone))
 
     return await services.store.write(body, point="session")
 

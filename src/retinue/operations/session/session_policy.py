@@ -24,11 +24,11 @@ from retinue.store.core.transaction import Transaction
 from retinue.store.sessions import sessions
 
 
-class SessionRefreshRequest(msgspec.Struct, forbid_unknown_fields=True):
+class SessionResetAfterRunRequest(msgspec.Struct, forbid_unknown_fields=True):
     """`why` is stored with the record that starts the new context."""
 
     session: str
-    why: Annotated[str, msgspec.Meta(max_length=REASONS_LENGTH_MAX // 2)] = ""
+    reason: Annotated[str, msgspec.Meta(max_length=REASONS_LENGTH_MAX // 2)] = ""
 
 
 class SendOverride(StrEnum):
@@ -46,7 +46,7 @@ class SessionSendingRequest(msgspec.Struct, forbid_unknown_fields=True):
     send: SendOverride
 
 
-class SessionRefreshed(msgspec.Struct, frozen=True):
+class SessionResetAfterRunResult(msgspec.Struct, frozen=True):
     """`refreshed`: the context was reset immediately.
 
     Otherwise a run is working or envelopes wait. The next run then starts with a new context, for
@@ -54,8 +54,8 @@ class SessionRefreshed(msgspec.Struct, frozen=True):
     """
 
     session: str
-    refreshed: bool
-    refresh: str | None
+    reset: bool
+    pending_reset_because: str | None
 
 
 class SessionSendingSet(msgspec.Struct, frozen=True):
@@ -74,11 +74,11 @@ class SessionPolicyDetails(msgspec.Struct, frozen=True, kw_only=True):
     daily_at: str | None
     idle_minutes: float | None
     context_tokens_max: int | None
-    began_at: str
-    active_at: str
-    next_at: str | None
-    next_because: str
-    refresh: str | None
+    context_started_at: str
+    last_active_at: str
+    next_reset_at: str | None
+    next_reset_because: str
+    pending_reset_because: str | None
     send: SendOverride
 
 
@@ -96,31 +96,33 @@ async def show_policy(services: Services, caller: Principal, request: SessionIdR
             daily_at=rules.daily_at,
             idle_minutes=rules.idle_minutes,
             context_tokens_max=rules.context_tokens_max,
-            began_at=format_time(from_ms(session.context_started_ms), services.zone),
-            active_at=format_time(from_ms(session.last_active_ms), services.zone),
-            next_at=format_time(found.at, services.zone) if found is not None else None,
-            next_because=found.because if found is not None else "",
-            refresh=session.reset_because,
+            context_started_at=format_time(from_ms(session.context_started_ms), services.zone),
+            last_active_at=format_time(from_ms(session.last_active_ms), services.zone),
+            next_reset_at=format_time(found.at, services.zone) if found is not None else None,
+            next_reset_because=found.because if found is not None else "",
+            pending_reset_because=session.reset_because,
             send=_OVERRIDE_BY_SENDS[session.options.send],
         )
 
     return await services.store.scan(body)
 
 
-async def refresh_session(services: Services, caller: Principal, request: SessionRefreshRequest) -> SessionRefreshed:
+async def reset_session_after_run(
+    services: Services, caller: Principal, request: SessionResetAfterRunRequest
+) -> SessionResetAfterRunResult:
     """Reset the context without stopping a run.
 
     The reset happens immediately if nothing runs or waits, otherwise when the next run starts.
     """
-    reason = f": {request.why}" if request.why else ""
+    reason = f": {request.reason}" if request.reason else ""
 
-    def body(conn: sa.Connection) -> SessionRefreshed:
+    def body(conn: sa.Connection) -> SessionResetAfterRunResult:
         tx = Transaction(conn, to_ms(services.clock.now()))
         session = sessions.get_by_short_id(conn, request.session, seen_by=caller)
         at_once = request_reset(tx, session, because=f"requested by {caller.address}{reason}")
         now = sessions.get(conn, session.id) or session
         tx.close()
-        return SessionRefreshed(session=session.id, refreshed=at_once, refresh=now.reset_because)
+        return SessionResetAfterRunResult(session=session.id, reset=at_once, pending_reset_because=now.reset_because)
 
     return await services.store.write(body, point="refresh")
 
@@ -149,16 +151,16 @@ OPERATIONS = (
         result=SessionPolicyDetails,
     ),
     Operation(
-        name="session.refresh",
+        name="session.reset_after_run",
         summary="Reset the context after the current run.",
-        parameters=SessionRefreshRequest,
-        handler=refresh_session,
+        parameters=SessionResetAfterRunRequest,
+        handler=reset_session_after_run,
         permission=PermissionLevel.RESTRICTED,
         has_effect=True,
-        result=SessionRefreshed,
+        result=SessionResetAfterRunResult,
     ),
     Operation(
-        name="session.sending",
+        name="session.set_sending",
         summary="Set whether a session's replies are sent.",
         parameters=SessionSendingRequest,
         handler=set_sending,

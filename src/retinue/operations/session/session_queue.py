@@ -19,12 +19,12 @@ from retinue.store.sessions import sessions
 LIST_LIMIT_MAX = 50
 
 
-class SessionWaitingRequest(msgspec.Struct, forbid_unknown_fields=True):
+class QueuedEnvelopeListRequest(msgspec.Struct, forbid_unknown_fields=True):
     session: str
     limit: int = LIST_LIMIT_MAX
 
 
-class SessionWaitingList(msgspec.Struct, rename="kebab"):
+class QueuedEnvelopeList(msgspec.Struct):
     """Envelopes in the order in which they will be read; position 1 is next.
 
     `run` is the run that they wait for. `more`: not all envelopes are listed.
@@ -34,25 +34,25 @@ class SessionWaitingList(msgspec.Struct, rename="kebab"):
     queue: QueuePolicy
     run: OpenRun | None
     envelopes: list[EnvelopeDetails]
-    more: bool
+    has_more: bool
 
 
 async def list_waiting_envelopes(
-    services: Services, caller: Principal, request: SessionWaitingRequest
-) -> SessionWaitingList:
+    services: Services, caller: Principal, request: QueuedEnvelopeListRequest
+) -> QueuedEnvelopeList:
     limit = max(1, min(request.limit, LIST_LIMIT_MAX))
     now_ms = to_ms(services.clock.now())
 
-    def body(conn: sa.Connection) -> SessionWaitingList:
+    def body(conn: sa.Connection) -> QueuedEnvelopeList:
         session = sessions.get_by_short_id(conn, request.session, seen_by=caller)
         run = runs.get_open(conn, session.id)
         due = envelopes.list_due(conn, session.id, now_ms, limit=limit + 1)
-        shown = SessionWaitingList(
+        shown = QueuedEnvelopeList(
             session=session.id,
             queue=session.queue.apply_to(require_agent(conn, session.agent).queue),
             run=OpenRun(id=run.id, status=run.status, attempt=run.attempt) if run else None,
             envelopes=[],
-            more=len(due) > limit,
+            has_more=len(due) > limit,
         )
         for position, envelope in enumerate(due[:limit], start=1):
             form = to_envelope_details(services, envelope)
@@ -65,11 +65,11 @@ async def list_waiting_envelopes(
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
-        name="session.waiting",
+        name="session.queued",
         summary="List the envelopes that wait in a session, in order.",
-        parameters=SessionWaitingRequest,
+        parameters=QueuedEnvelopeListRequest,
         handler=list_waiting_envelopes,
         permission=PermissionLevel.RESTRICTED,
-        result=SessionWaitingList,
+        result=QueuedEnvelopeList,
     ),
 )

@@ -73,7 +73,7 @@ class SessionIdRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 class SessionStopRequest(msgspec.Struct, forbid_unknown_fields=True):
     session: str
-    why: str = "asked to stop"
+    reason: str = "asked to stop"
     clear: bool = True
 
 
@@ -230,7 +230,7 @@ class SessionRow(SessionSummary):
 
 
 class SessionCleared(SessionSummary):
-    cancelled_runs: list[str] = msgspec.field(name="cancelled-runs")
+    cancelled_runs: list[str] = msgspec.field(name="cancelled_runs")  # not camelCase: no field of a summary
 
 
 class SessionList(msgspec.Struct):
@@ -250,17 +250,17 @@ class SessionHistory(msgspec.Struct):
     next: int | None
 
 
-class SessionStopped(msgspec.Struct, rename="kebab"):
+class SessionStopped(msgspec.Struct):
     cancelled_runs: list[str]
     cleared_pending_count: int
 
 
-class SessionResetResult(msgspec.Struct, rename="kebab"):
+class SessionResetResult(msgspec.Struct):
     session: str
     cancelled_runs: list[str]
 
 
-class SessionDeleted(msgspec.Struct, rename="kebab"):
+class SessionDeleted(msgspec.Struct):
     session: str
     deleted: bool
     cancelled_runs: list[str]
@@ -268,7 +268,7 @@ class SessionDeleted(msgspec.Struct, rename="kebab"):
     restorable_until: str
 
 
-class SessionShared(msgspec.Struct, rename="kebab"):
+class SessionShared(msgspec.Struct):
     session: str
     shared_with: list[str]
 
@@ -344,7 +344,7 @@ def to_damaged_record_rows(damaged: Iterable[DamagedRecord]) -> list[DamagedReco
 async def stop_session(services: Services, caller: Principal, request: SessionStopRequest) -> SessionStopped:
     session = await services.store.read(partial(sessions.get_by_short_id, text=request.session, seen_by=caller))
     done = await services.engine.cancel(
-        session.id, by=str(caller.address), reason=request.why[:200], clear_due=request.clear
+        session.id, by=str(caller.address), reason=request.reason[:200], clear_due=request.clear
     )
     return SessionStopped(
         cancelled_runs=[short_id(run) for run in done.runs], cleared_pending_count=done.cleared_envelopes
@@ -851,7 +851,7 @@ OPERATIONS = (
         result=SessionResetResult,
     ),
     Operation(
-        name="session.queue",
+        name="session.set_queue",
         summary="Set how messages queue while a run is active.",
         parameters=SessionQueueRequest,
         handler=set_session_queue,

@@ -27,7 +27,7 @@ class SlashCommandRow(msgspec.Struct, frozen=True):
     """
 
     name: str
-    form: str
+    syntax: str
     summary: str
     directive: bool = False
     skill: str = ""
@@ -45,7 +45,7 @@ async def list_slash_commands(
     The list is the same for every caller; permission is checked when a command is used.
     """
     found = [
-        SlashCommandRow(name=name.value, form=form, summary=what, directive=name in DIRECTIVES)
+        SlashCommandRow(name=name.value, syntax=form, summary=what, directive=name in DIRECTIVES)
         for name, (form, what) in SUMMARIES.items()
     ]
     agent = await services.store.read(lambda conn: agents.find(conn, request.agent)) if request.agent else None
@@ -56,7 +56,7 @@ async def list_slash_commands(
             agent=agent.name, agent_directory=home, workspace=workspace
         )
         found += [
-            SlashCommandRow(name=each.name, form=f"/{each.name} [TEXT]", summary=each.description, skill=each.skill)
+            SlashCommandRow(name=each.name, syntax=f"/{each.name} [TEXT]", summary=each.description, skill=each.skill)
             for each in build_skill_commands(stood)
         ]
     return SlashCommandList(found)
@@ -64,7 +64,7 @@ async def list_slash_commands(
 
 OPERATIONS = (
     Operation(
-        name="command.list",
+        name="slash_command.list",
         summary="List the slash commands of a conversation.",
         parameters=SlashCommandListRequest,
         handler=list_slash_commands,

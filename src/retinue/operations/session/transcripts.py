@@ -41,7 +41,7 @@ class TranscriptRequest(msgspec.Struct, forbid_unknown_fields=True):
     limit: int = RECORDS_DEFAULT
 
 
-class TranscriptDelegation(msgspec.Struct, frozen=True, rename="kebab"):
+class TranscriptDelegation(msgspec.Struct, frozen=True):
     """A delegation. `outcome` is open, ok, error, timeout or stopped."""
 
     id: str
@@ -51,7 +51,7 @@ class TranscriptDelegation(msgspec.Struct, frozen=True, rename="kebab"):
     outcome: str
 
 
-class TranscriptEnvelope(msgspec.Struct, frozen=True, rename="kebab"):
+class TranscriptEnvelope(msgspec.Struct, frozen=True):
     """An envelope as written, without what was added for the model.
 
     `work` is the delegation that it requests, or whose result it carries.
@@ -63,10 +63,10 @@ class TranscriptEnvelope(msgspec.Struct, frozen=True, rename="kebab"):
     text: str
     at: str
     attachments: list[AttachmentDetails]
-    work: TranscriptDelegation | None
+    delegation: TranscriptDelegation | None
 
 
-class TranscriptRecord(msgspec.Struct, frozen=True, rename="kebab"):
+class TranscriptRecord(msgspec.Struct, frozen=True):
     """A record.
 
     `mail` has the envelopes that were read with it. If they were purged, `body` has what the model
@@ -79,10 +79,10 @@ class TranscriptRecord(msgspec.Struct, frozen=True, rename="kebab"):
     run: str | None
     trust: Trust
     body: Any
-    mail: list[TranscriptEnvelope]
+    envelopes: list[TranscriptEnvelope]
 
 
-class SessionTranscript(msgspec.Struct, rename="kebab"):
+class SessionTranscript(msgspec.Struct):
     """`lines` are in order.
 
     The first page has only records of the current context, which starts at `begins`. The model no
@@ -94,9 +94,9 @@ class SessionTranscript(msgspec.Struct, rename="kebab"):
     agent: str
     revision: int
     run: OpenRun | None
-    begins: int
-    earlier: bool
-    lines: list[TranscriptRecord]
+    context_start: int
+    has_earlier: bool
+    records: list[TranscriptRecord]
     damaged: list[DamagedRecordRow]
     partials: list[PartialReplyDetails]
 
@@ -121,9 +121,9 @@ async def read_transcript(services: Services, caller: Principal, request: Transc
             agent=session.agent,
             revision=session.revision,
             run=OpenRun(id=run.id, status=run.status, attempt=run.attempt) if run else None,
-            begins=begins,
-            earlier=first > max(1, (request.after or 0) + 1),
-            lines=[_to_transcript_record(services, conn, record) for record in found],
+            context_start=begins,
+            has_earlier=first > max(1, (request.after or 0) + 1),
+            records=[_to_transcript_record(services, conn, record) for record in found],
             damaged=to_damaged_record_rows(damaged),
             partials=[],
         )
@@ -137,7 +137,7 @@ async def read_transcript(services: Services, caller: Principal, request: Transc
 
 def _to_transcript_record(services: Services, conn: sa.Connection, record: Record) -> TranscriptRecord:
     read = record.body.envelopes if isinstance(record.body, UserTurn) else ()
-    mail = [
+    read_envelopes = [
         _to_transcript_envelope(services, conn, envelope)
         for id_ in read
         if (envelope := envelopes.get(conn, id_)) is not None
@@ -149,7 +149,7 @@ def _to_transcript_record(services: Services, conn: sa.Connection, record: Recor
         run=record.run,
         trust=record.trust,
         body=without_provider_pieces(record.body),
-        mail=mail,
+        envelopes=read_envelopes,
     )
 
 
@@ -161,7 +161,7 @@ def _to_transcript_envelope(services: Services, conn: sa.Connection, envelope: E
         text=envelope.text,
         at=format_time(envelope.accepted_at, services.zone),
         attachments=to_attachment_details(envelope.attachments),
-        work=_find_delegation(conn, envelope),
+        delegation=_find_delegation(conn, envelope),
     )
 
 

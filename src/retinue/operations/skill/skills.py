@@ -38,6 +38,7 @@ from retinue.operations.skill.errors import (
     SkillWorkspaceInvalid,
 )
 from retinue.store.agents import agents, approved_hashes
+from retinue.store.core.former_file import STORE_NAME
 
 if TYPE_CHECKING:
     from retinue.agents.skill_bundles import BundleCommand, SkillBundle
@@ -85,7 +86,7 @@ class SkillExportRequest(msgspec.Struct, forbid_unknown_fields=True):
     to: Annotated[str, msgspec.Meta(description="folder to write to; default: the server's own skills")] = ""
 
 
-class SkillRow(msgspec.Struct, frozen=True, rename="kebab"):
+class SkillRow(msgspec.Struct, frozen=True):
     name: str
     description: str
     path: str
@@ -113,10 +114,8 @@ class SkillList(msgspec.Struct, frozen=True):
     broken: list[BrokenSkillRow]
 
 
-class SkillDetails(
-    msgspec.Struct, frozen=True, rename={"found_good_by": "found-good-by", "found_good_at": "found-good-at"}
-):
-    """`content` is the full text. `difference` is what changed since the approval, or everything if
+class SkillDetails(msgspec.Struct, frozen=True):
+    """`content` is the full text. `diff` is what changed since the approval, or everything if
     there was none.
 
     `lines` is the same as text for people.
@@ -124,9 +123,9 @@ class SkillDetails(
 
     skill: SkillRow
     content: str
-    difference: list[str]
-    found_good_by: str
-    found_good_at: str
+    diff: list[str]
+    approved_by: str
+    approved_at: str
     lines: list[str]
 
 
@@ -135,7 +134,7 @@ class SkillApproved(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
 
     skill: SkillRow
     approved: bool
-    difference: list[str]
+    diff: list[str]
     try_this: str
     lines: list[str]
 
@@ -145,12 +144,12 @@ class SkillRevoked(msgspec.Struct, frozen=True):
     revoked: bool
 
 
-class SkillExported(msgspec.Struct, frozen=True, rename="kebab"):
+class SkillExported(msgspec.Struct, frozen=True):
     name: str
     folder: str
     files: list[str]
     commands: list[str]
-    found_good: bool
+    approved: bool
 
 
 def build_skill_loader(services: Services) -> SkillLoader:
@@ -159,7 +158,7 @@ def build_skill_loader(services: Services) -> SkillLoader:
     def settings() -> Settings:
         if services.config_holder is not None:
             return services.config_holder.current.settings
-        return Settings(home=services.data_dir, store=services.data_dir / "house.db", zone=services.zone)
+        return Settings(home=services.data_dir, store=services.data_dir / STORE_NAME, zone=services.zone)
 
     environment = services.config_holder.environment if services.config_holder is not None else os.environ
     plugins = get_plugin_manager(services)
@@ -213,9 +212,9 @@ async def show_skill(services: Services, caller: Principal, request: SkillNameRe
     return SkillDetails(
         skill=_to_skill_row(stood),
         content=content,
-        difference=difference,
-        found_good_by=pin.decided_by if pin else "",
-        found_good_at=pin.at.isoformat() if pin else "",
+        diff=difference,
+        approved_by=pin.decided_by if pin else "",
+        approved_at=pin.at.isoformat() if pin else "",
         lines=[*_format_heading(stood), good, "", *content.split("\n"), *changes],
     )
 
@@ -274,7 +273,7 @@ async def export_skill(services: Services, caller: Principal, request: SkillExpo
         folder=str(folder / bundle.name),
         files=[str(file) for file in files],
         commands=[command.verb for command in bundle.commands],
-        found_good=written is not None,
+        approved=written is not None,
     )
 
 
@@ -286,9 +285,9 @@ def _find_written_skill(skills_folder: Path, name: str) -> Skill | None:
 
 def build_bundle(noun: str, operations: Mapping[str, Operation]) -> SkillBundle:
     """Return all operations of a noun as a bundle."""
-    found = [each for each in operations.values() if each.name.partition(".")[0] == noun]
+    found = [each for each in operations.values() if each.command[0] == noun]
     if not found:
-        nouns = sorted({name.partition(".")[0] for name in operations})
+        nouns = sorted({each.command[0] for each in operations.values()})
         raise SkillOperationsNotFound(noun, nouns=nouns)
     from retinue.agents.skill_bundles import SkillBundle  # rarely used: import on first use
 
@@ -299,14 +298,14 @@ def map_tools_to_bundles(operations: Mapping[str, Operation]) -> dict[str, str]:
     """Map each operation's tool name to its bundle, as `operation_exposure` needs it."""
     from retinue.operations.operation_tools import tool_name
 
-    return {tool_name(each): each.name.partition(".")[0] for each in operations.values()}
+    return {tool_name(each): each.command[0] for each in operations.values()}
 
 
 def _build_command(operation: Operation) -> BundleCommand:
     from retinue.agents.skill_bundles import BundleCommand, BundleOption
 
     return BundleCommand(
-        verb=operation.name.partition(".")[2],
+        verb=operation.command[1],
         summary=operation.summary,
         route=operation.route,
         effect=operation.has_effect,
@@ -321,7 +320,7 @@ def _build_command(operation: Operation) -> BundleCommand:
                 required=each.required,
                 repeated=each.repeated,
                 nullable=each.nullable,
-                place=each.place,
+                positional=each.positional,
             )
             for each in describe_parameters(operation)
         ),

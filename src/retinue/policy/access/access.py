@@ -59,11 +59,11 @@ def _decide_unverified(facts: AccessFacts, settings: AccessSettings, settings_ke
 
     They match no list: admitted only where everyone is, and as untrusted.
     """
-    nobody = replace(facts, sender_id=EVERYONE, is_verified=True, person="", is_owner=False, is_paired=False)
+    unverified = replace(facts, sender_id=EVERYONE, is_verified=True, person="", is_owner=False, is_paired=False)
     verdict = (
-        _decide_direct(nobody, settings, settings_key)
+        _decide_direct(unverified, settings, settings_key)
         if facts.is_direct
-        else _decide_group(nobody, settings, settings_key)
+        else _decide_group(unverified, settings, settings_key)
     )
     if verdict.action is AccessAction.PAIR or verdict.action is AccessAction.REFUSE:
         return _refuse(f"the sender's id is not verified, and {verdict.because}", verdict.setting_key)
@@ -74,11 +74,11 @@ def _decide_unverified(facts: AccessFacts, settings: AccessSettings, settings_ke
 
 
 def _decide_direct(facts: AccessFacts, settings: AccessSettings, settings_key: str) -> AccessDecision:
-    key = f"{settings_key}.dm"
+    key = f"{settings_key}.dm_policy"
     if facts.person:
         return _admit(facts, settings, f"the sender is {facts.person}", key)
     listed = facts.sender_id in settings.allow_from
-    match settings.dm:
+    match settings.dm_policy:
         case DmPolicy.CLOSED:
             return _refuse("only people of this server may send direct messages", key)
         case DmPolicy.OPEN:

@@ -64,9 +64,9 @@ def decide_session_visibility(agent: Agent, sandbox: SandboxSettings, *, is_main
     Others may write in a sandboxed session, so it is shown only the sessions that it spawned.
     """
     confined = sandbox.kind is not SandboxKind.OFF and sandbox.mode is not SandboxMode.OFF and not is_main
-    if confined and sandbox.sessions is SandboxVisibleSessions.SPAWNED:
+    if confined and sandbox.visible_sessions is SandboxVisibleSessions.SPAWNED:
         return SessionVisibility.SPAWNED
-    return SessionVisibility.ALL if agent.delegation.histories else SessionVisibility.OWN
+    return SessionVisibility.ALL if agent.delegation.other_sessions else SessionVisibility.OWN
 
 
 def may_see_session(agent: Agent, visibility: SessionVisibility, target: Agent, *, is_spawned: bool) -> Decision:
@@ -77,12 +77,12 @@ def may_see_session(agent: Agent, visibility: SessionVisibility, target: Agent, 
     if is_spawned:
         return Decision(DecisionKind.ALLOW, "it was started from this session")
     if visibility is SessionVisibility.SPAWNED:
-        key = "sandbox.sessions"
+        key = "sandbox.visible_sessions"
         return Decision(DecisionKind.DENY, f"a sandboxed session sees only the sessions it started, by `{key}`", key)
     if _is_same_agent(agent, target):
         return Decision(DecisionKind.ALLOW, f"it is another session of {agent.name}")
     if visibility is SessionVisibility.OWN:
-        key = f"agents.{agent.name}.delegation.histories"
+        key = f"agents.{agent.name}.delegation.other_sessions"
         return Decision(DecisionKind.DENY, f"it is a session of another agent, and `{key}` is not set", key)
     return may_message(agent, target)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct
 
 from retinue.domain.agent import PermissionLevel
+from retinue.domain.renamed_names import OPERATIONS
 
 LEVELS = (
     PermissionLevel.RESTRICTED,
@@ -33,6 +34,18 @@ def is_at_least(level: PermissionLevel, needed: PermissionLevel) -> bool:
 
 def lowest_level(levels: Iterable[PermissionLevel]) -> PermissionLevel:
     return min(levels, key=_RANK.__getitem__)
+
+
+def override_levels(
+    defaults: Mapping[str, PermissionLevel], overrides: Mapping[str, PermissionLevel]
+) -> dict[str, PermissionLevel]:
+    """Return the default levels with those of the settings.
+
+    An override under the old name of an operation counts for the new name: otherwise a renamed operation
+    would need a lower level than the owner has set. An override under the new name wins.
+    """
+    renamed = {OPERATIONS[old]: level for old, level in overrides.items() if old in OPERATIONS and old not in defaults}
+    return {**defaults, **renamed, **overrides}
 
 
 def required_level(operation: str, policy: Mapping[str, PermissionLevel]) -> PermissionLevel:

@@ -20,5 +20,5 @@ def may_access_session(
         return may_see_session(agent, SessionVisibility.SPAWNED, target, is_spawned=True)
     if not principal_can_see:
         return Decision(DecisionKind.DENY, "the person on whose behalf this run acts cannot see it")
-    widest = SessionVisibility.ALL if agent.delegation.histories else SessionVisibility.OWN
+    widest = SessionVisibility.ALL if agent.delegation.other_sessions else SessionVisibility.OWN
     return may_see_session(agent, SessionVisibility.SPAWNED if is_confined else widest, target, is_spawned=False)

@@ -86,7 +86,7 @@ def _to_microusd(dollars: float | None) -> int | None:
 
 
 def _lower_limit(own: int | None, server_usd: float | None) -> int | None:
-    house = _to_microusd(server_usd)
-    if own is None or house is None:
-        return house if own is None else own
-    return min(own, house)
+    server = _to_microusd(server_usd)
+    if own is None or server is None:
+        return server if own is None else own
+    return min(own, server)

@@ -263,7 +263,7 @@ def _check_value(
 ) -> ArgumentFinding:
     pattern = ".".join("*" if part.isdigit() else part for part in path.split("."))
     rule = policy.find_argument_rule(spec.name, pattern) or policy.find_argument_rule(spec.name, name)
-    standing = frozenset[StandingExplanation](rule.standing if rule else ())
+    standing = frozenset[StandingExplanation](rule.explanations if rule else ())
     if rule and any(other in given for other in rule.unless):
         standing = frozenset[StandingExplanation]()
     if ToolEffect.SENDS_OUT in spec.effects:
@@ -275,7 +275,7 @@ def _check_value(
         value,
         name=path.rpartition(".")[2] if not path.rpartition(".")[2].isdigit() else name,
         standing=standing,
-        says=rule.says if rule else {},
+        says=rule.choice_words if rule else {},
         others={other: content for other, content in given.items() if other != name},
     )
     shown = str(value)

@@ -164,7 +164,7 @@ def _score_value(known: KnownValues, value: TypedValue, entry: ResultEntry) -> i
         case kind:
             weight = 6 if known.has_value(kind, value.text) else 0
     rule = known.policy.find_source_rule(entry.tool)
-    parts = rule.parts.get(value.field, ()) if rule else ()
+    parts = rule.field_words.get(value.field, ()) if rule else ()
     return weight + 1 if weight and any(known.has_phrase(word) for word in parts) else weight
 
 
@@ -182,20 +182,20 @@ def _is_hinted(words: Sequence[ParsedText], name: Sequence[str]) -> bool:
 
 def select_by_measures(known: KnownValues, entries: Sequence[ResultEntry]) -> tuple[ResultEntry, ...]:
     """Return the entries with the most or the least of what the words rank by, applied in the order of the words."""
-    said = [
+    measures = [
         (at, measure)
         for measure in known.policy.measures
         if (at := _find_measure(known.parsed_texts, measure)) is not None
     ]
-    said.sort(key=lambda placed: placed[0])
+    measures.sort(key=lambda placed: placed[0])
     left = tuple(entries)
     applied = False
-    for _, measure in said:
+    for _, measure in measures:
         amount_of = _build_amount_function(measure, known.entries)
         amounts = [(amount, entry) for entry in left if (amount := amount_of(entry)) is not None]
         if not amounts:
             continue
-        best = (max if measure.most else min)(amount for amount, _ in amounts)
+        best = (max if measure.is_maximum else min)(amount for amount, _ in amounts)
         left = tuple(entry for amount, entry in amounts if amount == best)
         applied = True
     return left if applied else ()
@@ -228,7 +228,7 @@ def _build_amount_function(
             by_name.setdefault(name, set()).update(entry.list_field_values(measure.field))
 
     def amount(entry: ResultEntry) -> Decimal | None:
-        if measure.whole and not entry.is_complete:
+        if measure.complete_only and not entry.is_complete:
             return None
         mine = entry.list_field_values(measure.field)
         if counts is not None:
@@ -253,7 +253,7 @@ def explain_value(
 
     `others` are the other arguments of the call.
     """
-    if StandingExplanation.ANY in standing or StandingExplanation.KEPT in standing:
+    if StandingExplanation.ANY in standing or StandingExplanation.STAYS_ON_SERVER in standing:
         return "a standing rule"
     if isinstance(value, str) and len(value) > TEXT_CHARS_MAX:
         return ""
@@ -313,21 +313,21 @@ def _explain_choice(known: KnownValues, value: Any, *, name: str, says: Mapping[
 def _explain_by_words(known: KnownValues, sort: ValueType, text: str, *, name: str) -> str:
     match sort.kind:
         case ValueKind.NAME:
-            said = any(words.has_name(text.split()) for words in known.parsed_texts)
+            is_stated = any(words.has_name(text.split()) for words in known.parsed_texts)
         case ValueKind.TEXT:
-            said = known.has_phrase(text) and not COMMON_WORDS.issuperset(text.split())
+            is_stated = known.has_phrase(text) and not COMMON_WORDS.issuperset(text.split())
         case ValueKind.MOMENT:
-            said = _is_moment_stated(known, text)
+            is_stated = _is_moment_stated(known, text)
         case ValueKind.ID:
             noun = sort.id_type or name.removesuffix("_id")
-            said = any(c.isdigit() for c in text) and (
+            is_stated = any(c.isdigit() for c in text) and (
                 known.has_value(ValueKind.ID, text)
                 or (any(c.isalpha() for c in text) and known.has_phrase(text))
                 or known.has_phrase(f"{noun} {text}")
             )
         case kind:
-            said = known.has_value(kind, text)
-    return "the owner's words" if said else ""
+            is_stated = known.has_value(kind, text)
+    return "the owner's words" if is_stated else ""
 
 
 def _is_moment_stated(known: KnownValues, text: str) -> bool:
@@ -414,17 +414,17 @@ def _explain_by_rule(
 ) -> str:
     if StandingExplanation.TODAY in standing and known.today and text == known.today.isoformat():
         return "it is today's date"
-    if StandingExplanation.POINTED in standing:
+    if StandingExplanation.ONLY_VALUE in standing:
         if {found for entry in known.find_all_named() for found in _extract_values(entry.texts, sort.kind)} == {text}:
             return "the only one in what the owner named"
-    if StandingExplanation.EACH in standing:
+    if StandingExplanation.EVERY_VALUE in standing:
         for phrase in says.get("all", ()):
             spoken = known.restrict_to(phrase)
             if spoken and any(text in _extract_values(entry.texts, sort.kind) for entry in spoken.find_all_named()):
                 return f"one of '{phrase}' in what the owner named"
     if StandingExplanation.QUOTED in standing and isinstance(value, str):
         phrase = tokenize(value)
-        if any(parse_text(said).has_phrase(phrase) for entry in known.find_all_named() for said in entry.texts):
+        if any(parse_text(stated).has_phrase(phrase) for entry in known.find_all_named() for stated in entry.texts):
             return "literally from what the owner named"
     return ""
 

@@ -52,19 +52,25 @@ _EDIT_VERBS = (*_WRITE_VERBS, "edit", "change", "update", "fix", "replace", "cor
 # without approval.
 DEFAULT_RULES = ProvenanceSettings(
     argument=(
-        ArgumentRule(tools="write", argument="content", standing=(StandingExplanation.KEPT,)),
+        ArgumentRule(tools="write", argument="content", explanations=(StandingExplanation.STAYS_ON_SERVER,)),
         *(
-            ArgumentRule(tools="edit", argument=name, standing=(StandingExplanation.KEPT,))
+            ArgumentRule(tools="edit", argument=name, explanations=(StandingExplanation.STAYS_ON_SERVER,))
             for name in ("old", "new", "edits*")
         ),
     ),
-    act=(ToolRequestRule(tools="write", words=_WRITE_VERBS), ToolRequestRule(tools="edit", words=_EDIT_VERBS)),
+    tool_request=(ToolRequestRule(tools="write", words=_WRITE_VERBS), ToolRequestRule(tools="edit", words=_EDIT_VERBS)),
 )
 
 
 def build_policy_with_defaults(own: ProvenanceSettings) -> ProvenancePolicy:
     """Build the policy from the owner's rules, followed by the default rules."""
-    return build_policy(replace(own, argument=own.argument + DEFAULT_RULES.argument, act=own.act + DEFAULT_RULES.act))
+    return build_policy(
+        replace(
+            own,
+            argument=own.argument + DEFAULT_RULES.argument,
+            tool_request=own.tool_request + DEFAULT_RULES.tool_request,
+        )
+    )
 
 
 def build_policy(rules: ProvenanceSettings) -> ProvenancePolicy:
@@ -72,7 +78,7 @@ def build_policy(rules: ProvenanceSettings) -> ProvenancePolicy:
     return ProvenancePolicy(
         sources=rules.source,
         arguments=rules.argument,
-        acts=rules.act,
+        acts=rules.tool_request,
         measures=rules.measure,
-        speakers=frozenset(rules.speakers),
+        speakers=frozenset(rules.explaining_trust),
     )

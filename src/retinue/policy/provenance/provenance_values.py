@@ -57,7 +57,7 @@ def decide_result_trust(policy: ProvenancePolicy, spec: ToolSpec, output: str) -
     rule = policy.find_source_rule(spec.name)
     if rule is None:
         return Trust.UNTRUSTED if ToolEffect.READS_UNTRUSTED in spec.effects else Trust.PRIVATE
-    if rule.closed and not _has_only_typed_values(rule, output):
+    if rule.typed_only and not _has_only_typed_values(rule, output):
         return Trust.UNTRUSTED
     return rule.trust
 
@@ -122,8 +122,8 @@ def _parse_items(output: str, keyed: bool) -> tuple[Mapping[str, Any], ...] | No
 
 def _build_entry(tool: str, rule: SourceRule, raw: Mapping[str, Any], *, whole: bool) -> ResultEntry:
     fields = dict(rule.fields)
-    if rule.own and str(raw.get(rule.own)) in rule.own_values:
-        fields.update(rule.own_fields)
+    if rule.owner_field and str(raw.get(rule.owner_field)) in rule.owner_values:
+        fields.update(rule.owner_content_fields)
     values: list[TypedValue] = []
     texts: list[str] = []
     for name, content in raw.items():

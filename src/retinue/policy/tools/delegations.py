@@ -21,8 +21,8 @@ def may_delegate(asker: Agent, target: Agent, kind: DelegationKind, *, lineage: 
         key = f"agents.{asker.name}.delegation.depth_max"
         return _deny(f"this work was already delegated {lineage.depth} times, and `{key}` is {rules.depth_max}", key)
     circle = [name for name in lineage.agents[:-1] if name.casefold() == target.name.casefold()]
-    if circle and kind not in SUBAGENT_DELEGATIONS and not rules.circles:
-        key = f"agents.{asker.name}.delegation.circles"
+    if circle and kind not in SUBAGENT_DELEGATIONS and not rules.allow_cycles:
+        key = f"agents.{asker.name}.delegation.allow_cycles"
         way = " -> ".join((*lineage.agents, target.name))
         return _deny(f"the work came from {target.name} ({way}), and `{key}` is off", key)
     if open_count >= rules.open_max:

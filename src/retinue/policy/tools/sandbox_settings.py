@@ -40,7 +40,7 @@ def _tighten(server: SandboxSettings, own: SandboxRules) -> SandboxSettings:
         mode=_pick_stricter(_MODES, server.mode, own.mode),
         scope=_pick_stricter(_SCOPES, server.scope, own.scope),
         workspace=_pick_stricter(_ACCESS, server.workspace, own.workspace),
-        sessions=_pick_stricter(_SESSIONS, server.sessions, own.sessions),
+        visible_sessions=_pick_stricter(_SESSIONS, server.visible_sessions, own.visible_sessions),
         browser=server.browser and own.browser is not False,
         docker=_tighten_docker(server.docker, own),
     )

@@ -65,14 +65,16 @@ def decide_tool_call(
         would_grant += missing
         if decision.is_allowed:
             decision = Decision(DecisionKind.ASK, because, GRANTS)
-    for layer, said in ((PROVENANCE, provenance), (SANDBOX, sandbox), (CONFIRMATION, confirmation)):
-        if said is None:
+    for layer, layer_decision in ((PROVENANCE, provenance), (SANDBOX, sandbox), (CONFIRMATION, confirmation)):
+        if layer_decision is None:
             continue
-        findings.append(LayerFinding(layer, said.kind, said.because, said.setting_key or layer))
-        if said.kind is not DecisionKind.ALLOW:
+        findings.append(
+            LayerFinding(layer, layer_decision.kind, layer_decision.because, layer_decision.setting_key or layer)
+        )
+        if layer_decision.kind is not DecisionKind.ALLOW:
             would_grant.clear()
-            if (said.is_denied and not decision.is_denied) or decision.is_allowed:
-                decision = said
+            if (layer_decision.is_denied and not decision.is_denied) or decision.is_allowed:
+                decision = layer_decision
     if decision.is_denied:
         would_grant.clear()
     return ToolDecision(decision=decision, findings=tuple(findings), would_grant=tuple(would_grant))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from retinue.domain import renamed_names
 from retinue.text.glob_match import matches_glob
 
 EVERYTHING = "*"
@@ -85,16 +86,24 @@ INVOKE_DENIED = (
 OWNER_DECIDES = frozenset(
     {
         "gateway",
-        *("agent_register", "agent_set", "agent_restore", "agent_delete", "agent_permanent", "agent_write_file"),
+        *("agent_register", "agent_set", "agent_restore", "agent_delete", "agent_create_permanent", "agent_write_file"),
         *("credential_add", "credential_remove", "credential_order", "credential_mark_used", "credential_mark_failed"),
         *("credential_clear", "person_invite", "person_role", "person_forget"),
-        *("config_patch", "config_reload", "config_apply", "house_backup", "house_purge", "grant_add", "grant_revoke"),
-        *("tool_invoke", "skill_approve", "skill_revoke", "skill_export", "session_sending"),
+        *(
+            "config_patch",
+            "config_reload",
+            "config_apply",
+            "server_backup",
+            "server_purge",
+            "grant_add",
+            "grant_revoke",
+        ),
+        *("tool_invoke", "skill_approve", "skill_revoke", "skill_export", "session_set_sending"),
         *("plugin_patch", "plugin_replace", "plugin_enable", "plugin_disable", "plugin_reload"),
         *("hook_enable", "hook_disable", "mcp_approve", "mcp_revoke", "mcp_restart"),
         *("connector_add", "connector_remove", "connector_enable", "connector_disable"),
-        *("set_aside_retry", "set_aside_drop", "binding_set", "binding_remove"),
-        *("pairing_accept", "pairing_refuse", "pairing_dismiss", "identity_link", "identity_unlink"),
+        *("poison_message_retry", "poison_message_drop", "binding_set", "binding_remove"),
+        *("pairing_accept", "pairing_refuse", "pairing_revoke", "identity_link", "identity_unlink"),
     }
 )
 
@@ -115,7 +124,8 @@ def expand_entries(entries: Iterable[str], sources: Mapping[str, tuple[str, ...]
         elif name in sources:
             globs += sources[name]
         else:
-            globs.append(ALIASES.get(name, name))
+            # A list that denies the old name of a tool still denies the tool.
+            globs.append(ALIASES.get(name) or renamed_names.TOOLS.get(name, name))
     return tuple(dict.fromkeys(globs))
 
 

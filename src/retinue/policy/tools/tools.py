@@ -161,8 +161,10 @@ class ToolPolicyChain:
     def _evaluate(self, spec: ToolSpec) -> tuple[ToolSpec, tuple[LayerFinding, ...], Decision]:
         known = self._decisions.get(spec.name)
         if known is None or known[0] is not spec:
-            said = (finding for chain in self._parents for finding in chain.findings(spec))
-            findings = tuple(dict.fromkeys((*self._collect_findings(spec), *said)))  # most layers are the same for all
+            inherited = (finding for chain in self._parents for finding in chain.findings(spec))
+            findings = tuple(
+                dict.fromkeys((*self._collect_findings(spec), *inherited))
+            )  # most layers are the same for all
             findings = tuple(self._interned_findings.setdefault(each, each) for each in findings)
             known = self._decisions[spec.name] = (spec, findings, _pick_strictest(findings))
         return known
@@ -285,8 +287,8 @@ def build_layers(settings: ToolSettings, agent: Agent, context: ToolPolicyContex
     own = agent.tools
     key = f"agents.{agent.name}.tools"
     # An agent's profile replaces the server's.
-    house = settings if own.profile is None else _without_profile(settings)
-    layers = [PolicyLayer(name="the server", key="tools", lists=house)]
+    shared = settings if own.profile is None else _without_profile(settings)
+    layers = [PolicyLayer(name="the server", key="tools", lists=shared)]
     if not settings.agents_enabled:
         off = ToolLists(deny=(f"{AGENTS_PREFIX}*",))
         layers.append(
@@ -440,7 +442,7 @@ def _build_sender_layers(
             key = f"tools.by_channel.{channel}"
             for name, lists in rules.by_sender.items():
                 if any(matches_glob(name, sender) for sender in senders):
-                    told = f"the rules for {name} in {channel}"
-                    return [*layers, PolicyLayer(name=told, key=f"{key}.by_sender.{name}", lists=lists)]
+                    layer_name = f"the rules for {name} in {channel}"
+                    return [*layers, PolicyLayer(name=layer_name, key=f"{key}.by_sender.{name}", lists=lists)]
             return [*layers, PolicyLayer(name=f"the rules for {channel}", key=key, lists=rules)]
     return layers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from retinue.domain.agent import Agent, AgentVersion
 from retinue.domain.ids import SessionId
+from retinue.domain.renamed_names import SETTINGS
 from retinue.domain.structs import replace
 from retinue.domain.times import from_ms
 from retinue.store.core import tables as t
@@ -19,9 +20,21 @@ _b = sa.bindparam
 _encode = msgspec.json.Encoder().encode
 _agent_decoder = msgspec.json.Decoder(Agent)
 AGENTS_CACHED_MAX = 1024
+_SETTINGS_PREFIX = "agents.*."
+
+
+def _renamed_fields() -> Iterator[tuple[str, str, str]]:
+    """Yield fields with a new name: the group they are in (empty: none), the old name and the new one."""
+    for old, new in SETTINGS.items():
+        if old.startswith(_SETTINGS_PREFIX):
+            group, _, name = old.removeprefix(_SETTINGS_PREFIX).rpartition(".")
+            yield group, name, new.rpartition(".")[2]
+
+
+_RENAMED_FIELDS = tuple(_renamed_fields())
 
 _find = sa.select(t.agents.c.name, t.agents.c.version, t.agents.c.body, t.agents.c.removed_ms).where(
-    t.agents.c.folded == _b("folded")
+    t.agents.c.name_folded == _b("name_folded")
 )
 _insert = t.agents.insert()
 _change = (
@@ -29,7 +42,7 @@ _change = (
     .where(t.agents.c.name == _b("the_name"))
     .values(body=_b("new_body"), version=_b("new_version"), source=_b("new_source"), removed_ms=None)
 )
-_remove = t.agents.update().where(t.agents.c.folded == _b("the_name")).values(removed_ms=_b("now"))
+_remove = t.agents.update().where(t.agents.c.name_folded == _b("the_name")).values(removed_ms=_b("now"))
 _all = sa.select(t.agents.c.body).where(t.agents.c.removed_ms.is_(None)).order_by(t.agents.c.name)
 _sources = sa.select(t.agents.c.name, t.agents.c.source).where(t.agents.c.removed_ms.is_(None))
 _add_version = t.agent_versions.insert()
@@ -49,12 +62,20 @@ _sessions_with_open_run = sa.select(t.runs.c.session).where(
 
 @functools.lru_cache(maxsize=AGENTS_CACHED_MAX)
 def _decode(body: str) -> Agent:
-    return _agent_decoder.decode(body)
+    """Decode a stored agent. Fields may have the names of an earlier version; a change stores the new ones."""
+    if not any(f'"{old}":' in body for _, old, _ in _RENAMED_FIELDS):
+        return _agent_decoder.decode(body)
+    fields: dict[str, Any] = msgspec.json.decode(body)
+    for group, old, new in _RENAMED_FIELDS:
+        table = fields.get(group, {}) if group else fields
+        if old in table:
+            table.setdefault(new, table.pop(old))
+    return msgspec.convert(fields, Agent)
 
 
 def find(conn: sa.Connection, name: str) -> Agent | None:
     """Return the agent with this name, case-insensitive, or None if there is none or it was removed."""
-    row = conn.execute(_find, {"folded": name.casefold()}).one_or_none()
+    row = conn.execute(_find, {"name_folded": name.casefold()}).one_or_none()
     if row is None or row.removed_ms is not None:
         return None
     return _decode(row.body)
@@ -62,18 +83,18 @@ def find(conn: sa.Connection, name: str) -> Agent | None:
 
 def has_existed(conn: sa.Connection, name: str) -> bool:
     """Whether an agent with this name exists or existed."""
-    return conn.execute(_find, {"folded": name.casefold()}).one_or_none() is not None
+    return conn.execute(_find, {"name_folded": name.casefold()}).one_or_none() is not None
 
 
-def upsert(conn: sa.Connection, agent: Agent, *, source: str, at_ms: int, changed_by: str = "house") -> Agent:
+def upsert(conn: sa.Connection, agent: Agent, *, source: str, at_ms: int, changed_by: str = "server") -> Agent:
     """Insert an agent, or store this as its next version. The first spelling and all earlier versions stay."""
-    row = conn.execute(_find, {"folded": agent.name.casefold()}).one_or_none()
+    row = conn.execute(_find, {"name_folded": agent.name.casefold()}).one_or_none()
     if row is None:
         conn.execute(
             _insert,
             {
                 "name": agent.name,
-                "folded": agent.name.casefold(),
+                "name_folded": agent.name.casefold(),
                 "version": agent.version,
                 "body": _encode(agent).decode(),
                 "source": source,

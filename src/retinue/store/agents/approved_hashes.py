@@ -15,18 +15,18 @@ CONTENT_CHARS_MAX = 500_000
 NAME_LENGTH_MAX = 256
 
 _b = sa.bindparam
-_p = t.pins.c
+_p = t.approved_hashes.c
 _has_name = sa.and_(_p.kind == _b("the_kind"), _p.name == _b("the_name"))
-_find = sa.select(t.pins).where(_has_name)
+_find = sa.select(t.approved_hashes).where(_has_name)
 _hashes = sa.select(_p.name, _p.hash).where(_p.kind == _b("the_kind"))
-_all = sa.select(t.pins).where(_p.kind == _b("the_kind")).order_by(_p.name)
-_insert = t.pins.insert()
+_all = sa.select(t.approved_hashes).where(_p.kind == _b("the_kind")).order_by(_p.name)
+_insert = t.approved_hashes.insert()
 _change = (
-    t.pins.update()
+    t.approved_hashes.update()
     .where(_has_name)
     .values(hash=_b("new_hash"), content=_b("new_content"), decided_by=_b("who"), at_ms=_b("now"))
 )
-_remove = t.pins.delete().where(_has_name)
+_remove = t.approved_hashes.delete().where(_has_name)
 
 
 class ApprovedHash(Struct, frozen=True, kw_only=True):

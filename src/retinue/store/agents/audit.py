@@ -57,7 +57,7 @@ _insert_anchor = _n.insert()
 
 
 def append(tx: Transaction, chain: str, entries: Sequence[AuditEntry]) -> None:
-    """Append entries to a chain: a session's id, or `HOUSE_CHAIN` for the server. Commits with the transaction.
+    """Append entries to a chain: a session's id, or `SERVER_CHAIN` for the server. Commits with the transaction.
 
     The first entry of a session's chain is also recorded in the server's chain, so that the
     deletion of a complete chain is detected.
@@ -68,7 +68,7 @@ def append(tx: Transaction, chain: str, entries: Sequence[AuditEntry]) -> None:
     head = conn.execute(_head, {"chain": chain}).first()
     position, before = (head.position, head.hash) if head is not None else (0, GENESIS_HASH)
     if head is None and chain != SERVER_CHAIN:
-        append(tx, SERVER_CHAIN, (AuditEntry(kind=AuditKind.CHAIN_BEGUN, who="house", subject=chain),))
+        append(tx, SERVER_CHAIN, (AuditEntry(kind=AuditKind.CHAIN_BEGUN, who="server", subject=chain),))
     rows: list[dict[str, Any]] = []
     at_ms = tx.at_ms
     for entry in entries:
@@ -137,7 +137,7 @@ def add_anchors(conn: sa.Connection, *, now_ms: int) -> AuditAnchor | None:
     if not moved or page.at_ms <= since:
         return None
     others = [each for each in moved if each.chain != SERVER_CHAIN]
-    entry = AuditEntry(kind=AuditKind.ANCHORED, who="house", subject=f"{len(others)}", content=hash_anchors(others))
+    entry = AuditEntry(kind=AuditKind.ANCHORED, who="server", subject=f"{len(others)}", content=hash_anchors(others))
     append(page, SERVER_CHAIN, (entry,))
     head = conn.execute(_head, {"chain": SERVER_CHAIN}).one()
     own = AuditAnchor(page.at_ms, SERVER_CHAIN, head.position, head.hash)

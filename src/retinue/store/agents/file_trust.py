@@ -40,20 +40,20 @@ _KEYS_PER_QUERY = 24
 _CONTENT_PREFIX = "sha256:"
 
 _b = sa.bindparam
-_f = t.file_labels.c
+_f = t.file_trust.c
 _UNTRUSTED = t.sql_literal(f"'{Trust.UNTRUSTED}'")
-_by_keys = sa.select(t.file_labels).where(_f.path.in_([_b(f"key{i}") for i in range(_KEYS_PER_QUERY)]))
+_by_keys = sa.select(t.file_trust).where(_f.path.in_([_b(f"key{i}") for i in range(_KEYS_PER_QUERY)]))
 # By range where paths are ordered by their bytes. Other collations may ignore characters such as `/`, so each label
 # is compared. Not LIKE: it has special characters.
-_below_by_range = sa.select(t.file_labels).where(_f.path >= _b("folder"), _f.path < _b("beyond"))
-_below_by_prefix = sa.select(t.file_labels).where(sa.func.substr(_f.path, 1, _b("length")) == _b("folder"))
+_below_by_range = sa.select(t.file_trust).where(_f.path >= _b("folder"), _f.path < _b("beyond"))
+_below_by_prefix = sa.select(t.file_trust).where(sa.func.substr(_f.path, 1, _b("length")) == _b("folder"))
 _any_untrusted = sa.select(_f.path).where(_f.trust == _UNTRUSTED).limit(1)
-_select_page = sa.select(t.file_labels).where(_f.path > _b("after")).order_by(_f.path).limit(LABELS_PER_BATCH_MAX)
-_insert = t.file_labels.insert()
-_remove = t.file_labels.delete().where(_f.path == _b("the_path"))
-_remove_unchanged = t.file_labels.delete().where(_f.path == _b("the_path"), _f.at_ms == _b("the_at"))
+_select_page = sa.select(t.file_trust).where(_f.path > _b("after")).order_by(_f.path).limit(LABELS_PER_BATCH_MAX)
+_insert = t.file_trust.insert()
+_remove = t.file_trust.delete().where(_f.path == _b("the_path"))
+_remove_unchanged = t.file_trust.delete().where(_f.path == _b("the_path"), _f.at_ms == _b("the_at"))
 _paths_with_distrusted_changes = sa.select(_f.path).where(_f.trust == t.sql_literal(f"'{Trust.PERSON}'"))
-_remove_clean = t.file_labels.delete().where(_f.trust == t.sql_literal(f"'{Trust.PRIVATE}'"))
+_remove_clean = t.file_trust.delete().where(_f.trust == t.sql_literal(f"'{Trust.PRIVATE}'"))
 
 
 class FileLabel(Struct, frozen=True):
@@ -288,7 +288,7 @@ def _upsert(conn: sa.Connection, label: FileLabel, run: RunId | None) -> None:
         {
             "path": label.key,
             "trust": label.trust.value,
-            "whole": label.key.endswith("/"),
+            "is_directory": label.key.endswith("/"),
             "run": run,
             "at_ms": label.at_ms,
         },

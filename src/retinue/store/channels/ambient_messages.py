@@ -18,26 +18,28 @@ TEXT_CHARS_MAX = 1_000  # per message
 CHANNELS_MAX = 2_000  # per connector: in further channels, nothing is stored
 
 _b = sa.bindparam
-_c = t.overheard.c
-_in_channel = sa.and_(_c.instance == _b("the_instance"), _c.room == _b("the_room"))
-_read = sa.select(t.overheard).where(_in_channel).order_by(_c.seq)
+_c = t.ambient_messages.c
+_in_channel = sa.and_(_c.connector == _b("the_instance"), _c.channel == _b("the_room"))
+_read = sa.select(t.ambient_messages).where(_in_channel).order_by(_c.seq)
 _last = sa.select(sa.func.max(_c.seq)).where(_in_channel)
 _by_message_id = sa.select(_c.seq).where(_in_channel, _c.message_id == _b("message_id")).limit(1)
-_count_channels = sa.select(sa.func.count(_c.room.distinct())).where(_c.instance == _b("the_instance"))
-_insert = t.overheard.insert()
-_change = t.overheard.update().where(_in_channel, _c.seq == _b("the_seq")).values(text=_b("new_text"))
-_delete_upto = t.overheard.delete().where(_in_channel, _c.seq <= _b("upto"))
-_move = t.overheard.update().where(_in_channel).values(room=_b("new_room"))
-_delete_all = t.overheard.delete().where(_in_channel)
-_delete_of_speaker = t.overheard.delete().where(_c.instance == _b("the_instance"), _c.speaker == _b("the_speaker"))
-_instances = sa.select(_c.instance).where(_c.speaker == _b("speaker")).distinct()
+_count_channels = sa.select(sa.func.count(_c.channel.distinct())).where(_c.connector == _b("the_instance"))
+_insert = t.ambient_messages.insert()
+_change = t.ambient_messages.update().where(_in_channel, _c.seq == _b("the_seq")).values(text=_b("new_text"))
+_delete_upto = t.ambient_messages.delete().where(_in_channel, _c.seq <= _b("upto"))
+_move = t.ambient_messages.update().where(_in_channel).values(channel=_b("new_room"))
+_delete_all = t.ambient_messages.delete().where(_in_channel)
+_delete_of_speaker = t.ambient_messages.delete().where(
+    _c.connector == _b("the_instance"), _c.sender == _b("the_speaker")
+)
+_instances = sa.select(_c.connector).where(_c.sender == _b("sender")).distinct()
 
 
 def _message_from_row(row: sa.Row[Any]) -> AmbientMessage:
     return AmbientMessage(
         seq=row.seq,
         message_id=row.message_id,
-        sender_id=row.speaker,
+        sender_id=row.sender,
         sender_name=row.name,
         text=row.text,
         at=from_ms(row.at_ms),
@@ -76,8 +78,8 @@ def add(
         not last and conn.execute(_count_channels, {"the_instance": connector}).scalar_one() >= CHANNELS_MAX
     ):
         return False
-    row = {"message_id": message_id, "speaker": speaker, "name": name, "text": text, "at_ms": at_ms}
-    conn.execute(_insert, {"instance": connector, "room": channel, "seq": last + 1, **row})
+    row = {"message_id": message_id, "sender": speaker, "name": name, "text": text, "at_ms": at_ms}
+    conn.execute(_insert, {"connector": connector, "channel": channel, "seq": last + 1, **row})
     conn.execute(_delete_upto, {**here, "upto": last + 1 - limit})
     return True
 
@@ -104,4 +106,4 @@ def delete_of_speaker(conn: sa.Connection, connectors: Sequence[str], speaker: s
 
 def list_connectors(conn: sa.Connection, speaker: str) -> list[str]:
     """List the connectors that have ambient messages of this speaker."""
-    return [row.instance for row in conn.execute(_instances, {"speaker": speaker})]
+    return [row.connector for row in conn.execute(_instances, {"sender": speaker})]

@@ -33,7 +33,7 @@ _by_account = sa.select(_c.id).where(
 )
 _in_channel = sa.select(t.bindings).where(
     sa.or_(_c.account == _b("instance"), _c.connector == _b("instance"), _c.account == ""),
-    sa.or_(_c.peer == _b("room"), _c.parent == _b("room")),
+    sa.or_(_c.peer == _b("channel"), _c.parent == _b("channel")),
 )
 _move = t.bindings.update().where(_c.id == _b("the_id")).values(peer=_b("new_peer"), parent=_b("new_parent"))
 _names_decoder = msgspec.json.Decoder(tuple[str, ...])
@@ -44,7 +44,7 @@ def _binding_from_row(row: sa.Row[Any]) -> Binding:
     return Binding(
         id=row.id,
         agent=row.agent,
-        extra_agents=_names_decoder.decode(row.also),
+        extra_agents=_names_decoder.decode(row.extra_agents),
         match=BindingMatch(
             connector=row.connector,
             account=row.account,
@@ -115,7 +115,7 @@ def _insert_checked(conn: sa.Connection, binding: Binding, *, at_ms: int) -> Bin
         {
             "id": binding.id,
             "agent": spelled[0],
-            "also": _encode(spelled[1:]).decode(),
+            "extra_agents": _encode(spelled[1:]).decode(),
             **_match_values(binding.match),
             "made_by": binding.created_by,
             "at_ms": at_ms,
@@ -149,7 +149,7 @@ def remove_agent(conn: sa.Connection, agent: str, *, at_ms: int) -> int:
             row = {
                 "id": binding.id,
                 "agent": others[0],
-                "also": _encode(others[1:]).decode(),
+                "extra_agents": _encode(others[1:]).decode(),
                 **_match_values(binding.match),
             }
             conn.execute(_insert, {**row, "made_by": binding.created_by, "at_ms": at_ms})
@@ -159,7 +159,7 @@ def remove_agent(conn: sa.Connection, agent: str, *, at_ms: int) -> int:
 def move_channel(conn: sa.Connection, connector: str, channel: str, new_channel: str) -> int:
     """Move the bindings of a channel to its new id, unless the new one already has a binding."""
     moved = 0
-    for row in conn.execute(_in_channel, {"instance": connector, "room": channel}).all():
+    for row in conn.execute(_in_channel, {"instance": connector, "channel": channel}).all():
         binding = _binding_from_row(row)
         match = msgspec.structs.replace(
             binding.match,

@@ -25,7 +25,7 @@ def activation_key(channel: str) -> str:
     named = (
         channel if len(channel) <= CHANNEL_CHARS_MAX else hashlib.sha256(channel.encode(errors="replace")).hexdigest()
     )
-    return f"house/activation/{named}"
+    return f"server/activation/{named}"
 
 
 def migrate_channel(conn: sa.Connection, connector: str, channel: str, new_channel: str, *, at_ms: int) -> int:

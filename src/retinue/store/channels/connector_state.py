@@ -13,15 +13,15 @@ VALUE_CHARS_MAX = 64 * 1024
 KEYS_MAX = 10_000  # per connector; the oldest is removed first
 
 _b = sa.bindparam
-_w = t.connector_words.c
-_has_key = sa.and_(_w.instance == _b("the_instance"), _w.key == _b("the_key"))
+_w = t.connector_state.c
+_has_key = sa.and_(_w.connector == _b("the_instance"), _w.key == _b("the_key"))
 _find = sa.select(_w.value).where(_has_key)
-_insert = t.connector_words.insert()
-_change = t.connector_words.update().where(_has_key).values(value=_b("new_value"), at_ms=_b("now"))
-_count = sa.select(sa.func.count()).select_from(t.connector_words).where(_w.instance == _b("the_instance"))
-_oldest = sa.select(_w.key).where(_w.instance == _b("the_instance")).order_by(_w.at_ms, _w.key).limit(1)
-_remove = t.connector_words.delete().where(_has_key)
-_remove_all = t.connector_words.delete().where(_w.instance == _b("the_instance"))
+_insert = t.connector_state.insert()
+_change = t.connector_state.update().where(_has_key).values(value=_b("new_value"), at_ms=_b("now"))
+_count = sa.select(sa.func.count()).select_from(t.connector_state).where(_w.connector == _b("the_instance"))
+_oldest = sa.select(_w.key).where(_w.connector == _b("the_instance")).order_by(_w.at_ms, _w.key).limit(1)
+_remove = t.connector_state.delete().where(_has_key)
+_remove_all = t.connector_state.delete().where(_w.connector == _b("the_instance"))
 
 
 def get_value(conn: sa.Connection, connector: str, key: str) -> str | None:
@@ -38,7 +38,7 @@ def set_value(conn: sa.Connection, connector: str, key: str, value: str, *, at_m
     if conn.execute(_count, {"the_instance": connector}).scalar_one() >= KEYS_MAX:
         oldest = conn.execute(_oldest, {"the_instance": connector}).scalar_one()
         conn.execute(_remove, {"the_instance": connector, "the_key": oldest})
-    conn.execute(_insert, {"instance": connector, "key": key, "value": value, "at_ms": at_ms})
+    conn.execute(_insert, {"connector": connector, "key": key, "value": value, "at_ms": at_ms})
 
 
 def delete_value(conn: sa.Connection, connector: str, key: str) -> None:

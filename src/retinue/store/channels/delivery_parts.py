@@ -8,10 +8,10 @@ from retinue.domain.ids import EnvelopeId
 from retinue.store.core import tables as t
 
 _b = sa.bindparam
-_p = t.parts
+_p = t.delivery_parts
 _insert = _p.insert()
 _receipts = sa.select(_p.c.part, _p.c.receipt).where(_p.c.envelope == _b("envelope")).order_by(_p.c.part)
-_split_by = sa.select(_p.c.cut_by).where(_p.c.envelope == _b("envelope"), _p.c.cut_by.is_not(None)).limit(1)
+_split_by = sa.select(_p.c.split_by).where(_p.c.envelope == _b("envelope"), _p.c.split_by.is_not(None)).limit(1)
 _last_ms = sa.select(sa.func.max(_p.c.at_ms)).where(_p.c.envelope == _b("envelope"))
 _by_receipt = sa.select(_p.c.envelope).where(_p.c.channel == _b("channel"), _p.c.receipt == _b("receipt")).limit(1)
 
@@ -33,7 +33,7 @@ def add(
     arrived = get_receipts(conn, envelope)
     if part not in arrived:
         row = {"envelope": envelope, "part": part, "channel": channel, "receipt": receipt, "at_ms": at_ms}
-        conn.execute(_insert, {**row, "cut_by": None if arrived else split_by})
+        conn.execute(_insert, {**row, "split_by": None if arrived else split_by})
 
 
 def get_split(conn: sa.Connection, envelope: str) -> str | None:

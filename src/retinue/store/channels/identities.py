@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from retinue.domain.access import Identity
 from retinue.domain.person import Person, Role
 from retinue.domain.shared_errors import PersonNotFound
+from retinue.domain.structs import replace
 from retinue.domain.times import from_ms
 from retinue.store.channels.errors import IdentityTaken, TooManyIdentities
 from retinue.store.core import tables as t
@@ -18,22 +19,22 @@ IDENTITIES_MAX = 10_000
 
 _b = sa.bindparam
 _c = t.identities.c
-_all = sa.select(t.identities).order_by(_c.person, _c.service, _c.id)
-_find = sa.select(t.identities).where(_c.service == _b("service"), _c.id == _b("id"))
+_all = sa.select(t.identities).order_by(_c.person, _c.platform, _c.id)
+_find = sa.select(t.identities).where(_c.platform == _b("platform"), _c.id == _b("id"))
 _person_by_id = (
     sa.select(t.people.c.name, t.people.c.role)
     .join(t.identities, _c.person == t.people.c.name)
-    .where(_c.service == _b("service"), _c.id == _b("id"), t.people.c.forgotten_ms.is_(None))
+    .where(_c.platform == _b("platform"), _c.id == _b("id"), t.people.c.erased_ms.is_(None))
 )
-_by_person = sa.select(t.identities).where(_c.person == _b("person")).order_by(_c.service, _c.id)
+_by_person = sa.select(t.identities).where(_c.person == _b("person")).order_by(_c.platform, _c.id)
 _count = sa.select(sa.func.count()).select_from(t.identities)
 _insert = t.identities.insert()
-_remove = t.identities.delete().where(_c.service == _b("the_service"), _c.id == _b("the_id"))
+_remove = t.identities.delete().where(_c.platform == _b("the_service"), _c.id == _b("the_id"))
 _remove_of_person = t.identities.delete().where(_c.person == _b("the_person"))
 
 
 def _identity_from_row(row: sa.Row[Any]) -> Identity:
-    return Identity(service=row.service, id=row.id, person=row.person, made_by=row.made_by, at=from_ms(row.at_ms))
+    return Identity(service=row.platform, id=row.id, person=row.person, made_by=row.made_by, at=from_ms(row.at_ms))
 
 
 def list_all(conn: sa.Connection) -> list[Identity]:
@@ -46,7 +47,7 @@ def list_of_person(conn: sa.Connection, person: str) -> list[Identity]:
 
 def find_person(conn: sa.Connection, service: str, id_: str) -> Person | None:
     """Return the person with this id on a platform, or None if it is not linked or the person was erased."""
-    row = conn.execute(_person_by_id, {"service": service, "id": id_}).one_or_none()
+    row = conn.execute(_person_by_id, {"platform": service, "id": id_}).one_or_none()
     return Person(name=row.name, role=Role(row.role)) if row else None
 
 
@@ -55,16 +56,16 @@ def link(conn: sa.Connection, identity: Identity, *, at_ms: int) -> Identity:
     person = people.find(conn, identity.person)
     if person is None:
         raise PersonNotFound(identity.person)
-    row = conn.execute(_find, {"service": identity.service, "id": identity.id}).one_or_none()
+    row = conn.execute(_find, {"platform": identity.service, "id": identity.id}).one_or_none()
     if row is not None and row.person == person.name:
         return _identity_from_row(row)
     if row is not None:
         raise IdentityTaken(identity.service, person=row.person)
     if conn.execute(_count).scalar_one() >= IDENTITIES_MAX:
         raise TooManyIdentities(count_max=IDENTITIES_MAX)
-    values = {"service": identity.service, "id": identity.id, "person": person.name, "made_by": identity.made_by}
+    values = {"platform": identity.service, "id": identity.id, "person": person.name, "made_by": identity.made_by}
     conn.execute(_insert, {**values, "at_ms": at_ms})
-    return Identity(**values, at=from_ms(at_ms))
+    return replace(identity, person=person.name, at=from_ms(at_ms))
 
 
 def unlink(conn: sa.Connection, service: str, id_: str) -> bool:

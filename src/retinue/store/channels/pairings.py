@@ -18,13 +18,13 @@ from retinue.store.core.tables import sql_literal
 RETENTION_MS = 30 * 86_400_000  # how long decided or expired requests are stored
 
 _b = sa.bindparam
-_p, _a = t.pairings.c, t.admitted.c
+_p, _a = t.pairings.c, t.admitted_senders.c
 _is_waiting = _p.state == sql_literal("'waiting'")
 _all = sa.select(t.pairings).order_by(_p.asked_ms.desc(), _p.id).limit(_b("limit"))
 _get = sa.select(t.pairings).where(_p.id == _b("id"))
 _by_code = sa.select(t.pairings).where(_is_waiting, _p.code == _b("code"), _p.expires_ms > _b("now"))
-_waiting = sa.select(t.pairings).where(_is_waiting, _p.instance == _b("instance"), _p.speaker == _b("speaker"))
-_count = sa.select(sa.func.count()).where(_is_waiting, _p.instance == _b("instance"))
+_waiting = sa.select(t.pairings).where(_is_waiting, _p.connector == _b("connector"), _p.sender == _b("sender"))
+_count = sa.select(sa.func.count()).where(_is_waiting, _p.connector == _b("connector"))
 _count_open = _count.where(_p.expires_ms > _b("now"))
 _expire = t.pairings.update().where(_is_waiting, _p.expires_ms <= _b("now")).values(state=PairingState.EXPIRED.value)
 _delete_old = t.pairings.delete().where(_p.state != sql_literal("'waiting'"), _p.expires_ms <= _b("before"))
@@ -34,13 +34,15 @@ _decide = (
     .where(_p.id == _b("the_id"), _is_waiting, _p.expires_ms > _b("now"))
     .values(state=_b("new_state"), decided_by=_b("who"), decided_ms=_b("now"))
 )
-_is_admitted = sa.select(sa.literal(1)).where(_a.instance == _b("instance"), _a.speaker == _b("speaker"))
-_all_admitted = sa.select(t.admitted).order_by(_a.instance, _a.speaker)
-_admit = t.admitted.insert()
-_revoke_admission = t.admitted.delete().where(_a.instance == _b("the_instance"), _a.speaker == _b("the_speaker"))
-_delete_of_sender = t.pairings.delete().where(_p.service == _b("the_service"), _p.speaker == _b("the_speaker"))
+_is_admitted = sa.select(sa.literal(1)).where(_a.connector == _b("connector"), _a.sender == _b("sender"))
+_all_admitted = sa.select(t.admitted_senders).order_by(_a.connector, _a.sender)
+_admit = t.admitted_senders.insert()
+_revoke_admission = t.admitted_senders.delete().where(
+    _a.connector == _b("the_instance"), _a.sender == _b("the_speaker")
+)
+_delete_of_sender = t.pairings.delete().where(_p.platform == _b("the_service"), _p.sender == _b("the_speaker"))
 _connectors_of_sender = (
-    sa.select(_p.instance).where(_p.service == _b("service"), _p.speaker == _b("speaker")).distinct()
+    sa.select(_p.connector).where(_p.platform == _b("platform"), _p.sender == _b("sender")).distinct()
 )
 
 
@@ -61,9 +63,9 @@ class PairingRequestResult(Struct, frozen=True, kw_only=True):
 def _pairing_from_row(row: sa.Row[Any]) -> Pairing:
     return Pairing(
         id=row.id,
-        connector=row.instance,
-        platform=row.service,
-        sender_id=row.speaker,
+        connector=row.connector,
+        platform=row.platform,
+        sender_id=row.sender,
         name=row.name,
         code=row.code,
         state=PairingState(row.state),
@@ -90,7 +92,7 @@ def find_by_code(conn: sa.Connection, code: str, *, now_ms: int) -> Pairing | No
 
 
 def get_waiting(conn: sa.Connection, connector: str, speaker: str, *, now_ms: int) -> Pairing | None:
-    row = conn.execute(_waiting, {"instance": connector, "speaker": speaker}).one_or_none()
+    row = conn.execute(_waiting, {"connector": connector, "sender": speaker}).one_or_none()
     return _pairing_from_row(row) if row is not None and row.expires_ms > now_ms else None
 
 
@@ -99,7 +101,7 @@ def is_full(conn: sa.Connection, connector: str, *, cap: int, now_ms: int) -> bo
 
     Checked before writing: beyond the cap, an unknown sender costs no commit.
     """
-    return conn.execute(_count_open, {"instance": connector, "now": now_ms}).scalar_one() >= cap
+    return conn.execute(_count_open, {"connector": connector, "now": now_ms}).scalar_one() >= cap
 
 
 def request_access(conn: sa.Connection, pairing: Pairing, *, cap: int, at_ms: int) -> PairingRequestResult:
@@ -108,15 +110,15 @@ def request_access(conn: sa.Connection, pairing: Pairing, *, cap: int, at_ms: in
     conn.execute(_delete_old, {"before": at_ms - RETENTION_MS})
     if (there := get_waiting(conn, pairing.connector, pairing.sender_id, now_ms=at_ms)) is not None:
         return PairingRequestResult(pairing=there)
-    if conn.execute(_count, {"instance": pairing.connector}).scalar_one() >= cap:
+    if conn.execute(_count, {"connector": pairing.connector}).scalar_one() >= cap:
         return PairingRequestResult(pairing=None)
     conn.execute(
         _insert,
         {
             "id": pairing.id,
-            "instance": pairing.connector,
-            "service": pairing.platform,
-            "speaker": pairing.sender_id,
+            "connector": pairing.connector,
+            "platform": pairing.platform,
+            "sender": pairing.sender_id,
             "name": pairing.name,
             "code": pairing.code,
             "state": PairingState.WAITING.value,
@@ -141,19 +143,19 @@ def decide(conn: sa.Connection, id_: str, state: PairingState, *, by: str, at_ms
 
 
 def is_admitted(conn: sa.Connection, connector: str, speaker: str) -> bool:
-    return conn.execute(_is_admitted, {"instance": connector, "speaker": speaker}).scalar() is not None
+    return conn.execute(_is_admitted, {"connector": connector, "sender": speaker}).scalar() is not None
 
 
 def list_admitted(conn: sa.Connection) -> list[AdmittedSender]:
     return [
-        AdmittedSender(instance=row.instance, speaker=row.speaker, by=row.by, at_ms=row.at_ms)
+        AdmittedSender(instance=row.connector, speaker=row.sender, by=row.admitted_by, at_ms=row.at_ms)
         for row in conn.execute(_all_admitted)
     ]
 
 
 def admit(conn: sa.Connection, connector: str, speaker: str, *, by: str, at_ms: int) -> None:
     if not is_admitted(conn, connector, speaker):
-        conn.execute(_admit, {"instance": connector, "speaker": speaker, "by": by, "at_ms": at_ms})
+        conn.execute(_admit, {"connector": connector, "sender": speaker, "admitted_by": by, "at_ms": at_ms})
 
 
 def revoke_admission(conn: sa.Connection, connector: str, speaker: str) -> bool:
@@ -163,6 +165,6 @@ def revoke_admission(conn: sa.Connection, connector: str, speaker: str) -> bool:
 
 def delete_of_sender(conn: sa.Connection, service: str, speaker: str) -> None:
     """Delete all requests and admissions of a sender."""
-    for row in conn.execute(_connectors_of_sender, {"service": service, "speaker": speaker}).all():
-        revoke_admission(conn, row.instance, speaker)
+    for row in conn.execute(_connectors_of_sender, {"platform": service, "sender": speaker}).all():
+        revoke_admission(conn, row.connector, speaker)
     conn.execute(_delete_of_sender, {"the_service": service, "the_speaker": speaker})

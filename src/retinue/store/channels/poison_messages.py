@@ -16,37 +16,41 @@ WAITING_MAX = 1_000  # per instance; beyond that the oldest is dropped, because 
 LISTED_MAX = 200
 
 _b = sa.bindparam
-_s = t.set_aside.c
+_s = t.poison_messages.c
 _is_same_message = sa.and_(
-    _s.instance == _b("the_instance"), _s.room == _b("the_room"), _s.message_id == _b("the_message")
+    _s.connector == _b("the_instance"), _s.channel == _b("the_room"), _s.message_id == _b("the_message")
 )
 _is_waiting = _s.state == t.sql_literal("'waiting'")
-_insert = t.set_aside.insert()
+_insert = t.poison_messages.insert()
 _update = (
-    t.set_aside.update()
+    t.poison_messages.update()
     .where(_is_same_message)
     .values(
-        body=_b("new_body"), because=_b("new_because"), tries=_s.tries + _b("more"), state="waiting", at_ms=_b("now")
+        body=_b("new_body"),
+        because=_b("new_because"),
+        attempts=_s.attempts + _b("more"),
+        state="waiting",
+        at_ms=_b("now"),
     )
 )
-_find = sa.select(t.set_aside).where(_s.id == _b("the_id"))
-_by_prefix = sa.select(t.set_aside).where(_s.id >= _b("low"), _s.id < _b("high")).limit(2)
-_newest = sa.select(t.set_aside).order_by(_s.at_ms.desc(), _s.id.desc()).limit(_b("limit"))
+_find = sa.select(t.poison_messages).where(_s.id == _b("the_id"))
+_by_prefix = sa.select(t.poison_messages).where(_s.id >= _b("low"), _s.id < _b("high")).limit(2)
+_newest = sa.select(t.poison_messages).order_by(_s.at_ms.desc(), _s.id.desc()).limit(_b("limit"))
 _newest_waiting = _newest.where(_is_waiting)
-_close = t.set_aside.update().where(_s.id == _b("the_id"), _is_waiting).values(state=_b("new_state"), body="")
-_waiting = sa.select(sa.func.count()).select_from(t.set_aside).where(_is_waiting)
+_close = t.poison_messages.update().where(_s.id == _b("the_id"), _is_waiting).values(state=_b("new_state"), body="")
+_waiting = sa.select(sa.func.count()).select_from(t.poison_messages).where(_is_waiting)
 _beyond = sa.select(_s.id).where(_is_waiting).order_by(_s.at_ms.desc(), _s.id.desc()).limit(100).offset(WAITING_MAX)
 
 
 def _message_from_row(row: sa.Row[Any]) -> PoisonMessage:
     return PoisonMessage(
         id=row.id,
-        connector=row.instance,
-        channel=row.room,
+        connector=row.connector,
+        channel=row.channel,
         message_id=row.message_id,
         body=row.body,
         because=row.because,
-        attempts=row.tries,
+        attempts=row.attempts,
         state=PoisonMessageState(row.state),
         at=from_ms(row.at_ms),
     )
@@ -70,8 +74,8 @@ def upsert(
     same = {"the_instance": connector, "the_room": channel, "the_message": message_id}
     values = {"new_body": body, "new_because": because, "more": tries, "now": at_ms}
     if not conn.execute(_update, {**same, **values}).rowcount:
-        row = {"id": id_, "instance": connector, "room": channel, "message_id": message_id, "body": body}
-        conn.execute(_insert, {**row, "because": because, "tries": tries, "state": "waiting", "at_ms": at_ms})
+        row = {"id": id_, "connector": connector, "channel": channel, "message_id": message_id, "body": body}
+        conn.execute(_insert, {**row, "because": because, "attempts": tries, "state": "waiting", "at_ms": at_ms})
     for old in conn.execute(_beyond).scalars().all():
         close(conn, old, PoisonMessageState.DROPPED)
 

@@ -19,6 +19,32 @@ def _at(path: Path | None) -> str:
 # --- open ---
 
 
+class StoreFilesConflict(StoreError):
+    """The data directory has a database under its present name and one under its former name."""
+
+    code = "store.files_conflict"
+
+    def __init__(self, path: Path, former: Path) -> None:
+        super().__init__(
+            f"there are two databases: {path.name} and {former.name}",
+            because=f"{former.name} is the former name of the file, and {path.name} already exists in {path.parent}",
+            try_this=f"move the one that you do not want, with its -wal file, out of {path.parent}, and start again",
+        )
+
+
+class FormerFileInUse(StoreError):
+    """The database under its former name cannot be renamed, because another program uses it."""
+
+    code = "store.former_file_in_use"
+
+    def __init__(self, former: Path) -> None:
+        super().__init__(
+            f"{former.name} was not renamed and is unchanged",
+            because="another program has it open, so its log cannot be emptied",
+            try_this=f"close the program that has {former} open, and start again",
+        )
+
+
 class StoreUrlInvalid(StoreError):
     """The URL of the database cannot be parsed."""
 
@@ -183,7 +209,7 @@ class StoreLocked(StoreError):
         super().__init__(
             "another server uses this database",
             because=f"it is locked by {holder}",
-            try_this="stop that server, or set house.store to another database",
+            try_this="stop that server, or set server.store to another database",
         )
 
 

@@ -21,10 +21,12 @@ SCANNED_EVENTS_MAX = 5_000  # events of any session that one query for a single 
 _b = sa.bindparam
 _body_decoder = msgspec.json.Decoder(dict[str, Any])
 _KINDS = {kind.value: kind for kind in EventKind}
-_newest = sa.select(t.house.c.news_seq)
-_oldest = sa.select(sa.func.min(t.news.c.seq))
+_RENAMED_FIELDS = {"for_whom": "grantee", "asked_of": "asked", "kind_of": "delegation_kind", "refresh": "pending_reset"}
+"""Fields of events that an earlier version has stored. Their rows are not rewritten."""
+_newest = sa.select(t.counters.c.event_seq)
+_oldest = sa.select(sa.func.min(t.events.c.seq))
 _columns = (
-    t.news,
+    t.events,
     t.envelopes.c.sender.label("e_sender"),
     t.envelopes.c.recipient.label("e_recipient"),
     t.envelopes.c.kind.label("e_kind"),
@@ -39,22 +41,24 @@ def _is_visible(scope: VisibilityScope) -> sa.ColumnElement[bool]:
     if scope is VisibilityScope.ALL:
         return sa.true()
     mail = sa.and_(t.envelopes.c.id.is_not(None), row_visibility.visible_envelopes(scope))
-    seen = sa.or_(row_visibility.in_visible_session(scope, t.news.c.session), mail)
-    return sa.or_(seen, t.news.c.person == _b("my_name")) if scope is VisibilityScope.PERSON else seen
+    seen = sa.or_(row_visibility.in_visible_session(scope, t.events.c.session), mail)
+    return sa.or_(seen, t.events.c.person == _b("my_name")) if scope is VisibilityScope.PERSON else seen
 
 
 _after = PerScope(
     lambda scope: (
         sa.select(*_columns)
-        .outerjoin_from(t.news, t.envelopes, t.news.c.envelope == t.envelopes.c.id)
-        .outerjoin(t.records, sa.and_(t.news.c.session == t.records.c.session, t.news.c.record_seq == t.records.c.seq))
-        .where(t.news.c.seq > _b("after"), _is_visible(scope))
-        .order_by(t.news.c.seq)
+        .outerjoin_from(t.events, t.envelopes, t.events.c.envelope == t.envelopes.c.id)
+        .outerjoin(
+            t.records, sa.and_(t.events.c.session == t.records.c.session, t.events.c.record_seq == t.records.c.seq)
+        )
+        .where(t.events.c.seq > _b("after"), _is_visible(scope))
+        .order_by(t.events.c.seq)
         .limit(_b("limit"))
     )
 )
 _after_in_session = PerScope(
-    lambda scope: _after[scope].where(t.news.c.session == _b("session"), t.news.c.seq <= _b("upto"))
+    lambda scope: _after[scope].where(t.events.c.session == _b("session"), t.events.c.seq <= _b("upto"))
 )
 
 
@@ -77,6 +81,8 @@ def oldest_seq(conn: sa.Connection) -> int | None:
 def event_from_row(row: sa.Row[Any]) -> StoredEvent:
     """Decode an event and join the envelope and record it refers to. Their content is stored only once."""
     body: dict[str, Any] = _body_decoder.decode(row.body) if row.body else {}
+    for old in _RENAMED_FIELDS.keys() & body.keys():
+        body[_RENAMED_FIELDS[old]] = body.pop(old)
     if row.envelope:
         body["envelope"] = row.envelope
         if row.e_sender is not None:

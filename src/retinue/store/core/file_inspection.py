@@ -32,7 +32,7 @@ def inspect_file(path: Path, known_revisions: Set[str]) -> str | None:
             row = raw.execute("SELECT version_num FROM alembic_version").fetchone()
             revision: str | None = row[0] if row else None
             if revision in known_revisions:
-                _check_counters(raw)
+                _check_counters(raw, renamed="counters" in tables)
             return revision
     if tables:
         raise ForeignDatabase(path, tables=sorted(tables)[:3])
@@ -69,12 +69,15 @@ def _wal_checksum(data: bytes, magic: int) -> tuple[int, int]:
     return sum_0, sum_1
 
 
-def _check_counters(raw: sqlite3.Connection) -> None:
+def _check_counters(raw: sqlite3.Connection, *, renamed: bool) -> None:
     """Compare the stored counters with the rows they count. A file with a foreign log rarely passes."""
-    counters = raw.execute("SELECT news_seq, envelope_seq FROM house WHERE id = 1").fetchone()
+    # Revision 0015 renamed the tables. An older store is inspected before it is upgraded.
+    counts = "event_seq, envelope_seq FROM counters" if renamed else "news_seq, envelope_seq FROM house"
+    counters = raw.execute(f"SELECT {counts} WHERE id = 1").fetchone()
     if counters is None:
         raise StoreDamaged(because="the row with its counters is missing")
-    newest = raw.execute("SELECT (SELECT max(seq) FROM news), (SELECT max(seq) FROM envelopes)").fetchone()
+    events = "events" if renamed else "news"
+    newest = raw.execute(f"SELECT (SELECT max(seq) FROM {events}), (SELECT max(seq) FROM envelopes)").fetchone()
     for counted, found, name in zip(counters, newest, ("events", "envelopes"), strict=True):
         if found is not None and found > counted:
             raise StoreDamaged(because=f"it has more {name} than its counter says")

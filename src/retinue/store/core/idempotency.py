@@ -11,11 +11,11 @@ CLAIMED = ""
 """The body of a key whose request has no answer yet. An answer is JSON, and never empty."""
 
 _b = sa.bindparam
-_has_key = (t.answers.c.principal == _b("the_principal"), t.answers.c.key == _b("the_key"))
-_get = sa.select(t.answers).where(*_has_key)
-_insert = t.answers.insert()
-_replace_claim = t.answers.update().where(*_has_key).values(body=_b("body"), at_ms=_b("at_ms"))
-_release_claim = t.answers.delete().where(*_has_key, t.answers.c.body == CLAIMED)
+_has_key = (t.idempotency_keys.c.principal == _b("the_principal"), t.idempotency_keys.c.key == _b("the_key"))
+_get = sa.select(t.idempotency_keys).where(*_has_key)
+_insert = t.idempotency_keys.insert()
+_replace_claim = t.idempotency_keys.update().where(*_has_key).values(body=_b("body"), at_ms=_b("at_ms"))
+_release_claim = t.idempotency_keys.delete().where(*_has_key, t.idempotency_keys.c.body == CLAIMED)
 
 
 class StoredResponse(Struct, frozen=True):

@@ -67,8 +67,8 @@ _by_prefix = {noun: PerScope(partial(_select_ids, noun)) for noun in IdKind}
 _count = {noun: PerScope(partial(_select_count, noun)) for noun in IdKind}
 
 _purged = (
-    sa.select(t.purged.c.envelope, t.purged.c.outcome, t.purged.c.purged_ms)
-    .where(t.purged.c.envelope >= _b("low"), t.purged.c.envelope < _b("high"))
+    sa.select(t.purged_envelopes.c.envelope, t.purged_envelopes.c.outcome, t.purged_envelopes.c.purged_ms)
+    .where(t.purged_envelopes.c.envelope >= _b("low"), t.purged_envelopes.c.envelope < _b("high"))
     .limit(1)
 )
 

@@ -90,7 +90,7 @@ def visible_sessions(scope: VisibilityScope, table: Any = t.sessions) -> sa.Colu
 
 
 def _is_shared(table: Any) -> sa.ColumnElement[bool]:
-    return sa.exists().where(t.shares.c.session == table.c.id, t.shares.c.person == _b("my_name"))
+    return sa.exists().where(t.session_shares.c.session == table.c.id, t.session_shares.c.person == _b("my_name"))
 
 
 def origin_is_own(table: Any) -> sa.ColumnElement[bool]:
@@ -124,7 +124,7 @@ def visible_approvals(scope: VisibilityScope) -> sa.ColumnElement[bool]:
     """Match the approvals of visible sessions, and those put to the current person."""
     if scope is not VisibilityScope.PERSON:
         return in_visible_session(scope, t.approvals.c.session)
-    return sa.or_(in_visible_session(scope, t.approvals.c.session), t.approvals.c.asked_of.like(_b("me_listed")))
+    return sa.or_(in_visible_session(scope, t.approvals.c.session), t.approvals.c.asked.like(_b("me_listed")))
 
 
 _visible_session_by_id = PerScope(

@@ -143,7 +143,7 @@ def commit_group(conn: sa.Connection, writes: list[_PendingWrite], faults: Crash
             if kept.error is None:
                 faults.reach(f"{kept.write.point}.before-commit")
         raw.execute("COMMIT")
-    except Exception as error:  # noqa: BLE001 - whatever it was, nobody may be answered as if it had worked
+    except Exception as error:  # noqa: BLE001 - after any error, no write may be reported as done
         _rollback(raw)
         failure = _caller_error(error, from_body=len(writes) == 1 and not done)
         # A write that failed by itself keeps its own error; the others were lost with the group.

@@ -30,8 +30,8 @@ def sql_literal(quoted: str) -> sa.ColumnClause[str]:
 
 PENDING = sql_literal("'pending'")
 DONE = sql_literal("'done'")
-HELD_STATUSES = (sql_literal("'claimed'"), sql_literal("'parked'"))
-OPEN_RUN_STATUSES = (sql_literal("'running'"), sql_literal("'parked'"))
+HELD_STATUSES = (sql_literal("'claimed'"), sql_literal("'suspended'"))
+OPEN_RUN_STATUSES = (sql_literal("'running'"), sql_literal("'suspended'"))
 
 
 _PARTIAL_INDEXES: list[tuple[sa.Index, sa.ColumnElement[bool]]] = []
@@ -61,11 +61,11 @@ def _ms_column(name: str, *, nullable: bool = False) -> sa.Column[int]:
     return sa.Column(name, sa.BigInteger, nullable=nullable)
 
 
-house = sa.Table(
-    "house",
+counters = sa.Table(
+    "counters",
     metadata,
     sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("news_seq", sa.BigInteger, nullable=False),
+    sa.Column("event_seq", sa.BigInteger, nullable=False),
     sa.Column("envelope_seq", sa.BigInteger, nullable=False),
     _ms_column("latest_ms"),
 )
@@ -74,24 +74,24 @@ agents = sa.Table(
     "agents",
     metadata,
     sa.Column("name", sa.String(64), primary_key=True),
-    sa.Column("folded", sa.String(64), nullable=False),
+    sa.Column("name_folded", sa.String(64), nullable=False),
     sa.Column("version", sa.Integer, nullable=False),
     sa.Column("body", sa.Text, nullable=False),
     sa.Column("source", sa.String(16), nullable=False),
     _ms_column("created_ms"),
     _ms_column("removed_ms", nullable=True),
-    sa.UniqueConstraint("folded"),
+    sa.UniqueConstraint("name_folded"),
 )
 
 people = sa.Table(
     "people",
     metadata,
     sa.Column("name", sa.String(64), primary_key=True),
-    sa.Column("folded", sa.String(64), nullable=False),
+    sa.Column("name_folded", sa.String(64), nullable=False),
     sa.Column("role", sa.String(16), nullable=False),
     _ms_column("created_ms"),
-    _ms_column("forgotten_ms", nullable=True),
-    sa.UniqueConstraint("folded"),
+    _ms_column("erased_ms", nullable=True),
+    sa.UniqueConstraint("name_folded"),
 )
 
 # Tokens, browser cookies, sign-in codes and invitations. Only hashes are stored.
@@ -113,8 +113,8 @@ tokens = sa.Table(
 sa.Index("ix_tokens_principal", tokens.c.principal)
 
 # Responses to requests with an idempotency key: the same key gets the same response.
-answers = sa.Table(
-    "answers",
+idempotency_keys = sa.Table(
+    "idempotency_keys",
     metadata,
     sa.Column("principal", sa.Text, primary_key=True),
     sa.Column("key", sa.String(256), primary_key=True),
@@ -124,7 +124,7 @@ answers = sa.Table(
     _ms_column("at_ms"),
     sqlite_with_rowid=False,
 )
-sa.Index("ix_answers_at", answers.c.at_ms)
+sa.Index("ix_idempotency_keys_at", idempotency_keys.c.at_ms)
 
 agent_versions = sa.Table(
     "agent_versions",
@@ -147,7 +147,7 @@ sessions = sa.Table(
     sa.Column("origin_key", sa.Text, nullable=False),
     _id_column("parent"),
     sa.Column("name", sa.Text, nullable=False),
-    sa.Column("wakefulness", sa.String(8), nullable=False),
+    sa.Column("activity", sa.String(8), nullable=False),
     sa.Column("queue", sa.Text, nullable=False),
     sa.Column("attributes", sa.Text, nullable=False),
     sa.Column("epoch", sa.BigInteger, nullable=False),
@@ -158,14 +158,14 @@ sessions = sa.Table(
     _ms_column("created_ms"),
     _ms_column("updated_ms"),
     _ms_column("pinned_ms", nullable=True),
-    sa.Column("folded", sa.Text),
+    sa.Column("name_folded", sa.Text),
     _ms_column("deleted_ms", nullable=True),
-    sa.Column("mind", sa.Text, nullable=False),
+    sa.Column("model_choice", sa.Text, nullable=False),
     sa.Column("compactions", sa.Integer, nullable=False),
     _ms_column("archived_ms", nullable=True),
-    _ms_column("began_ms"),
+    _ms_column("context_started_ms"),
     _ms_column("active_ms"),
-    sa.Column("refresh", sa.Text),
+    sa.Column("pending_reset", sa.Text),
     sa.Column("chat_type", sa.String(8)),
     sqlite_with_rowid=False,
 )
@@ -176,20 +176,20 @@ _add_partial_index(
     unique=True,
 )
 # By id, not by time: the time changes with every commit of a run, and each would update the index.
-_add_partial_index("ix_sessions_active", sessions.c.id, where=sessions.c.wakefulness == sql_literal("'active'"))
+_add_partial_index("ix_sessions_active", sessions.c.id, where=sessions.c.activity == sql_literal("'active'"))
 sa.Index("ix_sessions_parent", sessions.c.parent)
-sa.Index("uq_sessions_name", sessions.c.agent, sessions.c.folded, unique=True)
+sa.Index("uq_sessions_name", sessions.c.agent, sessions.c.name_folded, unique=True)
 
 # The people a session is shared with, besides its owner.
-shares = sa.Table(
-    "shares",
+session_shares = sa.Table(
+    "session_shares",
     metadata,
     _id_column("session", primary_key=True),
     sa.Column("person", sa.String(64), sa.ForeignKey("people.name"), primary_key=True),
     _ms_column("at_ms"),
     sqlite_with_rowid=False,
 )
-sa.Index("ix_shares_person", shares.c.person)
+sa.Index("ix_session_shares_person", session_shares.c.person)
 
 envelopes = sa.Table(
     "envelopes",
@@ -212,7 +212,7 @@ envelopes = sa.Table(
     _ms_column("deliver_ms", nullable=True),
     _ms_column("expires_ms", nullable=True),
     _ms_column("due_ms"),
-    sa.Column("status", sa.String(8), nullable=False),
+    sa.Column("status", sa.String(16), nullable=False),
     sa.Column("attempts", sa.Integer, nullable=False),
     _ms_column("accepted_ms"),
     _ms_column("claimed_ms", nullable=True),
@@ -222,7 +222,7 @@ envelopes = sa.Table(
     _id_column("retry_of"),
     sa.UniqueConstraint("id"),
     sa.UniqueConstraint("source", "dedupe_key"),
-    sa.CheckConstraint("status IN ('pending', 'claimed', 'parked', 'done')", name="status"),
+    sa.CheckConstraint("status IN ('pending', 'claimed', 'suspended', 'done')", name="status"),
 )
 _pending = envelopes.c.status == PENDING
 _held = envelopes.c.status.in_(HELD_STATUSES)
@@ -263,8 +263,8 @@ inbox = sa.Table(
 )
 _add_partial_index("ix_inbox_unread", inbox.c.person, inbox.c.seq, where=inbox.c.read_ms.is_(None))
 
-tally = sa.Table(
-    "tally",
+accepted_counts = sa.Table(
+    "accepted_counts",
     metadata,
     sa.Column("day", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("source", sa.Text, primary_key=True),
@@ -274,8 +274,8 @@ tally = sa.Table(
 
 # What remains of a purged envelope for a while: its idempotency key, so that it is not accepted twice, without its
 # text.
-purged = sa.Table(
-    "purged",
+purged_envelopes = sa.Table(
+    "purged_envelopes",
     metadata,
     sa.Column("source", sa.Text, primary_key=True),
     sa.Column("dedupe_key", sa.Text, primary_key=True),
@@ -288,8 +288,8 @@ purged = sa.Table(
     _ms_column("purged_ms"),
     sqlite_with_rowid=False,
 )
-sa.Index("ix_purged_envelope", purged.c.envelope)
-sa.Index("ix_purged_at", purged.c.purged_ms)
+sa.Index("ix_purged_envelopes_envelope", purged_envelopes.c.envelope)
+sa.Index("ix_purged_envelopes_at", purged_envelopes.c.purged_ms)
 
 records = sa.Table(
     "records",
@@ -305,8 +305,8 @@ records = sa.Table(
 )
 
 # A cache derived from `records`. It is ignored where it disagrees: see `store/sessions/record_chunks`.
-chapters = sa.Table(
-    "chapters",
+record_chunks = sa.Table(
+    "record_chunks",
     metadata,
     _id_column("session", primary_key=True),
     sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
@@ -327,7 +327,7 @@ runs = sa.Table(
     sa.Column("first_seq", sa.BigInteger, nullable=False),
     sa.Column("attempt", sa.Integer, nullable=False),
     _ms_column("started_ms"),
-    _ms_column("wake_ms", nullable=True),
+    _ms_column("resume_ms", nullable=True),
     _ms_column("ended_ms", nullable=True),
     sa.Column("final_text", sa.Text),
     sa.Column("context_length", sa.BigInteger),
@@ -338,7 +338,7 @@ runs = sa.Table(
 )
 _is_open_run = runs.c.status.in_(OPEN_RUN_STATUSES)
 _add_partial_index("uq_runs_open", runs.c.session, where=_is_open_run, unique=True)
-_add_partial_index("ix_runs_wake", runs.c.wake_ms, where=runs.c.status == sql_literal("'parked'"))
+_add_partial_index("ix_runs_resume", runs.c.resume_ms, where=runs.c.status == sql_literal("'suspended'"))
 sa.Index("ix_runs_agent_started", runs.c.agent, runs.c.started_ms)
 sa.Index("ix_runs_session_started", runs.c.session, runs.c.started_ms)
 
@@ -347,7 +347,7 @@ steps = sa.Table(
     metadata,
     _id_column("run", primary_key=True),
     sa.Column("turn", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("idx", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("call_index", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("hash", sa.String(32), primary_key=True),
     sa.Column("kind", sa.String(8), nullable=False),
     sa.Column("state", sa.String(16), nullable=False),
@@ -370,9 +370,9 @@ delegations = sa.Table(
     sa.Column("agent", sa.String(64), nullable=False),
     _id_column("session", nullable=False),
     sa.Column("target", sa.String(64), nullable=False),
-    _id_column("child"),
+    _id_column("target_session"),
     sa.Column("task", sa.Text, nullable=False),
-    sa.Column("above", sa.Text, nullable=False),
+    sa.Column("parent_lineage", sa.Text, nullable=False),
     sa.Column("lineage", sa.Text, nullable=False),
     sa.Column("notify", sa.String(8), nullable=False),
     _ms_column("wait_ms", nullable=True),
@@ -381,7 +381,7 @@ delegations = sa.Table(
     sa.Column("state", sa.String(16), nullable=False),
     sa.Column("because", sa.Text, nullable=False),
     _id_column("result"),
-    _id_column("worked_by"),
+    _id_column("target_run"),
     _ms_column("created_ms"),
     _ms_column("started_ms", nullable=True),
     _ms_column("ended_ms", nullable=True),
@@ -391,7 +391,7 @@ delegations = sa.Table(
     sqlite_with_rowid=False,
 )
 sa.Index("ix_delegations_session", delegations.c.session, delegations.c.created_ms)
-sa.Index("ix_delegations_child", delegations.c.child)
+sa.Index("ix_delegations_target", delegations.c.target_session)
 sa.Index("ix_delegations_result", delegations.c.result)
 sa.Index("ix_delegations_created", delegations.c.created_ms, delegations.c.id)
 _add_partial_index("ix_delegations_waiting", delegations.c.run, where=delegations.c.wait_ms.is_not(None))
@@ -420,15 +420,15 @@ approvals = sa.Table(
     sa.Column("calls", sa.Text, nullable=False),
     sa.Column("because", sa.Text, nullable=False),
     sa.Column("state", sa.String(16), nullable=False),
-    sa.Column("released", sa.Boolean, nullable=False),
+    sa.Column("run_continued", sa.Boolean, nullable=False),
     sa.Column("decided_by", sa.Text, nullable=False),
     _ms_column("asked_ms"),
     _ms_column("expires_ms"),
     _ms_column("decided_ms", nullable=True),
-    sa.Column("needs", sa.Text, nullable=False),  # permissions that the calls lack, as a list of tags
+    sa.Column("permissions", sa.Text, nullable=False),  # permissions that the calls lack, as a list of tags
     sa.Column("scope", sa.String(16), nullable=False),  # of an approval: once, session, always
-    sa.Column("asked_of", sa.Text, nullable=False),  # addresses of the people who were asked, as a list
-    sa.Column("words", sa.Text, nullable=False),  # the text that came with the decision
+    sa.Column("asked", sa.Text, nullable=False),  # addresses of the people who were asked, as a list
+    sa.Column("comment", sa.Text, nullable=False),  # the text that came with the decision
     sa.Column("agent", sa.String(64), nullable=False),  # the agent that gets the permission; empty: the one that asked
     _ms_column("escalate_ms", nullable=True),  # when the next person is asked
 )
@@ -448,7 +448,7 @@ grants = sa.Table(
     _ms_column("revoked_ms", nullable=True),
     sa.Column("revoked_by", sa.Text, nullable=False),
 )
-_add_partial_index("ix_grants_good", grants.c.agent, grants.c.session, where=grants.c.revoked_ms.is_(None))
+_add_partial_index("ix_grants_active", grants.c.agent, grants.c.session, where=grants.c.revoked_ms.is_(None))
 
 # Every decision and effect, written in the commit it describes. `chain` is a session id, or empty for the server. The
 # hash of a row covers the previous row of its chain.
@@ -484,12 +484,12 @@ audit_anchors = sa.Table(
 )
 
 # The trust of files that an agent has written. A file without a row is the server's own.
-file_labels = sa.Table(
-    "file_labels",
+file_trust = sa.Table(
+    "file_trust",
     metadata,
     sa.Column("path", sa.Text, primary_key=True),
     sa.Column("trust", sa.String(16), nullable=False),
-    sa.Column("whole", sa.Boolean, nullable=False),  # a directory: everything in it that has changed since
+    sa.Column("is_directory", sa.Boolean, nullable=False),  # a directory: everything in it that has changed since
     _id_column("run", nullable=True),
     _ms_column("at_ms"),
 )
@@ -503,9 +503,11 @@ processes = sa.Table(
     _id_column("run", nullable=False),
     sa.Column("agent", sa.String(64), nullable=False),
     sa.Column("command", sa.Text, nullable=False),
-    sa.Column("folder", sa.Text, nullable=False),
+    sa.Column("directory", sa.Text, nullable=False),
     sa.Column("pid", sa.BigInteger, nullable=False),
-    sa.Column("boot", sa.Text, nullable=False),  # identifies the boot and the process, because a pid is reused
+    sa.Column(
+        "process_identity", sa.Text, nullable=False
+    ),  # identifies the boot and the process, because a pid is reused
     sa.Column("state", sa.String(16), nullable=False),
     sa.Column("exit_code", sa.Integer),
     sa.Column("because", sa.Text, nullable=False),
@@ -516,8 +518,8 @@ processes = sa.Table(
 _add_partial_index("ix_processes_running", processes.c.session, where=processes.c.state == sql_literal("'running'"))
 
 # Approved hashes of skills and of tools of MCP servers. A changed one needs a new approval.
-pins = sa.Table(
-    "pins",
+approved_hashes = sa.Table(
+    "approved_hashes",
     metadata,
     sa.Column("kind", sa.String(16), primary_key=True),
     sa.Column("name", sa.String(256), primary_key=True),
@@ -548,15 +550,15 @@ deliveries = sa.Table(
 _add_partial_index("ix_deliveries_sending", deliveries.c.envelope, where=deliveries.c.state == sql_literal("'sending'"))
 
 # Every model call: the money reserved for it, what it cost and, if it failed, what was tried next.
-money = sa.Table(
-    "money",
+model_calls = sa.Table(
+    "model_calls",
     metadata,
     _id_column("run", primary_key=True),
     sa.Column("turn", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("idx", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("call_index", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
     _id_column("session", nullable=False),
-    _id_column("root", nullable=False),
+    _id_column("root_run", nullable=False),
     sa.Column("agent", sa.String(64), nullable=False),
     sa.Column("person", sa.String(64), nullable=False),
     sa.Column("provider", sa.String(64), nullable=False),
@@ -567,7 +569,7 @@ money = sa.Table(
     sa.Column("settled_microusd", sa.BigInteger, nullable=False),
     sa.Column("released_microusd", sa.BigInteger, nullable=False),
     sa.Column("held_microusd", sa.BigInteger, nullable=False),
-    sa.Column("unknown", sa.Boolean, nullable=False),
+    sa.Column("cost_unknown", sa.Boolean, nullable=False),
     sa.Column("input_tokens", sa.BigInteger, nullable=False),
     sa.Column("output_tokens", sa.BigInteger, nullable=False),
     sa.Column("cache_read_tokens", sa.BigInteger, nullable=False),
@@ -575,15 +577,15 @@ money = sa.Table(
     sa.Column("reasoning_tokens", sa.BigInteger, nullable=False),
     sa.Column("estimated", sa.Boolean, nullable=False),
     sa.Column("failure", sa.String(32)),
-    sa.Column("next_move", sa.String(32)),
+    sa.Column("next_action", sa.String(32)),
     sa.Column("error", sa.Text),
     _ms_column("at_ms"),
     _ms_column("ended_ms", nullable=True),
     sqlite_with_rowid=False,
 )
 # For a run without a parent, `root` is the run itself, and its calls are found by `run`.
-_add_partial_index("ix_money_root", money.c.root, where=money.c.root != money.c.run)
-sa.Index("ix_money_day", money.c.day)
+_add_partial_index("ix_model_calls_root", model_calls.c.root_run, where=model_calls.c.root_run != model_calls.c.run)
+sa.Index("ix_model_calls_day", model_calls.c.day)
 
 # Spending by day, updated in the commits that reserve and settle. Budgets are compared with it.
 spending = sa.Table(
@@ -635,8 +637,8 @@ cooldowns = sa.Table(
     sqlite_with_rowid=False,
 )
 
-news = sa.Table(
-    "news",
+events = sa.Table(
+    "events",
     metadata,
     sa.Column("seq", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=False),
     sa.Column("kind", sa.String(32), nullable=False),
@@ -650,10 +652,10 @@ news = sa.Table(
 )
 
 # The only record of a run that was suspended, resumed, or read further messages.
-is_run_progress = news.c.kind.in_(
-    (sql_literal("'run.joined'"), sql_literal("'run.parked'"), sql_literal("'run.resumed'"))
+is_run_progress = events.c.kind.in_(
+    (sql_literal("'run.joined'"), sql_literal("'run.suspended'"), sql_literal("'run.resumed'"))
 )
-_add_partial_index("ix_news_run", news.c.run, where=is_run_progress)
+_add_partial_index("ix_events_run", events.c.run, where=is_run_progress)
 
 # Notifications: short messages for a person, from an agent or another person.
 notifications = sa.Table(
@@ -711,7 +713,7 @@ instructions = sa.Table(
     "instructions",
     metadata,
     _id_column("session", primary_key=True),
-    sa.Column("began", sa.String(64), nullable=False),
+    sa.Column("context_key", sa.String(64), nullable=False),
     sa.Column("snapshot", sa.Text, nullable=False),
     sa.Column("text", sa.Text, nullable=False),
     sa.Column("parts", sa.Text, nullable=False),
@@ -732,7 +734,7 @@ sa.Index("uq_external_keys_session", external_keys.c.session, unique=True)
 webhooks = sa.Table(
     "webhooks",
     metadata,
-    _id_column("letter", primary_key=True),
+    _id_column("envelope", primary_key=True),
     sa.Column("url", sa.Text, nullable=False),
     sa.Column("headers", sa.Text, nullable=False),
     _ms_column("at_ms"),
@@ -745,7 +747,7 @@ schedules = sa.Table(
     "schedules",
     metadata,
     _id_column("id", primary_key=True),
-    sa.Column("folded", sa.String(64)),  # the case-folded name, if it has one
+    sa.Column("name_folded", sa.String(64)),  # the case-folded name, if it has one
     sa.Column("kind", sa.String(16), nullable=False),
     sa.Column("owner", sa.Text, nullable=False),
     sa.Column("recipient", sa.Text, nullable=False),
@@ -753,56 +755,58 @@ schedules = sa.Table(
     sa.Column("enabled", sa.Boolean, nullable=False),
     sa.Column("because", sa.Text, nullable=False),
     sa.Column("zone", sa.String(64), nullable=False),
-    sa.Column("filed", sa.Boolean, nullable=False),  # whether it has a file
-    sa.Column("said", sa.String(64)),  # hash of the last text that a heartbeat reported
-    _ms_column("said_ms", nullable=True),
+    sa.Column("has_file", sa.Boolean, nullable=False),  # whether it has a file
+    sa.Column("heartbeat_hash", sa.String(64)),  # hash of the last text that a heartbeat reported
+    _ms_column("heartbeat_ms", nullable=True),
     _ms_column("created_ms"),
     _ms_column("updated_ms"),
 )
-_add_partial_index("uq_schedules_folded", schedules.c.folded, where=schedules.c.folded.is_not(None), unique=True)
+_add_partial_index(
+    "uq_schedules_name", schedules.c.name_folded, where=schedules.c.name_folded.is_not(None), unique=True
+)
 sa.Index("ix_schedules_owner", schedules.c.owner, schedules.c.kind)
 sa.Index("ix_schedules_recipient", schedules.c.recipient, schedules.c.kind)
 
 # Each occurrence of a schedule, past or planned. `clock_ms` is when the scheduler must act on a waiting one.
-schedule_slots = sa.Table(
-    "schedule_slots",
+occurrences = sa.Table(
+    "occurrences",
     metadata,
     _id_column("schedule", primary_key=True),
     sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("made_by", sa.String(8), nullable=False),
-    _ms_column("slot_ms"),
+    _ms_column("occurs_ms"),
     _ms_column("clock_ms", nullable=True),
     _ms_column("until_ms", nullable=True),
-    sa.Column("number", sa.Integer),
+    sa.Column("skipped_count", sa.Integer),
     sa.Column("state", sa.String(16), nullable=False),
     sa.Column("because", sa.Text, nullable=False),
     _id_column("envelope"),
-    _ms_column("begun_ms", nullable=True),
+    _ms_column("started_ms", nullable=True),
     _ms_column("ended_ms", nullable=True),
     _ms_column("last_run_ms", nullable=True),  # before this occurrence
     sa.ForeignKeyConstraint(["schedule"], ["schedules.id"]),
     sqlite_with_rowid=False,
 )
 OPEN_OCCURRENCE_STATES = (sql_literal("'waiting'"), sql_literal("'working'"))
-_is_open_occurrence = schedule_slots.c.state.in_(OPEN_OCCURRENCE_STATES)
-_is_by_clock = schedule_slots.c.made_by == sql_literal("'clock'")
+_is_open_occurrence = occurrences.c.state.in_(OPEN_OCCURRENCE_STATES)
+_is_by_clock = occurrences.c.made_by == sql_literal("'clock'")
 # One open occurrence at a time, and none twice: the store enforces what a bug in our code could break.
 _add_partial_index(
-    "uq_schedule_slots_open", schedule_slots.c.schedule, where=sa.and_(_is_open_occurrence, _is_by_clock), unique=True
+    "uq_occurrences_open", occurrences.c.schedule, where=sa.and_(_is_open_occurrence, _is_by_clock), unique=True
 )
 _add_partial_index(
-    "uq_schedule_slots_once",
-    schedule_slots.c.schedule,
-    schedule_slots.c.slot_ms,
+    "uq_occurrences_once",
+    occurrences.c.schedule,
+    occurrences.c.occurs_ms,
     where=sa.and_(
-        schedule_slots.c.state.in_((sql_literal("'working'"), sql_literal("'ran'"), sql_literal("'failed'"))),
+        occurrences.c.state.in_((sql_literal("'working'"), sql_literal("'ran'"), sql_literal("'failed'"))),
         _is_by_clock,
     ),
     unique=True,
 )
-_add_partial_index("uq_schedule_slots_envelope", schedule_slots.c.envelope, where=_is_open_occurrence, unique=True)
+_add_partial_index("uq_occurrences_envelope", occurrences.c.envelope, where=_is_open_occurrence, unique=True)
 _add_partial_index(
-    "ix_schedule_slots_clock", schedule_slots.c.clock_ms, where=schedule_slots.c.state == sql_literal("'waiting'")
+    "ix_occurrences_clock", occurrences.c.clock_ms, where=occurrences.c.state == sql_literal("'waiting'")
 )
 
 # --- channels: who may write from outside, and which agent answers ---
@@ -813,7 +817,7 @@ bindings = sa.Table(
     metadata,
     _id_column("id", primary_key=True),
     sa.Column("agent", sa.String(64), sa.ForeignKey("agents.name"), nullable=False),
-    sa.Column("also", sa.Text, nullable=False),  # JSON: further agents that answer there, each independently
+    sa.Column("extra_agents", sa.Text, nullable=False),  # JSON: further agents that answer there, each independently
     sa.Column("connector", sa.String(64), nullable=False),
     sa.Column("account", sa.String(64), nullable=False),
     sa.Column("peer_kind", sa.String(8), nullable=False),
@@ -831,7 +835,7 @@ sa.Index("ix_bindings_agent", bindings.c.agent)
 identities = sa.Table(
     "identities",
     metadata,
-    sa.Column("service", sa.String(64), primary_key=True),
+    sa.Column("platform", sa.String(64), primary_key=True),
     sa.Column("id", sa.Text, primary_key=True),
     sa.Column("person", sa.String(64), sa.ForeignKey("people.name"), nullable=False),
     sa.Column("made_by", sa.Text, nullable=False),
@@ -845,9 +849,9 @@ pairings = sa.Table(
     "pairings",
     metadata,
     _id_column("id", primary_key=True),
-    sa.Column("instance", sa.String(64), nullable=False),
-    sa.Column("service", sa.String(64), nullable=False),
-    sa.Column("speaker", sa.Text, nullable=False),
+    sa.Column("connector", sa.String(64), nullable=False),
+    sa.Column("platform", sa.String(64), nullable=False),
+    sa.Column("sender", sa.Text, nullable=False),
     sa.Column("name", sa.Text, nullable=False),
     sa.Column("code", sa.String(16), nullable=False),
     sa.Column("state", sa.String(16), nullable=False),
@@ -859,51 +863,51 @@ pairings = sa.Table(
 )
 _add_partial_index(
     "uq_pairings_waiting",
-    pairings.c.instance,
-    pairings.c.speaker,
+    pairings.c.connector,
+    pairings.c.sender,
     where=pairings.c.state == sql_literal("'waiting'"),
     unique=True,
 )
 sa.Index("ix_pairings_asked", pairings.c.asked_ms, pairings.c.id)
 
 # Senders admitted by a pairing, besides those named in the settings.
-admitted = sa.Table(
-    "admitted",
+admitted_senders = sa.Table(
+    "admitted_senders",
     metadata,
-    sa.Column("instance", sa.String(64), primary_key=True),
-    sa.Column("speaker", sa.Text, primary_key=True),
-    sa.Column("by", sa.Text, nullable=False),
+    sa.Column("connector", sa.String(64), primary_key=True),
+    sa.Column("sender", sa.Text, primary_key=True),
+    sa.Column("admitted_by", sa.Text, nullable=False),
     _ms_column("at_ms"),
     sqlite_with_rowid=False,
 )
 
 # Poison messages: inbound messages that failed again and again, stored for a person so that the others can continue.
-set_aside = sa.Table(
-    "set_aside",
+poison_messages = sa.Table(
+    "poison_messages",
     metadata,
     _id_column("id", primary_key=True),
-    sa.Column("instance", sa.String(64), nullable=False),
-    sa.Column("room", sa.Text, nullable=False),
+    sa.Column("connector", sa.String(64), nullable=False),
+    sa.Column("channel", sa.Text, nullable=False),
     sa.Column("message_id", sa.Text, nullable=False),
     sa.Column("body", sa.Text, nullable=False),
     sa.Column("because", sa.Text, nullable=False),
-    sa.Column("tries", sa.Integer, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
     sa.Column("state", sa.String(16), nullable=False),
     _ms_column("at_ms"),
-    sa.UniqueConstraint("instance", "room", "message_id"),
+    sa.UniqueConstraint("connector", "channel", "message_id"),
     sa.CheckConstraint("state IN ('waiting', 'done', 'dropped')", name="state"),
 )
-sa.Index("ix_set_aside_at", set_aside.c.at_ms, set_aside.c.id)
+sa.Index("ix_poison_messages_at", poison_messages.c.at_ms, poison_messages.c.id)
 
 # Ambient messages: written in a channel, but not to the agent. Shown once, with the next message from there.
-overheard = sa.Table(
-    "overheard",
+ambient_messages = sa.Table(
+    "ambient_messages",
     metadata,
-    sa.Column("instance", sa.String(64), primary_key=True),
-    sa.Column("room", sa.Text, primary_key=True),
+    sa.Column("connector", sa.String(64), primary_key=True),
+    sa.Column("channel", sa.Text, primary_key=True),
     sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("message_id", sa.Text, nullable=False),
-    sa.Column("speaker", sa.Text, nullable=False),
+    sa.Column("sender", sa.Text, nullable=False),
     sa.Column("name", sa.Text, nullable=False),
     sa.Column("text", sa.Text, nullable=False),
     _ms_column("at_ms"),
@@ -911,10 +915,10 @@ overheard = sa.Table(
 )
 
 # Small state of a connector: its read position, the senders it knows.
-connector_words = sa.Table(
-    "connector_words",
+connector_state = sa.Table(
+    "connector_state",
     metadata,
-    sa.Column("instance", sa.String(64), primary_key=True),
+    sa.Column("connector", sa.String(64), primary_key=True),
     sa.Column("key", sa.String(256), primary_key=True),
     sa.Column("value", sa.Text, nullable=False),
     _ms_column("at_ms"),
@@ -922,31 +926,31 @@ connector_words = sa.Table(
 )
 
 # Which platform message each part of an envelope became.
-parts = sa.Table(
-    "parts",
+delivery_parts = sa.Table(
+    "delivery_parts",
     metadata,
     _id_column("envelope", primary_key=True),
     sa.Column("part", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("channel", sa.Text, nullable=False),
     sa.Column("receipt", sa.Text, nullable=False),
-    sa.Column("cut_by", sa.Text),  # in the first delivered part: how the text was split, to split the rest alike
+    sa.Column("split_by", sa.Text),  # in the first delivered part: how the text was split, to split the rest alike
     _ms_column("at_ms"),
     sqlite_with_rowid=False,
 )
-sa.Index("ix_parts_receipt", parts.c.channel, parts.c.receipt)
+sa.Index("ix_delivery_parts_receipt", delivery_parts.c.channel, delivery_parts.c.receipt)
 
 AGENT_RUNS_VIEW = """
 CREATE VIEW agent_runs AS
 WITH kept AS (SELECT * FROM runs)
 SELECT id, agent AS agent_name, started_ms AS started_at, ended_ms AS completed_at, envelopes AS envelope_ids,
        final_text AS final_response, context_length,
-       CASE WHEN status = 'parked' THEN 'running' ELSE status END AS status, error
+       CASE WHEN status = 'suspended' THEN 'running' ELSE status END AS status, error
 FROM kept
 """
 """Hi-Boss's audit relation, for the queries people already have. Read-only: through a view over the bare table,
 PostgreSQL would let anyone change or delete runs; not so through a WITH."""
 
-INSERT_SERVER_ROW = "INSERT INTO house (id, news_seq, envelope_seq, latest_ms) VALUES (1, 0, 0, 0)"
+INSERT_SERVER_ROW = "INSERT INTO counters (id, event_seq, envelope_seq, latest_ms) VALUES (1, 0, 0, 0)"
 
 _alembic_version = sa.Table(
     "alembic_version",

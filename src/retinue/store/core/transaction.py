@@ -1,6 +1,6 @@
 """The state of one write transaction: its time, its sequence numbers and the events it emits.
 
-Every write opens a `Transaction` first. It locks the single row of the table `house` until COMMIT.
+Every write opens a `Transaction` first. It locks the single row of the table `counters` until COMMIT.
 On PostgreSQL this makes sequence numbers follow commit order, which a sequence would not, and gives
 all writes one lock order. SQLite has only one writer anyway.
 """
@@ -15,12 +15,12 @@ import sqlalchemy as sa
 from retinue.domain.event import EventKind
 from retinue.store.core import tables as t
 
-_lock_counters = sa.select(t.house.c.news_seq, t.house.c.envelope_seq, t.house.c.latest_ms).with_for_update()
-_update_counters = t.house.update().values(
-    news_seq=sa.bindparam("news_seq"), envelope_seq=sa.bindparam("envelope_seq"), latest_ms=sa.bindparam("latest_ms")
+_lock_counters = sa.select(t.counters.c.event_seq, t.counters.c.envelope_seq, t.counters.c.latest_ms).with_for_update()
+_update_counters = t.counters.update().values(
+    event_seq=sa.bindparam("event_seq"), envelope_seq=sa.bindparam("envelope_seq"), latest_ms=sa.bindparam("latest_ms")
 )
-_select_latest_ms = sa.select(t.house.c.latest_ms)
-_insert_events = t.news.insert()
+_select_latest_ms = sa.select(t.counters.c.latest_ms)
+_insert_events = t.events.insert()
 _encode = msgspec.json.Encoder().encode
 
 
@@ -36,7 +36,7 @@ class Transaction:
         self.conn = conn
         row = conn.execute(_lock_counters).one()
         self.at_ms = max(now_ms, row.latest_ms)
-        self._event_seq: int = row.news_seq
+        self._event_seq: int = row.event_seq
         self._envelope_seq: int = row.envelope_seq
         self._events: list[dict[str, Any]] = []
 
@@ -78,7 +78,8 @@ class Transaction:
 
     def close(self) -> None:
         self.conn.execute(
-            _update_counters, {"news_seq": self._event_seq, "envelope_seq": self._envelope_seq, "latest_ms": self.at_ms}
+            _update_counters,
+            {"event_seq": self._event_seq, "envelope_seq": self._envelope_seq, "latest_ms": self.at_ms},
         )
         if self._events:
             self.conn.execute(_insert_events, self._events)

@@ -132,7 +132,7 @@ _claim = (
 )
 _mark_steered = t.envelopes.update().where(t.envelopes.c.id == _b("the_id")).values(steered_into=_b("the_run"))
 _update_held = t.envelopes.update().where(t.envelopes.c.run == _b("the_run"), t.envelopes.c.status.in_(t.HELD_STATUSES))
-_suspend = _update_held.values(status="parked")
+_suspend = _update_held.values(status="suspended")
 _resume = _update_held.values(status="claimed")
 _increment_attempts = _update_held.values(attempts=t.envelopes.c.attempts + 1)
 _held = (
@@ -183,11 +183,11 @@ _insert_outcome = t.outcomes.insert()
 _outcome_by_envelope = sa.select(t.outcomes).where(t.outcomes.c.envelope == _b("id"))
 _insert_into_inbox = t.inbox.insert()
 _increment_tally = (
-    t.tally.update()
-    .where(t.tally.c.day == _b("the_day"), t.tally.c.source == _b("the_source"))
-    .values(accepted=t.tally.c.accepted + 1)
+    t.accepted_counts.update()
+    .where(t.accepted_counts.c.day == _b("the_day"), t.accepted_counts.c.source == _b("the_source"))
+    .values(accepted=t.accepted_counts.c.accepted + 1)
 )
-_insert_tally = t.tally.insert()
+_insert_tally = t.accepted_counts.insert()
 
 
 def envelope_from_row(row: sa.Row[Any]) -> Envelope:

@@ -16,16 +16,16 @@ from retinue.store.core import tables as t
 from retinue.store.envelopes.envelopes import envelope_from_row
 
 _b = sa.bindparam
-_p = t.parts.c
+_p = t.delivery_parts.c
 # Only if the envelope exists: the process may have stopped before it was accepted.
 _find = (
     sa.select(t.envelopes)
-    .join(t.parts, _p.envelope == t.envelopes.c.id)
+    .join(t.delivery_parts, _p.envelope == t.envelopes.c.id)
     .where(_p.channel == _b("channel"), _p.receipt == _b("message_id"))
     .order_by(t.envelopes.c.seq.desc())
     .limit(1)
 )
-_insert = t.parts.insert()
+_insert = t.delivery_parts.insert()
 
 
 def find(conn: sa.Connection, channel: str, message_id: str) -> Envelope | None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FINDINGS_SHOWN_MAX = 10
 
-_select_latest_ms = sa.select(t.house.c.latest_ms)
+_select_latest_ms = sa.select(t.counters.c.latest_ms)
 
 
 class Equation(Struct, frozen=True, kw_only=True):
@@ -76,15 +76,15 @@ class LedgerReport(Struct, frozen=True, kw_only=True):
 
     def lines(self) -> list[str]:
         """Format for people: the sums first, the conclusion last."""
-        verdict = "ledger holds"
+        conclusion = "ledger is consistent"
         if not self.is_ok:
-            verdict = f"ledger does not hold: {self.count:,} finding{'' if self.count == 1 else 's'}"
-        return [*self.sums.lines(), *(line for equation in self.equations for line in equation.lines()), verdict]
+            conclusion = f"ledger is inconsistent: {self.count:,} finding{'' if self.count == 1 else 's'}"
+        return [*self.sums.lines(), *(line for equation in self.equations for line in equation.lines()), conclusion]
 
     def as_dict(self) -> dict[str, Any]:
         """Return a form for programs."""
         return {
-            "holds": self.is_ok,
+            "ok": self.is_ok,
             "findings": self.count,
             "sums": self.sums.as_dict(),
             "equations": [equation.as_dict() for equation in self.equations],

@@ -26,7 +26,7 @@ from retinue.store.sessions import records
 
 AT_PARAMETER = "at"  # the name of the parameter for the current time
 
-_e, _o, _s, _r, _d, _m = t.envelopes, t.outcomes, t.sessions, t.runs, t.deliveries, t.money
+_e, _o, _s, _r, _d, _m = t.envelopes, t.outcomes, t.sessions, t.runs, t.deliveries, t.model_calls
 _ids_decoder = msgspec.json.Decoder(tuple[str, ...])
 
 
@@ -61,7 +61,11 @@ def _finding_columns_by_case(
 
 _day = (_e.c.accepted_ms // sa.literal_column(str(MS_PER_DAY), sa.BigInteger)).label("day")
 _counts = sa.union_all(
-    sa.select(t.tally.c.day, t.tally.c.source, (t.tally.c.accepted - t.tally.c.purged).label("counted")),
+    sa.select(
+        t.accepted_counts.c.day,
+        t.accepted_counts.c.source,
+        (t.accepted_counts.c.accepted - t.accepted_counts.c.purged).label("counted"),
+    ),
     sa.select(_day, _e.c.source, -sa.func.count()).group_by(_day, _e.c.source),
 ).subquery()
 _difference = sa.func.sum(_counts.c.counted)
@@ -180,7 +184,7 @@ _sent_unclaimed = (
     .outerjoin_from(_d, _e, _e.c.id == _d.c.envelope)
     .where(_d.c.state == _SENDING, sa.func.coalesce(_e.c.status, "") != t.sql_literal("'claimed'"))
 )
-_RUN_STATUS = {"claimed": "running", "parked": "parked"}
+_RUN_STATUS = {"claimed": "running", "suspended": "suspended"}
 
 
 def _find_not_held(conn: sa.Connection) -> Iterator[LedgerFinding]:
@@ -210,7 +214,7 @@ def _find_not_held(conn: sa.Connection) -> Iterator[LedgerFinding]:
 _has_open_step = sa.exists().where(
     t.steps.c.run == _m.c.run,
     t.steps.c.turn == _m.c.turn,
-    t.steps.c.idx == _m.c.idx,
+    t.steps.c.call_index == _m.c.call_index,
     t.steps.c.attempt == _m.c.attempt,
     t.steps.c.state == t.sql_literal("'open'"),
 )
@@ -270,23 +274,23 @@ _inconsistently_done = sa.select(
 # --- awake. The reverse is no fault: a session may be awake without work until its lane checks again ---
 
 _SLEEPING = t.sql_literal("'sleeping'")
-_suspended = _r.alias("parked")
+_suspended = _r.alias("suspended")
 _asleep_while_running = (
     sa.select(*_finding_columns(_s.c.id, "it is inactive, but a run of it is running"))
     .join_from(_r, _s, _s.c.id == _r.c.session)
-    .where(_r.c.status == t.sql_literal("'running'"), _s.c.wakefulness == _SLEEPING)
+    .where(_r.c.status == t.sql_literal("'running'"), _s.c.activity == _SLEEPING)
 )
 _asleep_with_due_envelope = (
     sa.select(*_finding_columns(_s.c.id, "it is inactive, but an envelope is due in it"))
     .select_from(
         _e.join(_s, _s.c.id == _e.c.session).outerjoin(
-            _suspended, sa.and_(_suspended.c.session == _s.c.id, _suspended.c.status == t.sql_literal("'parked'"))
+            _suspended, sa.and_(_suspended.c.session == _s.c.id, _suspended.c.status == t.sql_literal("'suspended'"))
         )
     )
     .where(
         _e.c.status == t.PENDING,
         _e.c.due_ms <= sa.bindparam(AT_PARAMETER),
-        _s.c.wakefulness == _SLEEPING,
+        _s.c.activity == _SLEEPING,
         # The scheduler finds envelopes with a delivery time, whether or not the session is awake.
         sa.or_(_e.c.deliver_ms.is_(None), _e.c.deliver_ms <= _e.c.accepted_ms),
         # Behind a suspended run, silent envelopes wait, and so do results that it reads together with others.
@@ -350,16 +354,16 @@ _left_open = (
     .where(t.steps.c.state == t.sql_literal("'open'"), _r.c.status.not_in(t.OPEN_RUN_STATUSES))
 )
 _last_envelope = sa.select(sa.func.coalesce(sa.func.max(_e.c.seq), 0)).scalar_subquery()
-_last_event = sa.select(sa.func.coalesce(sa.func.max(t.news.c.seq), 0)).scalar_subquery()
+_last_event = sa.select(sa.func.coalesce(sa.func.max(t.events.c.seq), 0)).scalar_subquery()
 _envelope_counter = sa.select(
     *_finding_columns(sa.literal("envelope_seq"), "it is not the number of the last envelope")
-).where(t.house.c.envelope_seq != _last_envelope)
-_event_counter = sa.select(*_finding_columns(sa.literal("news_seq"), "it is not the number of the last event")).where(
-    t.house.c.news_seq != _last_event
+).where(t.counters.c.envelope_seq != _last_envelope)
+_event_counter = sa.select(*_finding_columns(sa.literal("event_seq"), "it is not the number of the last event")).where(
+    t.counters.c.event_seq != _last_event
 )
 
 
-_occurrences = t.schedule_slots
+_occurrences = t.occurrences
 _has_open_occurrence = sa.exists().where(
     _occurrences.c.schedule == t.schedules.c.id,
     _occurrences.c.state.in_(t.OPEN_OCCURRENCE_STATES),
@@ -393,14 +397,14 @@ _open_but_envelope_done = (
     .where(
         _h.c.state == _OPEN,
         _request.c.status == t.DONE,
-        _h.c.child.is_not(None),
+        _h.c.target_session.is_not(None),
         _h.c.kind != t.sql_literal("'background'"),  # whose envelope is settled when it is accepted
     )
 )
 _ended_but_envelope_open = (
     sa.select(*_finding_columns(_h.c.id, "ended, but its envelope is not done"))
     .join_from(_h, _request, _request.c.id == _h.c.id)
-    .where(_h.c.state != _OPEN, _request.c.status != t.DONE, _h.c.child.is_not(None))
+    .where(_h.c.state != _OPEN, _request.c.status != t.DONE, _h.c.target_session.is_not(None))
 )
 _envelope_without_delegation = sa.select(
     *_finding_columns(_e.c.id, "it delegates work, but its delegation does not exist")
@@ -439,12 +443,12 @@ RULES: tuple[LedgerRule, ...] = (
         (_undelivered, _in_inbox_undelivered, _sent_undelivered),
     ),
     LedgerRule(
-        "held",
+        "claimed",
         "a claimed or suspended envelope is held by one open run or delivery, which hold no other",
         (_find_not_held, _sent_unclaimed),
     ),
     LedgerRule(
-        "handed",
+        "delegated",
         "a delegation is open while its envelope is, and has one result",
         (
             _open_but_envelope_done,
@@ -455,20 +459,20 @@ RULES: tuple[LedgerRule, ...] = (
         ),
     ),
     LedgerRule(
-        "money",
+        "charged",
         "reserved money is settled, released, or held while its step is open, and matches the daily sums",
         (_unbalanced, _held_without_step, _find_missummed),
     ),
     LedgerRule("done", "a done envelope has a time of settlement and is in no open run", (_inconsistently_done,)),
     LedgerRule(
-        "awake",
+        "active",
         "no session is inactive while its run is running or an envelope is due",
         (_asleep_while_running, _asleep_with_due_envelope),
     ),
     LedgerRule(
         "numbered", "each session's records are numbered from 1 without a gap", (_misnumbered, _without_records)
     ),
-    LedgerRule("alone", "no session has more than one open run", (_two_runs,)),
+    LedgerRule("one_run", "no session has more than one open run", (_two_runs,)),
     LedgerRule("steps", "only open runs have open steps", (_left_open,)),
     LedgerRule(
         "counters",

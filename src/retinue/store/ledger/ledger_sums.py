@@ -12,15 +12,15 @@ from retinue.store.core import tables as t
 SOURCES_SHOWN_MAX = 20
 
 _accepted = (
-    sa.select(t.tally.c.source, sa.func.sum(t.tally.c.accepted).label("n"))
-    .group_by(t.tally.c.source)
-    .order_by(sa.desc("n"), t.tally.c.source)
+    sa.select(t.accepted_counts.c.source, sa.func.sum(t.accepted_counts.c.accepted).label("n"))
+    .group_by(t.accepted_counts.c.source)
+    .order_by(sa.desc("n"), t.accepted_counts.c.source)
     .limit(SOURCES_SHOWN_MAX)
 )
 _totals = sa.select(
-    sa.func.coalesce(sa.func.sum(t.tally.c.accepted), 0).label("accepted"),
-    sa.func.coalesce(sa.func.sum(t.tally.c.purged), 0).label("purged"),
-    sa.func.count(t.tally.c.source.distinct()).label("sources"),
+    sa.func.coalesce(sa.func.sum(t.accepted_counts.c.accepted), 0).label("accepted"),
+    sa.func.coalesce(sa.func.sum(t.accepted_counts.c.purged), 0).label("purged"),
+    sa.func.count(t.accepted_counts.c.source.distinct()).label("sources"),
 )
 _outcomes = (
     sa.select(t.outcomes.c.outcome, sa.func.count().label("n")).group_by(t.outcomes.c.outcome).order_by(sa.desc("n"))
@@ -34,10 +34,10 @@ _open = (
         .group_by(t.envelopes.c.status),
     )
 )
-_excess = t.money.c.settled_microusd - t.money.c.reserved_microusd
+_excess = t.model_calls.c.settled_microusd - t.model_calls.c.reserved_microusd
 _money = sa.select(
     *(
-        sa.func.coalesce(sa.func.sum(t.money.c[f"{name}_microusd"]), 0).label(name)
+        sa.func.coalesce(sa.func.sum(t.model_calls.c[f"{name}_microusd"]), 0).label(name)
         for name in ("reserved", "settled", "released", "held")
     ),
     sa.func.coalesce(sa.func.sum(sa.case((_excess > 0, _excess), else_=0)), 0).label("excess"),
@@ -93,16 +93,16 @@ class LedgerSums(Struct, frozen=True, kw_only=True):
             "accepted": self.accepted,
             "purged": self.purged,
             "sources": self.sources,
-            "by-source": self.by_source,
+            "by_source": self.by_source,
             "done": self.done,
-            "by-outcome": self.by_outcome,
+            "by_outcome": self.by_outcome,
             "open": self.open,
-            "by-open-status": self.by_open_status,
-            "reserved-microusd": self.money.reserved_microusd,
-            "settled-microusd": self.money.settled_microusd,
-            "released-microusd": self.money.released_microusd,
-            "held-microusd": self.money.held_microusd,
-            "excess-microusd": self.money.excess_microusd,
+            "by_open_status": self.by_open_status,
+            "reserved_microusd": self.money.reserved_microusd,
+            "settled_microusd": self.money.settled_microusd,
+            "released_microusd": self.money.released_microusd,
+            "held_microusd": self.money.held_microusd,
+            "excess_microusd": self.money.excess_microusd,
         }
 
 

@@ -1,6 +1,6 @@
 """Backups: a directory with everything an instance stores, a manifest, and a check that it can be opened.
 
-    house.db        the database, copied from one snapshot while the server runs
+    retinue.db      the database, copied from one snapshot while the server runs
     files/          the attachments that this snapshot refers to
     agents/         the agent directories
     retinue.toml    the settings, if they are in the data directory
@@ -33,6 +33,7 @@ from retinue.domain.errors import NotFound, RetinueError, StoreError
 from retinue.store.core.connection import translate_error
 from retinue.store.core.durable_files import fsync_path, write_private_file
 from retinue.store.core.fast_connection import FastConnection
+from retinue.store.core.former_file import FORMER_NAME, STORE_NAME
 from retinue.store.envelopes.attachment_files import AttachmentFiles
 from retinue.store.ledger import ledger
 from retinue.store.maintenance.errors import (
@@ -50,8 +51,8 @@ from retinue.store.maintenance.purge import list_attachment_hashes
 from retinue.store.open_store import SCHEMA
 
 FORMAT = 1
-STORE, FILES, AGENTS, SETTINGS, MANIFEST = "house.db", "files", "agents", "retinue.toml", "manifest.json"
-RESTORE_MARKER = "restore-under-way"
+STORE, FILES, AGENTS, SETTINGS, MANIFEST = STORE_NAME, "files", "agents", "retinue.toml", "manifest.json"
+RESTORE_MARKER, FORMER_RESTORE_MARKER = "restore-in-progress", "restore-under-way"
 CHUNK_BYTES = 1024 * 1024
 PROBLEMS_SHOWN_MAX = 20
 SIZE_FACTOR = 1.05  # space that a backup needs, relative to its parts
@@ -63,7 +64,7 @@ class BackupPart(msgspec.Struct, frozen=True):
     sha256: str
 
 
-class BackupManifest(msgspec.Struct, frozen=True, rename="kebab"):
+class BackupManifest(msgspec.Struct, frozen=True):
     format: int
     made_at: str
     version: str
@@ -203,19 +204,28 @@ def verify(folder: Path, *, now_ms: int) -> BackupVerification:
     except RetinueError as error:
         return BackupVerification((f"{error.sentence}: {error.because}",))
     problems = [problem for part in manifest.parts for problem in _check_part(folder, part)]
-    if not any(part.path == STORE for part in manifest.parts):
-        problems.append(f"{STORE}: not in the manifest")
+    store = _store_name(manifest)
+    if not any(part.path == store for part in manifest.parts):
+        problems.append(f"{store}: not in the manifest")
     if not problems:
-        problems += _check_store(folder / STORE, now_ms=now_ms)
+        problems += _check_store(folder / store, now_ms=now_ms)
     shown = tuple(problems[:PROBLEMS_SHOWN_MAX])
     if len(problems) > len(shown):
         shown = (*shown, f"and {len(problems) - len(shown):,} more")
     return BackupVerification(shown, parts=len(manifest.parts))
 
 
+def _store_name(manifest: BackupManifest) -> str:
+    """Return the name of the database in a backup. Backups of earlier versions have it under its former name."""
+    return FORMER_NAME if any(part.path == FORMER_NAME for part in manifest.parts) else STORE
+
+
 def read_manifest(folder: Path) -> BackupManifest:
     try:
-        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=BackupManifest)
+        content = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=dict[str, Any])
+        if "made-at" in content:  # the key of backups made before keys were snake_case
+            content["made_at"] = content.pop("made-at")
+        manifest = msgspec.convert(content, BackupManifest)
     except (OSError, ValueError, msgspec.MsgspecError) as error:
         raise BackupManifestUnreadable(
             folder, manifest=MANIFEST, reason=str(getattr(error, "strerror", None) or error)
@@ -297,7 +307,8 @@ def restore(folder: Path, *, data_dir: Path, store: Path, now_ms: int, label: st
                     raise BackupChanged(part.path)
             before.mkdir(mode=0o700)
             write_private_file(data_dir / RESTORE_MARKER, str(before).encode())
-            _swap(staged, before, data_dir=data_dir, store=store)
+            _swap(staged, before, data_dir=data_dir, store=store, restored=_store_name(manifest))
+            (data_dir / FORMER_RESTORE_MARKER).unlink(missing_ok=True)
             (data_dir / RESTORE_MARKER).unlink()
             fsync_path(data_dir)
         finally:
@@ -311,18 +322,28 @@ def _find_free_path(path: Path) -> Path:
     return next((name for name in names if not name.exists()), path)
 
 
-def _swap(staged: Path, before: Path, *, data_dir: Path, store: Path) -> None:
-    log, index = Path(f"{store}-wal"), Path(f"{store}-shm")
+def _swap(staged: Path, before: Path, *, data_dir: Path, store: Path, restored: str) -> None:
+    former = store.with_name(FORMER_NAME)
+    present = (
+        [(store, STORE)] if former == store or store.name != STORE_NAME else [(store, STORE), (former, FORMER_NAME)]
+    )
     # Unchanged, with the WAL: damaged files may be needed for analysis, and SQLite would repair them on opening.
-    for source, name in ((store, STORE), (log, f"{STORE}-wal")):
-        if source.exists():
-            _link_or_copy(source, before / name)
+    for file, name in present:
+        for suffix in ("", "-wal"):
+            if (source := Path(f"{file}{suffix}")).exists():
+                _link_or_copy(source, before / f"{name}{suffix}")
     fsync_path(before)
     # Remove the WAL before the database is replaced: SQLite would apply the old WAL to the new database.
-    for leftover in (log, index):
-        leftover.unlink(missing_ok=True)
+    for file, _ in present:
+        for suffix in ("-wal", "-shm"):
+            Path(f"{file}{suffix}").unlink(missing_ok=True)
     fsync_path(store.parent)
-    os.replace(staged / STORE, store)
+    if len(present) > 1 and former.exists():
+        if store.exists():
+            former.unlink()
+        else:
+            os.rename(former, store)  # so that there is always one database
+    os.replace(staged / restored, store)
     fsync_path(store.parent)
     for name in (FILES, AGENTS, SETTINGS):
         if name == SETTINGS and not (staged / name).exists():

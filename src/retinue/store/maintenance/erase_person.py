@@ -43,7 +43,15 @@ _erase_record = (
 _erase_session_row = (
     t.sessions.update()
     .where(t.sessions.c.id == _b("the_session"))
-    .values(snippet="", name="", folded=None, attributes="{}", refresh=None, deleted_ms=_b("now"), updated_ms=_b("now"))
+    .values(
+        snippet="",
+        name="",
+        name_folded=None,
+        attributes="{}",
+        pending_reset=None,
+        deleted_ms=_b("now"),
+        updated_ms=_b("now"),
+    )
 )
 _erase_runs = t.runs.update().where(t.runs.c.session == _b("the_session")).values(final_text=ERASED)
 _erase_steps = (
@@ -51,7 +59,7 @@ _erase_steps = (
     .where(t.steps.c.run.in_(sa.select(t.runs.c.id).where(t.runs.c.session == _b("the_session"))))
     .values(call=None)
 )
-_erase_events = t.news.update().where(t.news.c.session.in_(_own_sessions)).values(body=None)
+_erase_events = t.events.update().where(t.events.c.session.in_(_own_sessions)).values(body=None)
 _approvals_of_session = sa.select(t.approvals.c.id, t.approvals.c.calls).where(t.approvals.c.session == _b("session"))
 _erase_approval = (
     t.approvals.update().where(t.approvals.c.id == _b("the_id")).values(calls=_b("new_calls"), because=ERASED)
@@ -62,7 +70,9 @@ _erase_envelopes = (
     .values(text=ERASED, attachments=None, context=None)
 )
 _delete_webhooks = t.webhooks.delete().where(
-    t.webhooks.c.letter.in_(sa.select(t.envelopes.c.id).where(row_visibility.visible_envelopes(VisibilityScope.PERSON)))
+    t.webhooks.c.envelope.in_(
+        sa.select(t.envelopes.c.id).where(row_visibility.visible_envelopes(VisibilityScope.PERSON))
+    )
 )
 _delete_of_person = tuple(
     table.delete().where(table.c.person == _b("the_person"))
@@ -70,12 +80,12 @@ _delete_of_person = tuple(
 )
 _erase_delegations = (
     t.delegations.update()
-    .where(sa.or_(t.delegations.c.session == _b("the_session"), t.delegations.c.child == _b("the_session")))
+    .where(sa.or_(t.delegations.c.session == _b("the_session"), t.delegations.c.target_session == _b("the_session")))
     .values(task=ERASED, label="", because="")
 )
 _delete_external_keys = t.external_keys.delete().where(t.external_keys.c.session == _b("the_session"))
 _delete_questionnaires = t.questionnaires.delete().where(t.questionnaires.c.session == _b("the_session"))
-_delete_shares = t.shares.delete().where(t.shares.c.person == _b("my_name"))
+_delete_shares = t.session_shares.delete().where(t.session_shares.c.person == _b("my_name"))
 
 
 class ErasureResult(Struct, frozen=True):

@@ -18,8 +18,8 @@ class BackupUnsupported(Invalid):
         super().__init__(
             "`retinue backup` does not support PostgreSQL",
             because="PostgreSQL has its own backup tool, whose dumps also work with later versions",
-            try_this=f"pg_dump --format=custom --file=house.dump '{url}', then copy {copied}; "
-            f"restore with pg_restore --clean --if-exists --dbname='{url}' house.dump",
+            try_this=f"pg_dump --format=custom --file=retinue.dump '{url}', then copy {copied}; "
+            f"restore with pg_restore --clean --if-exists --dbname='{url}' retinue.dump",
         )
 
 

@@ -42,7 +42,7 @@ ROWS_PER_BATCH_MAX = 250
 GROUP_MAX = 500  # larger groups are not purged
 
 _b = sa.bindparam
-_e, _o, _n, _r = t.envelopes, t.outcomes, t.news, t.runs
+_e, _o, _n, _r = t.envelopes, t.outcomes, t.events, t.runs
 _encode = msgspec.json.Encoder().encode
 _attachments_decoder = msgspec.json.Decoder(list[Attachment])
 
@@ -75,8 +75,10 @@ class PurgedKey(Struct, frozen=True, kw_only=True):
 
 # --- keys of purged envelopes ---
 
-_key = sa.select(t.purged).where(t.purged.c.source == _b("source"), t.purged.c.dedupe_key == _b("key"))
-_purged_id = sa.select(t.purged.c.purged_ms).where(t.purged.c.envelope == _b("id")).limit(1)
+_key = sa.select(t.purged_envelopes).where(
+    t.purged_envelopes.c.source == _b("source"), t.purged_envelopes.c.dedupe_key == _b("key")
+)
+_purged_id = sa.select(t.purged_envelopes.c.purged_ms).where(t.purged_envelopes.c.envelope == _b("id")).limit(1)
 
 
 def get_purged_key(conn: sa.Connection, source: str, key: str) -> PurgedKey | None:
@@ -111,8 +113,8 @@ def _hash(sender: str, kind: EnvelopeKind, text: str, attachments: str) -> str:
 
 # --- envelopes ---
 
-_newest = sa.select(t.house.c.envelope_seq)
-_last_event_envelope = sa.select(_n.c.envelope).where(_n.c.seq == sa.select(t.house.c.news_seq).scalar_subquery())
+_newest = sa.select(t.counters.c.envelope_seq)
+_last_event_envelope = sa.select(_n.c.envelope).where(_n.c.seq == sa.select(t.counters.c.event_seq).scalar_subquery())
 _old_envelopes = (
     sa.select(_e.c.seq, _e.c.id)
     .where(_e.c.seq > _b("after"), _e.c.status == t.DONE, _e.c.settled_ms < _b("before"))
@@ -125,18 +127,20 @@ _unread = sa.select(sa.literal(1)).where(t.inbox.c.envelope == _b("id"), t.inbox
 _delete_envelope = (
     t.inbox.delete().where(t.inbox.c.envelope == _b("the_id")),
     t.deliveries.delete().where(t.deliveries.c.envelope == _b("the_id")),
-    t.webhooks.delete().where(t.webhooks.c.letter == _b("the_id")),
-    t.parts.delete().where(t.parts.c.envelope == _b("the_id")),
+    t.webhooks.delete().where(t.webhooks.c.envelope == _b("the_id")),
+    t.delivery_parts.delete().where(t.delivery_parts.c.envelope == _b("the_id")),
     _o.delete().where(_o.c.envelope == _b("the_id")),
     _e.delete().where(_e.c.id == _b("the_id")),
 )
 _count_purged = (
-    t.tally.update()
-    .where(t.tally.c.day == _b("the_day"), t.tally.c.source == _b("the_source"))
-    .values(purged=t.tally.c.purged + _b("n"))
+    t.accepted_counts.update()
+    .where(t.accepted_counts.c.day == _b("the_day"), t.accepted_counts.c.source == _b("the_source"))
+    .values(purged=t.accepted_counts.c.purged + _b("n"))
 )
-_delete_key = t.purged.delete().where(t.purged.c.source == _b("the_source"), t.purged.c.dedupe_key == _b("the_key"))
-_insert_key = t.purged.insert()
+_delete_key = t.purged_envelopes.delete().where(
+    t.purged_envelopes.c.source == _b("the_source"), t.purged_envelopes.c.dedupe_key == _b("the_key")
+)
+_insert_key = t.purged_envelopes.insert()
 
 
 def list_old_envelopes(conn: sa.Connection, *, after: int, before_ms: int) -> list[tuple[int, EnvelopeId]]:
@@ -246,7 +250,7 @@ def _insert_purged_keys(conn: sa.Connection, going: dict[str, Any], *, at_ms: in
 # --- events, which are ordered by time ---
 
 _oldest_events = sa.select(_n.c.seq, _n.c.at_ms).order_by(_n.c.seq).limit(_b("limit"))
-_newest_event_seq = sa.select(t.house.c.news_seq)
+_newest_event_seq = sa.select(t.counters.c.event_seq)
 _delete_events = _n.delete().where(_n.c.seq <= _b("upto"))
 _count_events = sa.select(sa.func.count()).where(
     _n.c.at_ms < _b("before"), _n.c.seq < _newest_event_seq.scalar_subquery()
@@ -323,16 +327,16 @@ def _is_run_purgeable(conn: sa.Connection, id_: str, before_ms: int) -> bool:
 
 # --- expired keys, responses and the like. All are small, and are counted when they are deleted ---
 
-_old_keys = t.purged.c.purged_ms < _b("before")
-_old_answers = t.answers.c.at_ms < _b("before")
+_old_keys = t.purged_envelopes.c.purged_ms < _b("before")
+_old_answers = t.idempotency_keys.c.at_ms < _b("before")
 # Not tokens that were only revoked: their hash must stay known, or their file would be accepted as a new token.
 _old_tokens = sa.and_(t.tokens.c.expires_ms.is_not(None), t.tokens.c.expires_ms < _b("before"))
 # Unread ones stay: each person has a limited number of them.
 _old_notifications = sa.and_(t.notifications.c.read_ms.is_not(None), t.notifications.c.at_ms < _b("before"))
 _old_questionnaires = t.questionnaires.c.expires_ms < _b("before")
 _EXPIRING: tuple[tuple[str, Any, Any], ...] = (
-    ("keys", t.purged, _old_keys),
-    ("answers", t.answers, _old_answers),
+    ("idempotency_keys", t.purged_envelopes, _old_keys),
+    ("stored_answers", t.idempotency_keys, _old_answers),
     ("tokens", t.tokens, _old_tokens),
     ("notifications", t.notifications, _old_notifications),
     ("questionnaires", t.questionnaires, _old_questionnaires),

@@ -1,3 +1,3 @@
 """The schema migrations. `HEAD` is the newest revision: alembic is imported only when a store is older."""
 
-HEAD = "0014"
+HEAD = "0015"

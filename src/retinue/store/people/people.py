@@ -9,24 +9,24 @@ from retinue.store.core import tables as t
 
 _b = sa.bindparam
 _columns = (t.people.c.name, t.people.c.role)
-_is_not_erased = t.people.c.forgotten_ms.is_(None)
-_find = sa.select(*_columns).where(t.people.c.folded == _b("folded"), _is_not_erased)
-_all = sa.select(*_columns).where(_is_not_erased).order_by(t.people.c.folded)
-_any_by_name = sa.select(t.people.c.name).where(t.people.c.folded == _b("folded"))
+_is_not_erased = t.people.c.erased_ms.is_(None)
+_find = sa.select(*_columns).where(t.people.c.name_folded == _b("name_folded"), _is_not_erased)
+_all = sa.select(*_columns).where(_is_not_erased).order_by(t.people.c.name_folded)
+_any_by_name = sa.select(t.people.c.name).where(t.people.c.name_folded == _b("name_folded"))
 _insert = t.people.insert()
 _set_role = t.people.update().where(t.people.c.name == _b("the_name")).values(role=_b("new_role"))
-_mark_erased = t.people.update().where(t.people.c.name == _b("the_name")).values(forgotten_ms=_b("now"))
+_mark_erased = t.people.update().where(t.people.c.name == _b("the_name")).values(erased_ms=_b("now"))
 
 
 def find(conn: sa.Connection, name: str) -> Person | None:
     """Return the person with this name, case-insensitive, or None if there is none or they were erased."""
-    row = conn.execute(_find, {"folded": name.casefold()}).one_or_none()
+    row = conn.execute(_find, {"name_folded": name.casefold()}).one_or_none()
     return Person(name=row.name, role=Role(row.role)) if row else None
 
 
 def is_taken(conn: sa.Connection, name: str) -> bool:
     """Whether a person with this name exists or existed."""
-    return conn.execute(_any_by_name, {"folded": name.casefold()}).scalar() is not None
+    return conn.execute(_any_by_name, {"name_folded": name.casefold()}).scalar() is not None
 
 
 def list_all(conn: sa.Connection) -> list[Person]:
@@ -38,10 +38,10 @@ def add(conn: sa.Connection, person: Person, *, at_ms: int) -> None:
         _insert,
         {
             "name": person.name,
-            "folded": person.name.casefold(),
+            "name_folded": person.name.casefold(),
             "role": person.role.value,
             "created_ms": at_ms,
-            "forgotten_ms": None,
+            "erased_ms": None,
         },
     )
 

@@ -26,7 +26,7 @@ _by_hash = (
         t.tokens,
         t.people,
         sa.and_(
-            t.people.c.name == sa.func.substr(t.tokens.c.principal, len(_PERSON) + 1), t.people.c.forgotten_ms.is_(None)
+            t.people.c.name == sa.func.substr(t.tokens.c.principal, len(_PERSON) + 1), t.people.c.erased_ms.is_(None)
         ),
     )
     .where(t.tokens.c.hash == _b("hash"), IS_VALID)

@@ -45,10 +45,14 @@ _decide = (
     t.approvals.update()
     .where(t.approvals.c.id == _b("the_id"), t.approvals.c.state == _OPEN)
     .values(
-        state=_b("new_state"), decided_by=_b("who"), decided_ms=_b("now"), scope=_b("new_scope"), words=_b("new_words")
+        state=_b("new_state"),
+        decided_by=_b("who"),
+        decided_ms=_b("now"),
+        scope=_b("new_scope"),
+        comment=_b("new_words"),
     )
 )
-_release_of_run = t.approvals.update().where(t.approvals.c.run == _b("the_run")).values(released=True)
+_release_of_run = t.approvals.update().where(t.approvals.c.run == _b("the_run")).values(run_continued=True)
 _close_of_run = (
     t.approvals.update()
     .where(t.approvals.c.run == _b("the_run"), t.approvals.c.state == _OPEN)
@@ -65,7 +69,7 @@ _open_in_session = (
     .order_by(t.approvals.c.asked_ms, t.approvals.c.id)
     .limit(_b("limit"))
 )
-_release_approval = t.approvals.update().where(t.approvals.c.id == _b("the_id")).values(released=True)
+_release_approval = t.approvals.update().where(t.approvals.c.id == _b("the_id")).values(run_continued=True)
 _expiring = (
     sa.select(t.approvals)
     .where(t.approvals.c.state == _OPEN, t.approvals.c.expires_ms <= _b("now"))
@@ -81,7 +85,7 @@ _to_escalate = (
 _set_asked = (
     t.approvals.update()
     .where(t.approvals.c.id == _b("the_id"))
-    .values(asked_of=_b("addresses"), escalate_ms=_b("next_ms"))
+    .values(asked=_b("addresses"), escalate_ms=_b("next_ms"))
 )
 _next_expiry = sa.select(sa.func.min(t.approvals.c.expires_ms), sa.func.min(t.approvals.c.escalate_ms)).where(
     t.approvals.c.state == _OPEN
@@ -98,9 +102,9 @@ _visible_open = PerScope(
 
 def approval_from_row(row: sa.Row[Any]) -> Approval:
     reach = (
-        _permissions_decoder.decode(row.needs)
-        if row.needs.startswith("{")
-        else _StoredPermissions(would_grant=_texts_decoder.decode(row.needs))
+        _permissions_decoder.decode(row.permissions)
+        if row.permissions.startswith("{")
+        else _StoredPermissions(would_grant=_texts_decoder.decode(row.permissions))
     )
     return Approval(
         id=ApprovalId(row.id),
@@ -113,12 +117,12 @@ def approval_from_row(row: sa.Row[Any]) -> Approval:
         expires_at=from_ms(row.expires_ms),
         decided_by=row.decided_by,
         decided_at=from_ms(row.decided_ms) if row.decided_ms is not None else None,
-        is_released=row.released,
+        is_released=row.run_continued,
         call_permissions=tuple(permission.parse_permission(tag) for tag in reach.gives),
         grant_permissions=tuple(permission.parse_permission(tag) for tag in reach.would_grant),
-        recipients=tuple(address.parse_address(text) for text in _texts_decoder.decode(row.asked_of)),
+        recipients=tuple(address.parse_address(text) for text in _texts_decoder.decode(row.asked)),
         scope=GrantScope(row.scope) if row.scope else None,
-        comment=row.words,
+        comment=row.comment,
         agent=row.agent,
         escalate_at=from_ms(row.escalate_ms) if row.escalate_ms is not None else None,
     )
@@ -135,21 +139,21 @@ def add(conn: sa.Connection, approval: Approval, *, turn: int) -> None:
             "calls": _encode(approval.calls).decode(),
             "because": approval.because,
             "state": approval.state.value,
-            "released": False,
+            "run_continued": False,
             "decided_by": "",
             "asked_ms": to_ms(approval.requested_at),
             "expires_ms": to_ms(approval.expires_at),
             "decided_ms": None,
-            "needs": _encode(
+            "permissions": _encode(
                 _StoredPermissions(
                     [str(each) for each in approval.call_permissions],
                     [str(each) for each in approval.grant_permissions],
                 )
             ).decode(),
             "scope": "",
-            "asked_of": _encode([str(each) for each in approval.recipients]).decode(),
+            "asked": _encode([str(each) for each in approval.recipients]).decode(),
             "escalate_ms": to_ms(approval.escalate_at) if approval.escalate_at is not None else None,
-            "words": "",
+            "comment": "",
             "agent": approval.agent,
         },
     )

@@ -30,7 +30,7 @@ _silence_run = (
 )
 _silence_session = (
     _d.update()
-    .where(_d.c.child == _b("the_child"), _is_open)
+    .where(_d.c.target_session == _b("the_child"), _is_open)
     .values(
         wait_ms=None,
         notify=sa.case((_d.c.notify == t.sql_literal("'wake'"), t.sql_literal("'note'")), else_=_d.c.notify),
@@ -40,7 +40,7 @@ _release_delegation = _d.update().where(_d.c.id == _b("the_id")).values(wait_ms=
 _mark_started = (
     _d.update()
     .where(_d.c.id == _b("the_id"))
-    .values(worked_by=_b("the_run"), started_ms=sa.func.coalesce(_d.c.started_ms, _b("now")))
+    .values(target_run=_b("the_run"), started_ms=sa.func.coalesce(_d.c.started_ms, _b("now")))
 )
 _end = (
     _d.update()
@@ -58,7 +58,12 @@ _open_by_session = sa.select(_d).where(_d.c.session == _b("session"), _is_open).
 _of_session = (
     sa.select(_d).where(_d.c.session == _b("session")).order_by(_d.c.created_ms.desc(), _d.c.id).limit(_b("limit"))
 )
-_by_child = sa.select(_d).where(_d.c.child == _b("child")).order_by(_d.c.created_ms.desc(), _d.c.id).limit(_b("limit"))
+_by_child = (
+    sa.select(_d)
+    .where(_d.c.target_session == _b("target_session"))
+    .order_by(_d.c.created_ms.desc(), _d.c.id)
+    .limit(_b("limit"))
+)
 _by_result = sa.select(_d).where(_d.c.result == _b("result"))
 _to_archive = (
     sa.select(_d)
@@ -80,9 +85,9 @@ def delegation_from_row(row: sa.Row[Any]) -> Delegation:
         agent=row.agent,
         session=SessionId(row.session),
         target=row.target,
-        target_session=SessionId(row.child) if row.child else None,
+        target_session=SessionId(row.target_session) if row.target_session else None,
         task=row.task,
-        parent_lineage=_lineage_decoder.decode(row.above),
+        parent_lineage=_lineage_decoder.decode(row.parent_lineage),
         lineage=_lineage_decoder.decode(row.lineage),
         notify=NotifyMode(row.notify),
         wait_until=from_ms(row.wait_ms) if row.wait_ms is not None else None,
@@ -91,7 +96,7 @@ def delegation_from_row(row: sa.Row[Any]) -> Delegation:
         state=DelegationState(row.state),
         because=row.because,
         result=EnvelopeId(row.result) if row.result else None,
-        worker_run=RunId(row.worked_by) if row.worked_by else None,
+        worker_run=RunId(row.target_run) if row.target_run else None,
         created_at=from_ms(row.created_ms),
         started_at=from_ms(row.started_ms) if row.started_ms is not None else None,
         ended_at=from_ms(row.ended_ms) if row.ended_ms is not None else None,
@@ -112,9 +117,9 @@ def add(conn: sa.Connection, delegation: Delegation) -> None:
             "agent": delegation.agent,
             "session": delegation.session,
             "target": delegation.target,
-            "child": delegation.target_session,
+            "target_session": delegation.target_session,
             "task": delegation.task,
-            "above": _encode(delegation.parent_lineage).decode(),
+            "parent_lineage": _encode(delegation.parent_lineage).decode(),
             "lineage": _encode(delegation.lineage).decode(),
             "notify": delegation.notify.value,
             "wait_ms": to_ms(delegation.wait_until) if delegation.wait_until else None,
@@ -123,7 +128,7 @@ def add(conn: sa.Connection, delegation: Delegation) -> None:
             "state": delegation.state.value,
             "because": delegation.because,
             "result": delegation.result,
-            "worked_by": delegation.worker_run,
+            "target_run": delegation.worker_run,
             "created_ms": to_ms(delegation.created_at),
             "started_ms": None,
             "ended_ms": to_ms(delegation.ended_at) if delegation.ended_at else None,
@@ -200,7 +205,7 @@ def list_of_session(conn: sa.Connection, session: str, *, limit: int) -> list[De
 
 def list_into_session(conn: sa.Connection, session: str, *, limit: int) -> list[Delegation]:
     """List the delegations given to a session, latest first."""
-    return [delegation_from_row(row) for row in conn.execute(_by_child, {"child": session, "limit": limit})]
+    return [delegation_from_row(row) for row in conn.execute(_by_child, {"target_session": session, "limit": limit})]
 
 
 def get_by_result(conn: sa.Connection, envelope: str) -> Delegation | None:

@@ -59,7 +59,7 @@ _count_in_lane = sa.select(sa.func.count()).select_from(
 _open_step = (
     sa.select(t.steps.c.kind, t.steps.c.turn, t.steps.c.call, t.steps.c.opened_ms)
     .where(t.steps.c.run == _b("run"), t.steps.c.state == t.sql_literal("'open'"))
-    .order_by(t.steps.c.turn.desc(), t.steps.c.idx.desc())
+    .order_by(t.steps.c.turn.desc(), t.steps.c.call_index.desc())
     .limit(1)
 )
 _count_dead = PerScope(

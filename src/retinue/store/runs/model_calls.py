@@ -1,4 +1,4 @@
-"""The model calls of a run in order, from the table `money`."""
+"""The model calls of a run in order, from the table `model_calls`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from retinue.domain.times import from_ms
 from retinue.store.core import tables as t
 
 _of_run = (
-    sa.select(t.money)
-    .where(t.money.c.run == sa.bindparam("run"))
-    .order_by(t.money.c.at_ms, t.money.c.turn, t.money.c.idx, t.money.c.attempt)
+    sa.select(t.model_calls)
+    .where(t.model_calls.c.run == sa.bindparam("run"))
+    .order_by(t.model_calls.c.at_ms, t.model_calls.c.turn, t.model_calls.c.call_index, t.model_calls.c.attempt)
 )
 
 
 class RecordedModelCall(Struct, frozen=True, kw_only=True):
-    """One model call. `index` is negative for a summary. `unknown`: it may have cost less."""
+    """One model call. `index` is negative for a summary. `cost_unknown`: it may have cost less."""
 
     turn: int
     index: int
@@ -29,9 +29,9 @@ class RecordedModelCall(Struct, frozen=True, kw_only=True):
     credential: str
     usage: Usage
     settled_microusd: int
-    unknown: bool
+    cost_unknown: bool
     failure: str | None
-    next_move: str | None
+    next_action: str | None
     error: str | None
     at: datetime
     ended_at: datetime | None
@@ -42,7 +42,7 @@ def list_of_run(conn: sa.Connection, run: str) -> list[RecordedModelCall]:
     return [
         RecordedModelCall(
             turn=row.turn,
-            index=row.idx,
+            index=row.call_index,
             attempt=row.attempt,
             ref=ModelRef(row.provider, row.model),
             credential=row.credential,
@@ -56,9 +56,9 @@ def list_of_run(conn: sa.Connection, run: str) -> list[RecordedModelCall]:
                 estimated=row.estimated,
             ),
             settled_microusd=row.settled_microusd,
-            unknown=row.unknown,
+            cost_unknown=row.cost_unknown,
             failure=row.failure,
-            next_move=row.next_move,
+            next_action=row.next_action,
             error=row.error,
             at=from_ms(row.at_ms),
             ended_at=from_ms(row.ended_ms) if row.ended_ms is not None else None,

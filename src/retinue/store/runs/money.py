@@ -40,13 +40,13 @@ SUMMED_COLUMNS = ("calls", "settled_microusd", "held_microusd", *TOKEN_KINDS)
 _THE_KEY = tuple((f"the_{name}", name) for name in SUM_KEY)
 _MORE = tuple((f"more_{name}", name) for name in SUMMED_COLUMNS)
 _CLOSED = (
-    *("settled_microusd", "released_microusd", "held_microusd", "unknown", *TOKEN_KINDS, "estimated"),
-    *("failure", "next_move", "error", "ended_ms"),
+    *("settled_microusd", "released_microusd", "held_microusd", "cost_unknown", *TOKEN_KINDS, "estimated"),
+    *("failure", "next_action", "error", "ended_ms"),
 )
 
 _b = sa.bindparam
-_m, _s = t.money, t.spending
-_is_call = sa.and_(*(_m.c[name] == _b(f"the_{name}") for name in ("run", "turn", "idx", "attempt")))
+_m, _s = t.model_calls, t.spending
+_is_call = sa.and_(*(_m.c[name] == _b(f"the_{name}") for name in ("run", "turn", "call_index", "attempt")))
 _insert = _m.insert()
 _get = sa.select(_m).where(_is_call)
 _close = _m.update().where(_is_call).values(**{name: _b(f"new_{name}") for name in _CLOSED})
@@ -54,12 +54,12 @@ _held = sa.select(_m).where(_m.c.run == _b("run"), _m.c.held_microusd > 0)
 _charge_held = (
     _m.update()
     .where(_m.c.run == _b("the_run"), _m.c.held_microusd > 0)
-    .values(settled_microusd=_m.c.settled_microusd + _m.c.held_microusd, held_microusd=0, unknown=True)
+    .values(settled_microusd=_m.c.settled_microusd + _m.c.held_microusd, held_microusd=0, cost_unknown=True)
 )
 _last_call = (
     sa.select(_m.c.settled_microusd, _m.c.day)
     .where(_m.c.run == _b("run"), _m.c.held_microusd == 0)
-    .order_by(_m.c.at_ms.desc(), _m.c.turn.desc(), _m.c.idx.desc(), _m.c.attempt.desc())
+    .order_by(_m.c.at_ms.desc(), _m.c.turn.desc(), _m.c.call_index.desc(), _m.c.attempt.desc())
     .limit(1)
 )
 _sender = sa.select(t.runs.c.sender).where(t.runs.c.id == _b("run"))
@@ -83,12 +83,14 @@ def sum_where(column: sa.ColumnElement[int], *where: sa.ColumnElement[bool]) -> 
 
 _sums = (sum_where(_m.c.settled_microusd).label("settled"), sum_where(_m.c.held_microusd).label("held"))
 _of_run = sa.select(*_sums).where(_m.c.run == _b("run"))
-_is_below_root = sa.and_(_m.c.root == _b("root"), _m.c.root != _m.c.run)  # the same terms as in its partial index
-_of_tree = sa.select(*_sums).where(sa.or_(_m.c.run == _b("root"), _is_below_root))
+_is_below_root = sa.and_(
+    _m.c.root_run == _b("root_run"), _m.c.root_run != _m.c.run
+)  # the same terms as in its partial index
+_of_tree = sa.select(*_sums).where(sa.or_(_m.c.run == _b("root_run"), _is_below_root))
 _WHO: dict[str, tuple[sa.ColumnElement[bool], ...]] = {
     "agent": (_s.c.agent == _b("the_agent"),),
     "person": (_s.c.person == _b("the_person"),),
-    "house": (),
+    "instance": (),
 }
 _WHEN: dict[str, tuple[sa.ColumnElement[bool], ...]] = {"day": (_s.c.day == _b("the_day"),), "month": ()}
 _of_days = sa.select(
@@ -164,7 +166,7 @@ def settle(
     )
     microusd, unknown = _cost(terms, usage, row["reserved_microusd"])
     changed = {name: getattr(usage, name) for name in TOKEN_KINDS}
-    changed |= {"estimated": usage.estimated, "unknown": unknown, "settled_microusd": microusd, "ended_ms": at_ms}
+    changed |= {"estimated": usage.estimated, "cost_unknown": unknown, "settled_microusd": microusd, "ended_ms": at_ms}
     _close_row(conn, row, changed, is_new=is_new)
     return microusd
 
@@ -178,7 +180,7 @@ def fail(
     attempt: int,
     terms: ModelCallReservationRequest,
     failure: str,
-    next_move: str,
+    next_action: str,
     error: str,
     unknown: bool,
     days: BudgetPeriod,
@@ -197,15 +199,15 @@ def fail(
     may_have_cost = unknown and (terms.price is None or not terms.price.is_free)
     changed: dict[str, Any] = {
         "settled_microusd": row["reserved_microusd"] if may_have_cost else 0,
-        "unknown": may_have_cost,
+        "cost_unknown": may_have_cost,
     }
     if usage is not None:
         microusd, not_known = _cost(terms, usage, row["reserved_microusd"])
-        changed = {"settled_microusd": microusd, "unknown": not_known, "estimated": usage.estimated}
+        changed = {"settled_microusd": microusd, "cost_unknown": not_known, "estimated": usage.estimated}
         changed |= {name: getattr(usage, name) for name in TOKEN_KINDS}
     changed |= {
         "failure": failure,
-        "next_move": next_move,
+        "next_action": next_action,
         "error": error[:ERROR_CHARS_MAX],
         "ended_ms": at_ms,
     }
@@ -273,7 +275,7 @@ def _load_budget_statuses(
     if not payer.person:
         kept = {what: cap for what, cap in kept.items() if not what.startswith("person")}
     sums: dict[str, tuple[int, int]] = {}
-    for what, statement, key in (("run", _of_run, {"run": run.id}), ("tree", _of_tree, {"root": root})):
+    for what, statement, key in (("run", _of_run, {"run": run.id}), ("tree", _of_tree, {"root_run": root})):
         if what in kept:
             row = conn.execute(statement, key).one()
             sums[what] = int(row.settled), int(row.held)
@@ -347,7 +349,7 @@ def _get_or_build_row(
     at_ms: int,
 ) -> tuple[dict[str, Any], bool]:
     """Return the row of a call, and whether it is new: a free call has no reservation."""
-    key = {"the_run": run.id, "the_turn": turn, "the_idx": index, "the_attempt": attempt}
+    key = {"the_run": run.id, "the_turn": turn, "the_call_index": index, "the_attempt": attempt}
     found = conn.execute(_get, key).one_or_none() if terms.is_charged else None
     if found is not None:
         return {column.name: getattr(found, column.name) for column in _m.c}, False
@@ -371,10 +373,10 @@ def _new_row(
     return {
         "run": run.id,
         "turn": turn,
-        "idx": index,
+        "call_index": index,
         "attempt": attempt,
         "session": run.session,
-        "root": root,
+        "root_run": root,
         "agent": payer.agent,
         "person": payer.person,
         "provider": terms.ref.provider,
@@ -385,11 +387,11 @@ def _new_row(
         "settled_microusd": 0,
         "released_microusd": 0,
         "held_microusd": 0,
-        "unknown": False,
+        "cost_unknown": False,
         **dict.fromkeys(TOKEN_KINDS, 0),
         "estimated": False,
         "failure": None,
-        "next_move": None,
+        "next_action": None,
         "error": None,
         "at_ms": at_ms,
         "ended_ms": None,
@@ -403,7 +405,7 @@ def _close_row(conn: sa.Connection, row: dict[str, Any], changed: dict[str, Any]
     if is_new:
         conn.execute(_insert, after)
     else:
-        key = {f"the_{name}": row[name] for name in ("run", "turn", "idx", "attempt")}
+        key = {f"the_{name}": row[name] for name in ("run", "turn", "call_index", "attempt")}
         conn.execute(_close, key | {f"new_{name}": after[name] for name in _CLOSED})
     moved = {name: after[name] - row[name] for name in ("settled_microusd", "held_microusd")}
     # The sums contain only tokens that the provider reported.

@@ -22,7 +22,7 @@ class ProcessState(StrEnum):
     WATCHED = "watched"  # its run waits for it
     RUNNING = "running"  # continues in the background
     ENDED = "ended"  # and its session was not notified
-    REPORTED = "told"
+    REPORTED = "reported"
 
 
 PROCESS_SOURCE = "process"  # of envelopes about commands
@@ -101,9 +101,9 @@ def _process_from_row(row: sa.Row[Any]) -> CommandProcess:
         run=RunId(row.run),
         agent=row.agent,
         command=row.command,
-        folder=row.folder,
+        folder=row.directory,
         pid=row.pid,
-        boot=row.boot,
+        boot=row.process_identity,
         trust=Trust(row.trust),
         started_at=from_ms(row.started_ms),
         state=ProcessState(row.state),
@@ -132,9 +132,9 @@ def add(conn: sa.Connection, process: CommandProcess) -> None:
             "run": process.run,
             "agent": process.agent,
             "command": process.command,
-            "folder": process.folder,
+            "directory": process.folder,
             "pid": process.pid,
-            "boot": process.boot,
+            "process_identity": process.boot,
             "state": process.state.value,
             "exit_code": process.exit_code,
             "because": process.because,

@@ -29,7 +29,7 @@ from retinue.store.runs.runs import run_from_row
 RUNS_SCANNED_MAX = 20_000  # runs, for one page
 
 _b = sa.bindparam
-_r, _m = t.runs, t.money
+_r, _m = t.runs, t.model_calls
 _status = _b("status", type_=sa.String)
 _sender = _b("sender", type_=sa.String)
 _person = _b("person", type_=sa.String)
@@ -66,14 +66,14 @@ def _select_ids(column: sa.Column[Any]) -> sa.Select[Any, Any]:
 
 def _select_page(scope: VisibilityScope, column: sa.Column[Any]) -> sa.Select[Any]:
     walked = _select_ids(column).limit(_b("width")).subquery("walked")
-    nobody = t.sql_literal("''")
+    empty = t.sql_literal("''")
     for_person = sa.or_(
-        _person == nobody,
+        _person == empty,
         is_address_or_below("whom", _r.c.sender),
         sa.exists().where(_m.c.run == _r.c.id, _m.c.person == _person),
     )
     asked = sa.or_(
-        _model == nobody,
+        _model == empty,
         sa.exists().where(
             _m.c.run == _r.c.id,
             sa.or_(_m.c.model == _model, _m.c.provider + t.sql_literal("'/'") + _m.c.model == _model),
@@ -83,8 +83,8 @@ def _select_page(scope: VisibilityScope, column: sa.Column[Any]) -> sa.Select[An
         sa.select(_r)
         .join_from(walked, _r, walked.c.id == _r.c.id)
         .where(
-            sa.or_(_status == nobody, _r.c.status == _status),
-            sa.or_(_sender == nobody, is_address_or_below("sender", _r.c.sender)),
+            sa.or_(_status == empty, _r.c.status == _status),
+            sa.or_(_sender == empty, is_address_or_below("sender", _r.c.sender)),
             for_person,
             asked,
             row_visibility.in_visible_session(scope, _r.c.session),
@@ -102,7 +102,8 @@ _all_agents = sa.select(t.agents.c.name)
 _counts = (
     sa.select(t.steps.c.kind, sa.func.count())
     .where(
-        t.steps.c.run == _b("run"), sa.or_(t.steps.c.kind == t.sql_literal(f"'{StepKind.TOOL}'"), t.steps.c.idx == 0)
+        t.steps.c.run == _b("run"),
+        sa.or_(t.steps.c.kind == t.sql_literal(f"'{StepKind.TOOL}'"), t.steps.c.call_index == 0),
     )
     .group_by(t.steps.c.kind)
 )

@@ -29,13 +29,17 @@ _b = sa.bindparam
 _call_decoder = msgspec.json.Decoder(Call)
 _body_decoder = msgspec.json.Decoder(dict[str, Any])
 _steps = (
-    sa.select(t.steps).where(t.steps.c.run == _b("run")).order_by(t.steps.c.opened_ms, t.steps.c.turn, t.steps.c.idx)
+    sa.select(t.steps)
+    .where(t.steps.c.run == _b("run"))
+    .order_by(t.steps.c.opened_ms, t.steps.c.turn, t.steps.c.call_index)
 )
 _progress_events = (
-    sa.select(t.news.c.kind, t.news.c.body, t.news.c.at_ms)
+    sa.select(t.events.c.kind, t.events.c.body, t.events.c.at_ms)
     # Not that it was suspended: the approval it waits for is a separate fact.
-    .where(t.news.c.run == _b("run"), t.is_run_progress, t.news.c.kind != t.sql_literal(f"'{EventKind.RUN_SUSPENDED}'"))
-    .order_by(t.news.c.seq)
+    .where(
+        t.events.c.run == _b("run"), t.is_run_progress, t.events.c.kind != t.sql_literal(f"'{EventKind.RUN_SUSPENDED}'")
+    )
+    .order_by(t.events.c.seq)
     .limit(EVENTS_READ_MAX)
 )
 _allowed_calls = sa.select(t.audit.c.content, t.audit.c.because).where(
@@ -47,16 +51,16 @@ _approvals = (
     sa.select(t.approvals).where(t.approvals.c.run == _b("run")).order_by(t.approvals.c.asked_ms, t.approvals.c.id)
 )
 # Calls without a known price are unknown too, and have no amount.
-_is_unpriced = sa.and_(t.money.c.unknown == sa.true(), t.money.c.settled_microusd == 0)
+_is_unpriced = sa.and_(t.model_calls.c.cost_unknown == sa.true(), t.model_calls.c.settled_microusd == 0)
 _spent = sa.select(
-    sa.func.coalesce(sa.func.sum(t.money.c.settled_microusd), 0).label("settled"),
-    sa.func.coalesce(sa.func.max(sa.case((t.money.c.unknown == sa.true(), 1), else_=0)), 0).label("unknown"),
+    sa.func.coalesce(sa.func.sum(t.model_calls.c.settled_microusd), 0).label("settled"),
+    sa.func.coalesce(sa.func.max(sa.case((t.model_calls.c.cost_unknown == sa.true(), 1), else_=0)), 0).label("unknown"),
     sa.func.coalesce(sa.func.max(sa.case((_is_unpriced, 1), else_=0)), 0).label("unpriced"),
-).where(t.money.c.run == _b("run"))
+).where(t.model_calls.c.run == _b("run"))
 _failed_calls = (
-    sa.select(t.money)
-    .where(t.money.c.run == _b("run"), t.money.c.failure.is_not(None))
-    .order_by(t.money.c.at_ms, t.money.c.turn, t.money.c.idx, t.money.c.attempt)
+    sa.select(t.model_calls)
+    .where(t.model_calls.c.run == _b("run"), t.model_calls.c.failure.is_not(None))
+    .order_by(t.model_calls.c.at_ms, t.model_calls.c.turn, t.model_calls.c.call_index, t.model_calls.c.attempt)
 )
 select_resets = sa.select(t.records.c.kind, t.records.c.body, t.records.c.at_ms).where(
     t.records.c.session == _b("session"), t.records.c.kind == t.sql_literal("'reset'")
@@ -66,11 +70,11 @@ _reset_at_start = select_resets.where(
     t.records.c.seq >= _b("first"), t.records.c.seq < _b("end"), t.records.c.at_ms == _b("at")
 ).limit(1)
 _NEXT_ACTIONS = {
-    "again": "it was retried",
-    "next-credential": "it was retried with the next key",
-    "next-model": "the next model was tried",
+    "retry": "it was retried",
+    "next_credential": "it was retried with the next key",
+    "next_model": "the next model was tried",
     "compaction": "the context was compacted",
-    "give-up": "there was nothing else to try",
+    "give_up": "there was nothing else to try",
 }
 
 
@@ -140,7 +144,7 @@ def _progress_facts(conn: sa.Connection, run: Run) -> list[Fact]:
 
 def _turn_facts(conn: sa.Connection, run: Run, own: list[Record]) -> list[Fact]:
     """List the records in order, each with its step, then the steps without a readable record."""
-    steps = {(step.turn, step.idx, step.hash): step for step in conn.execute(_steps, {"run": run.id})}
+    steps = {(step.turn, step.call_index, step.hash): step for step in conn.execute(_steps, {"run": run.id})}
     asked = {row.id: row for row in conn.execute(_approvals, {"run": run.id})}
     failed = conn.execute(_failed_calls, {"run": run.id}).all()
     reasons = {
@@ -158,8 +162,10 @@ def _turn_facts(conn: sa.Connection, run: Run, own: list[Record]) -> list[Fact]:
     for record in own:
         step = steps.pop(by_seq[record.seq], None) if record.seq in by_seq else None
         if step is not None:
-            facts += [_failed_call_fact(row) for row in failed if (row.turn, row.idx) == (step.turn, step.idx)]
-            failed = [row for row in failed if (row.turn, row.idx) != (step.turn, step.idx)]
+            facts += [
+                _failed_call_fact(row) for row in failed if (row.turn, row.call_index) == (step.turn, step.call_index)
+            ]
+            failed = [row for row in failed if (row.turn, row.call_index) != (step.turn, step.call_index)]
             facts.append(_closed_step_fact(step, record, reasons.get(step.hash, "")))
         elif isinstance(record.body, ToolResult):
             facts.append(_skipped_call_fact(record, record.body))
@@ -199,7 +205,7 @@ def _unrecorded_step_fact(step: sa.Row[Any], because: str) -> Fact:
 def _failed_call_fact(call: sa.Row[Any]) -> Fact:
     """Describe a failed model call, its error, and the next action."""
     words = f"{call.failure}: {excerpt(call.error)}" if call.error else call.failure
-    next_ = f"; {_NEXT_ACTIONS.get(call.next_move, call.next_move)}" if call.next_move else ""
+    next_ = f"; {_NEXT_ACTIONS.get(call.next_action, call.next_action)}" if call.next_action else ""
     turn = f"Turn {call.turn + 1}" if call.turn >= 0 else "Late"
     ended_ms = call.at_ms if call.ended_ms is None else call.ended_ms
     return build_fact(ended_ms, f"{turn}: {ModelRef(call.provider, call.model)} failed ({words}){next_}.")
@@ -244,7 +250,7 @@ def list_approval_facts(conn: sa.Connection, row: sa.Row[Any]) -> list[Fact]:
     if row.decided_ms is None:
         return facts
     sentence = f"Approval {short_id(row.id)} {_describe_decision(ApprovalState(row.state), row.decided_by)}"
-    if row.released and row.state in (ApprovalState.ALLOWED, ApprovalState.DENIED):
+    if row.run_continued and row.state in (ApprovalState.ALLOWED, ApprovalState.DENIED):
         sentence += ", after its run had continued without it"
     return [*facts, build_fact(row.decided_ms, f"{sentence}.")]
 

@@ -37,13 +37,13 @@ _body_decoder = msgspec.json.Decoder(dict[str, Any])
 _steps = (
     sa.select(t.steps)
     .where(t.steps.c.run == _b("run"))
-    .order_by(t.steps.c.opened_ms, t.steps.c.turn, t.steps.c.idx)
+    .order_by(t.steps.c.opened_ms, t.steps.c.turn, t.steps.c.call_index)
     .limit(STEPS_READ_MAX)
 )
 _progress_events = (
-    sa.select(t.news.c.kind, t.news.c.body, t.news.c.at_ms)
-    .where(t.news.c.run == _b("run"), t.is_run_progress)
-    .order_by(t.news.c.seq)
+    sa.select(t.events.c.kind, t.events.c.body, t.events.c.at_ms)
+    .where(t.events.c.run == _b("run"), t.is_run_progress)
+    .order_by(t.events.c.seq)
     .limit(EVENTS_READ_MAX)
 )
 _decisions = sa.select(t.audit.c.kind, t.audit.c.content, t.audit.c.because).where(

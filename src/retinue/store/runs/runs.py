@@ -38,9 +38,9 @@ _latest_for_people = (
 _resume = (
     t.runs.update()
     .where(t.runs.c.id == _b("the_id"))
-    .values(status="running", epoch=_b("new_epoch"), attempt=_b("new_attempt"), wake_ms=None)
+    .values(status="running", epoch=_b("new_epoch"), attempt=_b("new_attempt"), resume_ms=None)
 )
-_suspend = t.runs.update().where(t.runs.c.id == _b("the_id")).values(status="parked", wake_ms=_b("wake"))
+_suspend = t.runs.update().where(t.runs.c.id == _b("the_id")).values(status="suspended", resume_ms=_b("wake"))
 _set_envelopes = t.runs.update().where(t.runs.c.id == _b("the_id")).values(envelopes=_b("ids"))
 _end = (
     t.runs.update()
@@ -48,7 +48,7 @@ _end = (
     .values(
         status=_b("new_status"),
         ended_ms=_b("now"),
-        wake_ms=None,
+        resume_ms=None,
         final_text=_b("words"),
         error=_b("why"),
         context_length=_b("length"),
@@ -56,11 +56,11 @@ _end = (
 )
 _due_suspended = (
     sa.select(t.runs.c.session, t.runs.c.agent, t.runs.c.lane)
-    .where(t.runs.c.status == t.sql_literal("'parked'"), t.runs.c.wake_ms <= _b("now"))
+    .where(t.runs.c.status == t.sql_literal("'suspended'"), t.runs.c.resume_ms <= _b("now"))
     .limit(_b("limit"))
 )
-_next_wake = sa.select(sa.func.min(t.runs.c.wake_ms)).where(
-    t.runs.c.status == t.sql_literal("'parked'"), t.runs.c.wake_ms > _b("now")
+_next_wake = sa.select(sa.func.min(t.runs.c.resume_ms)).where(
+    t.runs.c.status == t.sql_literal("'suspended'"), t.runs.c.resume_ms > _b("now")
 )
 _step_insert = t.steps.insert()
 _step_close = (
@@ -68,7 +68,7 @@ _step_close = (
     .where(
         t.steps.c.run == _b("the_run"),
         t.steps.c.turn == _b("the_turn"),
-        t.steps.c.idx == _b("the_idx"),
+        t.steps.c.call_index == _b("the_idx"),
         t.steps.c.state == t.sql_literal("'open'"),
     )
     .values(state=_b("new_state"), record_seq=_b("seq"), closed_ms=_b("now"))
@@ -78,7 +78,7 @@ _set_step_attempt = (
     .where(
         t.steps.c.run == _b("the_run"),
         t.steps.c.turn == _b("the_turn"),
-        t.steps.c.idx == _b("the_idx"),
+        t.steps.c.call_index == _b("the_idx"),
         t.steps.c.state == t.sql_literal("'open'"),
     )
     .values(attempt=_b("new_attempt"))
@@ -89,7 +89,7 @@ _interrupt_open_steps = (
     .where(t.steps.c.run == _b("the_run"), t.steps.c.state == t.sql_literal("'open'"))
     .values(state="interrupted", closed_ms=_b("now"))
 )
-_steps = sa.select(t.steps).where(t.steps.c.run == _b("run")).order_by(t.steps.c.turn, t.steps.c.idx)
+_steps = sa.select(t.steps).where(t.steps.c.run == _b("run")).order_by(t.steps.c.turn, t.steps.c.call_index)
 
 _is_open = t.runs.c.status.in_(t.OPEN_RUN_STATUSES)
 _open_sessions = sa.select(t.runs.c.session).where(_is_open)
@@ -112,7 +112,7 @@ def run_from_row(row: sa.Row[Any]) -> Run:
         first_seq=row.first_seq,
         attempt=row.attempt,
         started_at=from_ms(row.started_ms),
-        wake_at=from_ms(row.wake_ms) if row.wake_ms is not None else None,
+        wake_at=from_ms(row.resume_ms) if row.resume_ms is not None else None,
         ended_at=from_ms(row.ended_ms) if row.ended_ms is not None else None,
         final_text=row.final_text,
         error=row.error,
@@ -135,7 +135,7 @@ def add(conn: sa.Connection, run: Run) -> None:
             "first_seq": run.first_seq,
             "attempt": run.attempt,
             "started_ms": to_ms(run.started_at),
-            "wake_ms": None,
+            "resume_ms": None,
             "ended_ms": None,
             "final_text": None,
             "context_length": None,
@@ -238,7 +238,7 @@ def _add_step(
         {
             "run": step.run,
             "turn": step.turn,
-            "idx": step.index,
+            "call_index": step.index,
             "hash": step.hash,
             "kind": step.kind.value,
             "state": step.state.value,
@@ -290,7 +290,7 @@ def step_from_row(row: sa.Row[Any]) -> Step:
     return Step(
         run=RunId(row.run),
         turn=row.turn,
-        index=row.idx,
+        index=row.call_index,
         kind=StepKind(row.kind),
         hash=row.hash,
         attempt=row.attempt,

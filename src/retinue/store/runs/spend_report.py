@@ -21,7 +21,7 @@ from retinue.store.core.row_visibility import PerScope, VisibilityScope, princip
 from retinue.store.runs.money import SUM_KEY, SUMMED_COLUMNS, TOKEN_KINDS, add_to_sums, sum_where
 
 _b = sa.bindparam
-_m, _s = t.money, t.spending
+_m, _s = t.model_calls, t.spending
 
 
 class SpendGrouping(StrEnum):
@@ -79,10 +79,10 @@ def _count(where: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
 _COLUMNS: tuple[sa.Label[int], ...] = (
     sa.func.count().label("calls"),
     _count(_m.c.failure.is_not(None)).label("failed_calls"),
-    _count(_m.c.unknown == sa.true()).label("unknown_calls"),
+    _count(_m.c.cost_unknown == sa.true()).label("unknown_calls"),
     *(sum_where(_m.c[name], _m.c.estimated == sa.false()).label(name) for name in TOKEN_KINDS),
     sum_where(_m.c.settled_microusd).label("cost_microusd"),
-    sum_where(_m.c.settled_microusd, _m.c.unknown == sa.true()).label("unknown_microusd"),
+    sum_where(_m.c.settled_microusd, _m.c.cost_unknown == sa.true()).label("unknown_microusd"),
     sum_where(_m.c.held_microusd).label("held_microusd"),
 )
 _NUMBERS = tuple(column.name for column in _COLUMNS)
@@ -243,7 +243,7 @@ def get_spend(conn: sa.Connection, days: BudgetPeriod) -> SpendByPeriod:
     for row in conn.execute(_of_month, asked):
         day = SpendAmounts(int(row.day_settled), int(row.day_held))
         month = SpendAmounts(int(row.month_settled), int(row.month_held))
-        for who, name in (("agent", row.agent), ("person", row.person), ("house", "")):
+        for who, name in (("agent", row.agent), ("person", row.person), ("instance", "")):
             for period, amount in (("day", day), ("month", month)):
                 amounts[who, name, period] = amounts.get((who, name, period), NO_SPEND) + amount
     return SpendByPeriod(amounts)

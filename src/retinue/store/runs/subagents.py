@@ -62,7 +62,7 @@ _open_by_session = (
 )
 _list = PerScope(_select_list)
 _by_id = PerScope(lambda scope: _select_by_prefix(_d.c.id, scope))
-_by_child = PerScope(lambda scope: _select_by_prefix(_d.c.child, scope))
+_by_child = PerScope(lambda scope: _select_by_prefix(_d.c.target_session, scope))
 
 
 def list_subagents(

@@ -164,7 +164,7 @@ def _describe_source(source: str) -> str:
     match source:
         case "run":
             return "by a run"
-        case "house":
+        case "server":
             return "by the server"
         case "retry":
             return "as a retry"

@@ -51,12 +51,12 @@ from retinue.store.core.row_visibility import (
 from retinue.store.core.transaction import Transaction
 from retinue.store.envelopes import envelopes
 
-DELETED_KIND = "gone"  # instead of a kind: it was deleted, but its file still exists
+DELETED_KIND = "deleted"  # instead of a kind: it was deleted, but its file still exists
 NEVER_AGAIN = "it never occurs again"
 ONCE_IS_OVER = "it was to occur once, and its time has passed"
 TOO_LATE = "its time had passed when the server processed it"
 
-_s, _o = t.schedules, t.schedule_slots
+_s, _o = t.schedules, t.occurrences
 _b = sa.bindparam
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Schedule).decode
@@ -71,7 +71,7 @@ _update = (
     _s.update()
     .where(_s.c.id == _b("the_id"))
     .values(
-        folded=_b("new_folded"),
+        name_folded=_b("new_folded"),
         owner=_b("new_owner"),
         recipient=_b("new_recipient"),
         body=_b("new_body"),
@@ -83,16 +83,18 @@ _set_enabled = (
     _s.update().where(_s.c.id == _b("the_id")).values(enabled=_b("on"), because=_b("why"), updated_ms=_b("now"))
 )
 _set_zone = _s.update().where(_s.c.id == _b("the_id")).values(zone=_b("new_zone"), updated_ms=_b("now"))
-_mark_filed = _s.update().where(_s.c.id == _b("the_id")).values(filed=True)
-_set_heartbeat_text = _s.update().where(_s.c.id == _b("the_id")).values(said=_b("new_said"), said_ms=_b("now"))
-_heartbeat_text = sa.select(_s.c.said, _s.c.said_ms).where(_s.c.id == _b("id"))
-_mark_deleted = _s.update().where(_s.c.id == _b("the_id")).values(kind=DELETED_KIND, folded=None, enabled=False)
+_mark_filed = _s.update().where(_s.c.id == _b("the_id")).values(has_file=True)
+_set_heartbeat_text = (
+    _s.update().where(_s.c.id == _b("the_id")).values(heartbeat_hash=_b("new_said"), heartbeat_ms=_b("now"))
+)
+_heartbeat_text = sa.select(_s.c.heartbeat_hash, _s.c.heartbeat_ms).where(_s.c.id == _b("id"))
+_mark_deleted = _s.update().where(_s.c.id == _b("the_id")).values(kind=DELETED_KIND, name_folded=None, enabled=False)
 _deleted = sa.select(_s).where(_s.c.kind == DELETED_KIND).order_by(_s.c.id).limit(_b("limit"))
 _remove = _s.delete().where(_s.c.id == _b("the_id"))
 _remove_occurrences = _o.delete().where(_o.c.schedule == _b("the_id"))
 _is_not_deleted = _s.c.kind != DELETED_KIND
 _by_id = sa.select(_s).where(_s.c.id == _b("id"), _is_not_deleted)
-_by_name = sa.select(_s).where(_s.c.folded == _b("folded"))
+_by_name = sa.select(_s).where(_s.c.name_folded == _b("name_folded"))
 _all = sa.select(_s).where(_s.c.id > _b("after"), _is_not_deleted).order_by(_s.c.id).limit(_b("limit"))
 _with_other_zone = _all.where(_s.c.zone != _b("new_zone"))
 _to_agent = (
@@ -120,9 +122,9 @@ _due = (
 _next_clock_ms = sa.select(sa.func.min(_o.c.clock_ms)).where(_is_waiting)
 _is_occurrence = sa.and_(_o.c.schedule == _b("the_schedule"), _o.c.seq == _b("the_seq"))
 _mark_gate_running = _o.update().where(_is_occurrence, _is_waiting).values(clock_ms=None)
-_reset_gates = _o.update().where(_is_waiting, _o.c.clock_ms.is_(None)).values(clock_ms=_o.c.slot_ms)
+_reset_gates = _o.update().where(_is_waiting, _o.c.clock_ms.is_(None)).values(clock_ms=_o.c.occurs_ms)
 _mark_started = (
-    _o.update().where(_is_occurrence, _is_waiting).values(state="working", clock_ms=None, begun_ms=_b("now"))
+    _o.update().where(_is_occurrence, _is_waiting).values(state="working", clock_ms=None, started_ms=_b("now"))
 )
 _end = (
     _o.update()
@@ -138,10 +140,10 @@ _history = (
     sa.select(_o)
     .where(
         _o.c.schedule == _b("schedule"),
-        _o.c.slot_ms <= _b("until"),
-        sa.or_(_o.c.slot_ms < _b("until"), _o.c.seq < _b("before")),
+        _o.c.occurs_ms <= _b("until"),
+        sa.or_(_o.c.occurs_ms < _b("until"), _o.c.seq < _b("before")),
     )
-    .order_by(_o.c.slot_ms.desc(), _o.c.seq.desc())
+    .order_by(_o.c.occurs_ms.desc(), _o.c.seq.desc())
     .limit(_b("limit"))
 )
 
@@ -171,10 +173,10 @@ _list_of_kind = PerScope(
 )
 _upcoming = PerScope(
     lambda scope: (
-        sa.select(_s, _o.c.slot_ms)
+        sa.select(_s, _o.c.occurs_ms)
         .join(_o, _o.c.schedule == _s.c.id)
-        .where(_is_waiting, _is_by_clock, _o.c.slot_ms < _b("until"), _is_visible(scope))
-        .order_by(_o.c.slot_ms, _s.c.id)
+        .where(_is_waiting, _is_by_clock, _o.c.occurs_ms < _b("until"), _is_visible(scope))
+        .order_by(_o.c.occurs_ms, _s.c.id)
         .limit(_b("limit"))
     )
 )
@@ -211,7 +213,7 @@ def _schedule_from_row(row: sa.Row[Any]) -> StoredSchedule:
         enabled=row.enabled,
         because=row.because,
         zone=row.zone,
-        filed=row.filed,
+        filed=row.has_file,
         created_ms=row.created_ms,
         updated_ms=row.updated_ms,
     )
@@ -222,13 +224,13 @@ def _occurrence_from_row(row: sa.Row[Any]) -> Occurrence:
         schedule=ScheduleId(row.schedule),
         seq=row.seq,
         cause=OccurrenceCause(row.made_by),
-        at=from_ms(row.slot_ms),
+        at=from_ms(row.occurs_ms),
         state=OccurrenceState(row.state),
         because=row.because,
         envelope=EnvelopeId(row.envelope) if row.envelope else None,
         until=from_ms(row.until_ms) if row.until_ms is not None else None,
-        count=row.number,
-        started_at=from_ms(row.begun_ms) if row.begun_ms is not None else None,
+        count=row.skipped_count,
+        started_at=from_ms(row.started_ms) if row.started_ms is not None else None,
         ended_at=from_ms(row.ended_ms) if row.ended_ms is not None else None,
     )
 
@@ -242,7 +244,7 @@ def get(conn: sa.Connection, id_: str) -> StoredSchedule | None:
 
 
 def get_by_name(conn: sa.Connection, name: str) -> StoredSchedule | None:
-    row = conn.execute(_by_name, {"folded": name.casefold()}).one_or_none()
+    row = conn.execute(_by_name, {"name_folded": name.casefold()}).one_or_none()
     return _schedule_from_row(row) if row else None
 
 
@@ -286,7 +288,7 @@ def list_upcoming(
     """List schedules whose occurrence waits for a time before `until_ms`, with that time, soonest first."""
     values = {"until": until_ms, "limit": limit, **principal_parameters(seen_by)}
     return [
-        (_schedule_from_row(row), from_ms(row.slot_ms))
+        (_schedule_from_row(row), from_ms(row.occurs_ms))
         for row in conn.execute(_upcoming[visibility_scope(seen_by)], values)
     ]
 
@@ -380,7 +382,7 @@ def add(
         _insert,
         {
             "id": schedule.id,
-            "folded": schedule.name.casefold() or None,
+            "name_folded": schedule.name.casefold() or None,
             "kind": schedule.kind.value,
             "owner": str(schedule.owner),
             "recipient": str(schedule.to),
@@ -388,7 +390,7 @@ def add(
             "enabled": enabled,
             "because": because,
             "zone": schedule.zone or zone.key,
-            "filed": False,
+            "has_file": False,
             "created_ms": tx.at_ms,
             "updated_ms": tx.at_ms,
         },
@@ -471,7 +473,7 @@ def list_deleted(conn: sa.Connection, *, limit: int) -> list[StoredSchedule]:
 def get_heartbeat_text(conn: sa.Connection, id_: str) -> tuple[str, int] | None:
     """Return the hash of what a heartbeat last reported, and when that was delivered."""
     row = conn.execute(_heartbeat_text, {"id": id_}).one_or_none()
-    return (row.said, row.said_ms) if row is not None and row.said is not None else None
+    return (row.heartbeat_hash, row.heartbeat_ms) if row is not None and row.heartbeat_hash is not None else None
 
 
 def set_heartbeat_text(tx: Transaction, id_: str, text_hash: str) -> None:
@@ -669,14 +671,14 @@ def _insert_next(tx: Transaction, occurrence: Occurrence, *, clock_ms: int | Non
             "seq": occurrence.seq,
             "last_run_ms": last_run_ms,
             "made_by": occurrence.cause.value,
-            "slot_ms": to_ms(occurrence.at),
+            "occurs_ms": to_ms(occurrence.at),
             "clock_ms": clock_ms,
             "until_ms": to_ms(occurrence.until) if occurrence.until else None,
-            "number": occurrence.count,
+            "skipped_count": occurrence.count,
             "state": occurrence.state.value,
             "because": occurrence.because,
             "envelope": occurrence.envelope,
-            "begun_ms": to_ms(occurrence.started_at) if occurrence.started_at else None,
+            "started_ms": to_ms(occurrence.started_at) if occurrence.started_at else None,
             "ended_ms": to_ms(occurrence.ended_at) if occurrence.ended_at else None,
         },
     )

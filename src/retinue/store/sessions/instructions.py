@@ -18,16 +18,20 @@ _change = (
     t.instructions.update()
     .where(_i.session == _b("the_session"))
     .values(
-        began=_b("new_began"), snapshot=_b("new_snapshot"), text=_b("new_text"), parts=_b("new_parts"), at_ms=_b("now")
+        context_key=_b("new_context_key"),
+        snapshot=_b("new_snapshot"),
+        text=_b("new_text"),
+        parts=_b("new_parts"),
+        at_ms=_b("now"),
     )
 )
 _delete = t.instructions.delete().where(_i.session == _b("the_session"))
 
 
 class StoredInstructions(NamedTuple):
-    """`began` distinguishes one context of the session from the next; `snapshot` and `parts` are JSON."""
+    """`context_key` distinguishes one context of the session from the next; `snapshot` and `parts` are JSON."""
 
-    began: str
+    context_key: str
     snapshot: str
     text: str
     parts: str
@@ -36,7 +40,7 @@ class StoredInstructions(NamedTuple):
 
 def get(conn: sa.Connection, session: SessionId) -> StoredInstructions | None:
     row = conn.execute(_get, {"session": session}).one_or_none()
-    return StoredInstructions(row.began, row.snapshot, row.text, row.parts, row.at_ms) if row else None
+    return StoredInstructions(row.context_key, row.snapshot, row.text, row.parts, row.at_ms) if row else None
 
 
 def get_text(conn: sa.Connection, session: SessionId) -> str | None:
@@ -46,7 +50,7 @@ def get_text(conn: sa.Connection, session: SessionId) -> str | None:
 
 def upsert(conn: sa.Connection, session: SessionId, stored: StoredInstructions) -> None:
     values = {
-        "new_began": stored.began,
+        "new_context_key": stored.context_key,
         "new_snapshot": stored.snapshot,
         "new_text": stored.text,
         "new_parts": stored.parts,

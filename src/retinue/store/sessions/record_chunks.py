@@ -27,23 +27,23 @@ CHUNK_RECORDS = 256
 ZLIB_LEVEL = 1  # level of zlib: apart from the texts, all records look much the same
 
 _b = sa.bindparam
-_c, _r = t.chapters.c, t.records.c
+_c, _r = t.record_chunks.c, t.records.c
 _select_records = (
     sa.select(_r.seq, _r.kind, _r.body, _r.run, _r.trust, _r.at_ms)
     .where(_r.session == _b("session"), _r.seq >= _b("first"), _r.seq <= _b("last"))
     .order_by(_r.seq)
 )
-_insert = t.chapters.insert()
+_insert = t.record_chunks.insert()
 _select_chunks = (
     sa.select(_c.number, _c.body)
     .where(_c.session == _b("session"), _c.number >= _b("first"), _c.number <= _b("last"))
     .order_by(_c.number)
 )
 _context_from = sa.select(t.sessions.c.context_from).where(t.sessions.c.id == _b("session"))
-_delete_outdated = t.chapters.delete().where(
+_delete_outdated = t.record_chunks.delete().where(
     _c.session == _b("the_session"), sa.or_(_c.number < _b("the_first"), _c.number >= _b("the_next"))
 )
-_delete = t.chapters.delete().where(_c.session == _b("the_session"))
+_delete = t.record_chunks.delete().where(_c.session == _b("the_session"))
 _json = msgspec.json.Encoder().encode
 _tails_decoder = msgspec.msgpack.Decoder(list[str])
 

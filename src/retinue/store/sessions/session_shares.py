@@ -7,9 +7,15 @@ import sqlalchemy as sa
 from retinue.store.core import tables as t
 
 _b = sa.bindparam
-_insert = t.shares.insert()
-_delete = t.shares.delete().where(t.shares.c.session == _b("the_session"), t.shares.c.person == _b("the_person"))
-_select_people = sa.select(t.shares.c.person).where(t.shares.c.session == _b("session")).order_by(t.shares.c.person)
+_insert = t.session_shares.insert()
+_delete = t.session_shares.delete().where(
+    t.session_shares.c.session == _b("the_session"), t.session_shares.c.person == _b("the_person")
+)
+_select_people = (
+    sa.select(t.session_shares.c.person)
+    .where(t.session_shares.c.session == _b("session"))
+    .order_by(t.session_shares.c.person)
+)
 
 
 def list_people(conn: sa.Connection, session: str) -> list[str]:

@@ -49,12 +49,14 @@ _by_origin = sa.select(t.sessions).where(
     t.sessions.c.origin_key == _b("key"),
     _is_not_deleted,
 )
-_by_name = sa.select(t.sessions.c.id).where(t.sessions.c.agent == _b("agent"), t.sessions.c.folded == _b("folded"))
+_by_name = sa.select(t.sessions.c.id).where(
+    t.sessions.c.agent == _b("agent"), t.sessions.c.name_folded == _b("name_folded")
+)
 _insert = t.sessions.insert()
 _touch = (
     t.sessions.update()
     .where(t.sessions.c.id == _b("the_id"))
-    .values(wakefulness=_b("wake"), updated_ms=_b("now"), snippet=_b("words"))
+    .values(activity=_b("wake"), updated_ms=_b("now"), snippet=_b("words"))
 )
 _update_fenced = (
     t.sessions.update()
@@ -62,13 +64,13 @@ _update_fenced = (
     .values(
         epoch=_b("new_epoch"),
         record_seq=_b("seq"),
-        wakefulness=_b("wake"),
+        activity=_b("wake"),
         updated_ms=_b("now"),
         active_ms=sa.func.coalesce(_b("active", type_=sa.BigInteger), t.sessions.c.active_ms),
     )
 )
 _update_fenced_with_snippet = _update_fenced.values(snippet=_b("words"))
-# `wakefulness` is in an index, and an update that merely mentions it writes to the index.
+# `activity` is in an index, and an update that merely mentions it writes to the index.
 _update_step_fenced = (
     t.sessions.update()
     .where(t.sessions.c.id == _b("the_id"), t.sessions.c.epoch == _b("the_epoch"))
@@ -83,11 +85,11 @@ _reset_context = (
         revision=t.sessions.c.revision + 1,
         compactions=0,
         updated_ms=_b("now"),
-        began_ms=_b("now"),
-        refresh=None,
+        context_started_ms=_b("now"),
+        pending_reset=None,
     )
 )
-_request_reset = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(refresh=_b("reasons"))
+_request_reset = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(pending_reset=_b("reasons"))
 _replace_context = (
     t.sessions.update()
     .where(t.sessions.c.id == _b("the_id"))
@@ -104,10 +106,10 @@ _set_queue = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(q
 _rename = (
     t.sessions.update()
     .where(t.sessions.c.id == _b("the_id"))
-    .values(name=_b("new_name"), folded=_b("new_folded"), updated_ms=_b("now"))
+    .values(name=_b("new_name"), name_folded=_b("new_folded"), updated_ms=_b("now"))
 )
 _pin = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(pinned_ms=_b("pinned"), updated_ms=_b("now"))
-_set_model_choice = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(mind=_b("body"))
+_set_model_choice = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(model_choice=_b("body"))
 _compact = (
     t.sessions.update()
     .where(t.sessions.c.id == _b("the_id"))
@@ -131,7 +133,7 @@ _clear_snippet = t.sessions.update().where(t.sessions.c.id == _b("the_id")).valu
 _delete = (
     t.sessions.update()
     .where(t.sessions.c.id == _b("the_id"), _is_not_deleted)
-    .values(deleted_ms=_b("now"), folded=None, pinned_ms=None)
+    .values(deleted_ms=_b("now"), name_folded=None, pinned_ms=None)
 )
 _archive = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(archived_ms=_b("archived"))
 _restore = (
@@ -140,7 +142,7 @@ _restore = (
     .values(
         deleted_ms=None,
         name=_b("new_name"),
-        folded=_b("new_folded"),
+        name_folded=_b("new_folded"),
         origin_kind=_b("kind"),
         origin_key=_b("key"),
         updated_ms=_b("now"),
@@ -148,7 +150,7 @@ _restore = (
 )
 _active = (
     sa.select(t.sessions.c.id, t.sessions.c.agent, t.sessions.c.origin_kind)
-    .where(t.sessions.c.wakefulness == t.sql_literal("'active'"))
+    .where(t.sessions.c.activity == t.sql_literal("'active'"))
     .order_by(t.sessions.c.updated_ms, t.sessions.c.id)
     .limit(_b("limit"))
 )
@@ -181,8 +183,8 @@ _latest_by_origin = (
 )
 # Sessions that may be working first: a sleeping one has nothing to do, unless its run is suspended.
 _is_working = sa.or_(
-    t.sessions.c.wakefulness == t.sql_literal("'active'"),
-    sa.exists().where(t.runs.c.session == t.sessions.c.id, t.runs.c.status == t.sql_literal("'parked'")),
+    t.sessions.c.activity == t.sql_literal("'active'"),
+    sa.exists().where(t.runs.c.session == t.sessions.c.id, t.runs.c.status == t.sql_literal("'suspended'")),
 )
 _children = (
     sa.select(t.sessions)
@@ -207,7 +209,8 @@ _recent = PerScope(
 _latest = (
     sa.select(t.sessions.c.origin_kind, t.sessions.c.origin_key)
     .where(
-        t.sessions.c.agent == sa.select(t.agents.c.name).where(t.agents.c.folded == _b("folded")).scalar_subquery(),
+        t.sessions.c.agent
+        == sa.select(t.agents.c.name).where(t.agents.c.name_folded == _b("name_folded")).scalar_subquery(),
         _is_not_deleted,
         row_visibility.origin_is_own(t.sessions),
         # Redundant, but as a range it lets the index find one person's sessions.
@@ -274,7 +277,7 @@ def session_from_row(row: sa.Row[Any]) -> Session:
         agent=row.agent,
         origin=Origin(OriginKind(row.origin_kind), row.origin_key, SessionId(row.parent) if row.parent else None),
         name=row.name,
-        activity=SessionActivity(row.wakefulness),
+        activity=SessionActivity(row.activity),
         queue=_queue_decoder.decode(row.queue),
         epoch=row.epoch,
         record_seq=row.record_seq,
@@ -285,13 +288,15 @@ def session_from_row(row: sa.Row[Any]) -> Session:
         snippet=row.snippet,
         pinned_at=from_ms(row.pinned_ms) if row.pinned_ms is not None else None,
         attributes=_attributes_decoder.decode(row.attributes) if row.attributes != "{}" else {},
-        options=_model_choice_decoder.decode(row.mind) if row.mind != NO_MODEL_CHOICE else SessionOptions(),
+        options=_model_choice_decoder.decode(row.model_choice)
+        if row.model_choice != NO_MODEL_CHOICE
+        else SessionOptions(),
         compactions=row.compactions,
         deleted_at=from_ms(row.deleted_ms) if row.deleted_ms is not None else None,
         archived_at=from_ms(row.archived_ms) if row.archived_ms is not None else None,
-        context_started_ms=row.began_ms,
+        context_started_ms=row.context_started_ms,
         last_active_ms=row.active_ms,
-        reset_because=row.refresh,
+        reset_because=row.pending_reset,
         chat_type=ChatType(row.chat_type) if row.chat_type is not None else None,
     )
 
@@ -374,10 +379,10 @@ def add(
             "origin_key": origin.key,
             "parent": origin.parent,
             "name": name,
-            "wakefulness": SessionActivity.SLEEPING.value,
+            "activity": SessionActivity.SLEEPING.value,
             "queue": NO_QUEUE_OVERRIDE,
             "attributes": _encode(attributes).decode() if attributes else "{}",
-            "mind": NO_MODEL_CHOICE,
+            "model_choice": NO_MODEL_CHOICE,
             "compactions": 0,
             "epoch": 0,
             "record_seq": 1,
@@ -387,12 +392,12 @@ def add(
             "created_ms": at_ms,
             "updated_ms": at_ms,
             "pinned_ms": None,
-            "folded": (name.casefold() or None) if unique else None,
+            "name_folded": (name.casefold() or None) if unique else None,
             "deleted_ms": None,
             "archived_ms": None,
-            "began_ms": at_ms,
+            "context_started_ms": at_ms,
             "active_ms": at_ms,
-            "refresh": None,
+            "pending_reset": None,
             "chat_type": chat_type,
         },
     )
@@ -414,7 +419,7 @@ def update_fenced(
     snippet: str | None = None,
     active_ms: int | None = None,
 ) -> None:
-    """Update the session if its epoch is unchanged, or raise `Stale`. The first write of every commit of a run.
+    """Update the session if its epoch is unchanged, or raise `StaleEpoch`. The first write of every commit of a run.
 
     Pass `active_ms` if this counts as activity: see policy/limits/reset_policy.
     """
@@ -467,7 +472,7 @@ def compact(conn: sa.Connection, id_: str, *, kept_from: int, at_ms: int) -> Non
 
 def find_by_name(conn: sa.Connection, agent: str, name: str) -> SessionId | None:
     """Return the agent's session with this name, case-insensitive."""
-    found = conn.execute(_by_name, {"agent": agent, "folded": name.casefold()}).scalar()
+    found = conn.execute(_by_name, {"agent": agent, "name_folded": name.casefold()}).scalar()
     return SessionId(found) if found else None
 
 
@@ -533,7 +538,7 @@ def list_deleted(
 def get_latest_origin(conn: sa.Connection, agent: str, *, principal: Principal) -> Origin | None:
     """Return the origin of the agent's latest updated session among those that belong to this principal."""
     asker = replace(principal, level=PermissionLevel.RESTRICTED)  # not as one that sees everything
-    row = conn.execute(_latest, {"folded": agent.casefold(), **principal_parameters(asker)}).first()
+    row = conn.execute(_latest, {"name_folded": agent.casefold(), **principal_parameters(asker)}).first()
     return Origin(OriginKind(row.origin_kind), row.origin_key) if row else None
 
 

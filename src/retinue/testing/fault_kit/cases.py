@@ -280,7 +280,7 @@ async def _messages_reordered(harness: FaultHarness) -> None:
 CASES: dict[str, FaultCase] = {
     case.name: case
     for case in (
-        FaultCase("calm", "no fault", _no_fault),
+        FaultCase("no-fault", "no fault", _no_fault),
         FaultCase("busy", "many messages in both directions at once, in two channels", _busy),
         FaultCase("store-fails", "the server fails to store inbound messages a few times", _store_fails),
         FaultCase("store-fails-late", "the server stores a message, and fails to confirm it", _store_fails_late),
@@ -290,13 +290,17 @@ CASES: dict[str, FaultCase] = {
         FaultCase(
             "crash-after-commit", "the server is killed before it confirms a stored message", _crash_after_commit
         ),
-        FaultCase("opened-anew", "the connector is closed and created again, as for new settings", _restart_connector),
-        FaultCase("line-cut", "the connection breaks, repeatedly", _connection_broken),
         FaultCase(
-            "said-while-away", "a message arrives at the platform while there is no connection", _message_while_offline
+            "connector-restarted", "the connector is closed and created again, as for new settings", _restart_connector
         ),
-        FaultCase("no-line", "a message is to be sent while there is no connection", _no_connection),
-        FaultCase("slow-line", "all data arrives in small pieces", _slow_connection),
+        FaultCase("connection-cut", "the connection breaks, repeatedly", _connection_broken),
+        FaultCase(
+            "message-while-offline",
+            "a message arrives at the platform while there is no connection",
+            _message_while_offline,
+        ),
+        FaultCase("no-connection", "a message is to be sent while there is no connection", _no_connection),
+        FaultCase("slow-connection", "all data arrives in small pieces", _slow_connection),
         FaultCase("half-open", "the connection stays open, and no data arrives", _half_open_connection),
         FaultCase("cut-before", "the connection breaks before a sent message arrives", _break_before),
         FaultCase("cut-half-way", "the connection breaks in the middle of a sent message", _break_half_way),
@@ -304,17 +308,17 @@ CASES: dict[str, FaultCase] = {
             "cut-after", "a sent message arrives, and the connection breaks before it is confirmed", _break_after
         ),
         FaultCase(
-            "at-every-step",
+            "faults-combined",
             "connection, server and platform go down: when idle, while receiving, and while sending",
             _at_every_step,
         ),
-        FaultCase("place-restarts", "the platform restarts", _platform_restarts),
-        FaultCase("place-refuses", "the platform fails temporarily (5xx)", _platform_refuses),
+        FaultCase("platform-restarts", "the platform restarts", _platform_restarts),
+        FaultCase("platform-refuses", "the platform fails temporarily (5xx)", _platform_refuses),
         FaultCase("throttled", "the platform throttles (429)", _platform_throttles),
-        FaultCase("room-gone", "the platform refuses a message permanently (4xx)", _channel_gone),
+        FaultCase("channel-gone", "the platform refuses a message permanently (4xx)", _channel_gone),
         FaultCase("revoked", "the platform no longer accepts the credential (401)", _credential_revoked),
-        FaultCase("told-twice", "the platform delivers every message twice", _messages_repeated),
-        FaultCase("told-out-of-order", "the platform delivers messages out of order", _messages_reordered),
+        FaultCase("message-repeated", "the platform delivers every message twice", _messages_repeated),
+        FaultCase("messages-reordered", "the platform delivers messages out of order", _messages_reordered),
         FaultCase(
             "killed-sending",
             "kill -9 after the platform accepted a message, before it is confirmed",

@@ -20,7 +20,7 @@ from retinue.testing.fault_kit.harness import STATE_FILE
 from retinue.testing.fault_kit.peer import BasePeer, HostPort, PeerFault
 from retinue.testing.wait_conditions import wait_until
 
-PASSWORD = "secret-house"
+PASSWORD = "secret-retinue"
 THREAD_ROOT = "beginning@example.org"  # the email that every thread here goes back to
 
 
@@ -38,7 +38,7 @@ class EmailPeer(BasePeer):
     secrets: Mapping[str, str] = {"password": PASSWORD}
     exemptions: Mapping[str, str] = {
         "throttled": "an SMTP server that throttles does not say for how long: it is a temporary failure",
-        "told-out-of-order": "a mailbox numbers its messages on arrival, and is read in this order",
+        "messages-reordered": "a mailbox numbers its messages on arrival, and is read in this order",
     }
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class EmailPeer(BasePeer):
     def create_connector(self, context: ConnectorContext, addresses: Mapping[str, HostPort]) -> Connector:
         settings = EmailSettings(
             address=SERVER_ADDRESS,
-            username="house",
+            username="retinue",
             password_env="PASSWORD",
             imap_host=addresses["imap"][0],
             imap_port=addresses["imap"][1],
@@ -79,16 +79,17 @@ class EmailPeer(BasePeer):
             smtp_security=EmailSecurity.NONE,
             authserv_id=AUTHSERV,
             idle_s=20.0,
-            answer_s=60.0,
-            mails_per_hour=10_000,
+            answer_timeout_s=60.0,
+            emails_per_hour=10_000,
         )
         return PLATFORM.make_connector(settings, context)
 
     async def wait_until_ready(self, connector: Connector | None) -> None:
         """Wait until the connector has read the mailbox once: earlier emails are not for it."""
-        shelf = self._folder / STATE_FILE
+        state_file = self._folder / STATE_FILE
         await wait_until(
-            lambda: shelf.exists() and "heard/INBOX" in shelf.read_text(), "the connector has checked the mailbox"
+            lambda: state_file.exists() and "heard/INBOX" in state_file.read_text(),
+            "the connector has checked the mailbox",
         )
 
     async def send_as_person(self, channel: str, text: str) -> None:
@@ -114,7 +115,7 @@ class EmailPeer(BasePeer):
             case PeerFault.FORBIDS:
                 self.servers.set_mailbox_closed(closed=True)
             case PeerFault.REVOKED:
-                await asyncio.to_thread(self.servers.set_password, "house", "another")
+                await asyncio.to_thread(self.servers.set_password, "retinue", "another")
             case PeerFault.REPEATS:
                 self._sends_twice = True
             case _:
@@ -123,5 +124,5 @@ class EmailPeer(BasePeer):
     async def stop_fault(self, fault: PeerFault) -> None:
         self.servers.set_mailbox_closed(closed=False)
         if fault is PeerFault.REVOKED:
-            await asyncio.to_thread(self.servers.set_password, "house", PASSWORD)
+            await asyncio.to_thread(self.servers.set_password, "retinue", PASSWORD)
         self._sends_twice = False

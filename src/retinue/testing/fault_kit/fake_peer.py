@@ -42,11 +42,15 @@ class FakePeer(BasePeer):
     other_channel = "43"
     repeats_safely = True
     exemptions: Mapping[str, str] = {
-        **dict.fromkeys(("line-cut", "said-while-away", "no-line", "slow-line", "half-open"), _NO_CONNECTION),
-        **dict.fromkeys(("cut-half-way", "cut-before", "cut-after", "place-restarts", "at-every-step"), _NO_CONNECTION),
+        **dict.fromkeys(
+            ("connection-cut", "message-while-offline", "no-connection", "slow-connection", "half-open"), _NO_CONNECTION
+        ),
+        **dict.fromkeys(
+            ("cut-half-way", "cut-before", "cut-after", "platform-restarts", "faults-combined"), _NO_CONNECTION
+        ),
         **dict.fromkeys(("killed-sending", "killed-before-commit", "killed-after-commit"), _NO_PROCESS),
         "revoked": "it needs no credential, so none can be revoked",
-        "told-out-of-order": "inbound messages wait in one queue, which has no other order",
+        "messages-reordered": "inbound messages wait in one queue, which has no other order",
     }
 
     def __init__(self) -> None:
@@ -64,9 +68,9 @@ class FakePeer(BasePeer):
         return _FakePeerConnector(self.fake_platform, context.name)
 
     async def send_as_person(self, channel: str, text: str) -> None:
-        said = self.fake_platform.offer_text(text, channel=channel)
+        offered = self.fake_platform.offer_text(text, channel=channel)
         if self._sends_twice:
-            self.fake_platform.offer_text(text, channel=channel, message_id=said.message.message_id)
+            self.fake_platform.offer_text(text, channel=channel, message_id=offered.message.message_id)
 
     async def list_texts(self, channel: str) -> list[str]:
         return self.fake_platform.list_texts(channel)

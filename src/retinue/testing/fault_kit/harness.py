@@ -20,7 +20,7 @@ from retinue.testing.loop_time import skip_loop_time
 from retinue.testing.wait_conditions import POLL_S, WAIT_LIMIT_S, wait_until
 
 CONNECTOR_NAME = "kit"
-STATE_FILE = "shelf.json"
+STATE_FILE = "connector_state.json"
 SKIP_S = 61.0  # longer than a peer lets its connector wait for an answer
 SILENCE_S_MAX = 24 * 3600.0
 
@@ -185,8 +185,8 @@ class FaultHarness:
         only if that is safe.
         """
         room, text, dying = self.bench.channel, self.unique_text("answer"), self.life
-        parcel = build_part(CONNECTOR_NAME, room, text, number=self.next_number())
-        sending = asyncio.create_task(self.server.send(self.connector, parcel))
+        part = build_part(CONNECTOR_NAME, room, text, number=self.next_number())
+        sending = asyncio.create_task(self.server.send(self.connector, part))
         await asyncio.sleep(0)  # let the delivery start
         await cause_fault()
         if self.life is dying:
@@ -195,7 +195,7 @@ class FaultHarness:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
             again = self.connector.repeats_safely
-            outcome = await self.server.send(self.connector, parcel) if again else SendOutcome.UNKNOWN
+            outcome = await self.server.send(self.connector, part) if again else SendOutcome.UNKNOWN
         self.deliveries.append(KitDelivery(room, text, outcome))
 
     async def deliver(self, text: str | None = None, *, channel: str | None = None) -> SendOutcome:
@@ -257,19 +257,21 @@ class FaultHarness:
             ) from None
 
     def _check_channel(self, channel: str, texts: list[str]) -> None:
-        said = {text for where, text in self.inbound if where == channel}
-        if strange := [each.text for each in self.server.committed if each.room == channel and each.text not in said]:
+        written = {text for where, text in self.inbound if where == channel}
+        if strange := [
+            each.text for each in self.server.committed if each.room == channel and each.text not in written
+        ]:
             raise ContractBroken(f"received in {channel}, and never written there: {strange}")
         sent = {each.text for each in self.deliveries if each.channel == channel}
         if strange := [text for text in texts if text not in sent]:
             raise ContractBroken(f"delivered to {channel}, and never sent there: {strange}")
 
     def _check_inbound(self, channel: str) -> None:
-        said = [text for where, text in self.inbound if where == channel]
+        sent = [text for where, text in self.inbound if where == channel]
         heard = [each for each in self.server.committed if each.room == channel]
         if doubled := [text for text, times in Counter(each.text for each in heard).items() if times > 1]:
             raise ContractBroken(f"received twice: {doubled}")
-        if self.is_ordered and [each.text for each in heard] != said:
+        if self.is_ordered and [each.text for each in heard] != sent:
             raise ContractBroken(
                 f"received in another order than written in {channel}: {[each.text for each in heard]}"
             )

@@ -16,7 +16,7 @@ from retinue.testing.fault_kit.peer import BasePeer, HostPort, PeerFault
 from retinue.testing.free_ports import HOST, free_port
 from retinue.testing.wait_conditions import WAIT_LIMIT_S, wait_until
 
-NICK = "house"
+NICK = "retinue"
 PERSON = "maria"
 PASSWORD = "open sesame"
 OTHER_PASSWORD = "something else"
@@ -28,9 +28,9 @@ Info = a server for tests
 Listen = 127.0.0.1
 Ports = {port}
 Password = {password}
-AdminInfo1 = nobody
-AdminInfo2 = nowhere
-AdminEMail = nobody@irc.test
+AdminInfo1 = test
+AdminInfo2 = test
+AdminEMail = admin@irc.test
 MotdPhrase = hello
 [Options]
 DNS = no
@@ -207,15 +207,15 @@ class IrcPeer(BasePeer):
     secrets: Mapping[str, str] = {"password": PASSWORD}
     exemptions: Mapping[str, str] = {
         **dict.fromkeys(
-            ("said-while-away", "crash-before-commit", "killed-before-commit"),
+            ("message-while-offline", "crash-before-commit", "killed-before-commit"),
             "an IRC server sends each line once, and stores nothing for absent users",
         ),
-        "place-refuses": (
+        "platform-refuses": (
             "an IRC server accepts a line or refuses it permanently; its only temporary failure is a closed connection"
         ),
         "throttled": "ngIRCd reads more slowly, or closes the connection; servers that throttle are tested separately",
-        "told-twice": "an IRC server never repeats a line, and a sent line cannot arrive twice",
-        "told-out-of-order": "all lines arrive over one connection, whose bytes are in order",
+        "message-repeated": "an IRC server never repeats a line, and a sent line cannot arrive twice",
+        "messages-reordered": "all lines arrive over one connection, whose bytes are in order",
     }
 
     def __init__(self) -> None:
@@ -267,10 +267,10 @@ class IrcPeer(BasePeer):
             port=port,
             tls=False,
             nick=NICK,
-            rooms=(self.channel, self.other_channel),
+            channels=(self.channel, self.other_channel),
             password_env="PASSWORD",
-            silence_s=1200.0,
-            answer_s=60.0,
+            ping_after_s=1200.0,
+            answer_timeout_s=60.0,
             flood_lines=1000,
         )
         return PLATFORM.make_connector(settings, context)

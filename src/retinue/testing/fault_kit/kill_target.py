@@ -40,14 +40,14 @@ async def main(factory: str, folder: Path, addresses: str, task: str, *rest: str
     bench = create_peer(factory)
     reach = {name: (str(host), int(port)) for name, (host, port) in json.loads(addresses).items()}
     connector = bench.create_connector(build_context(folder, bench), reach)
-    house = FileKitServer()
-    house.folder = folder
-    house.intake_fault = IntakeFault(rest[0]) if task == "listen" else IntakeFault.FAILS_BEFORE
+    server = FileKitServer()
+    server.folder = folder
+    server.intake_fault = IntakeFault(rest[0]) if task == "listen" else IntakeFault.FAILS_BEFORE
     async with asyncio.timeout(LIFETIME_S_MAX):
         if task == "listen":
-            await house.listen_forever(connector)
+            await server.listen_forever(connector)
         else:
-            await _send(house, connector, *rest)
+            await _send(server, connector, *rest)
 
 
 async def _send(server: KitServer, connector: Connector, channel: str, text: str, number: str) -> None:

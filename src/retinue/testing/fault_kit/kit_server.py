@@ -150,7 +150,7 @@ class KitServer:
                 self.refusals.append(failed)
                 if failed.permanent:
                     return SendOutcome.REFUSED
-            except Exception:  # noqa: BLE001 - whatever comes out of a connector here means: nobody knows
+            except Exception:  # noqa: BLE001 - after any other error it is unknown whether the message was sent
                 if not connector.repeats_safely:
                     return SendOutcome.UNKNOWN
             else:

@@ -125,7 +125,7 @@ class BasePeer:
         """Return at once: the platform keeps messages."""
 
     async def start_fault(self, fault: PeerFault) -> None:
-        raise NotImplementedError(f"this peer cannot simulate {fault}: list it in `exempt`, or implement it")
+        raise NotImplementedError(f"this peer cannot simulate {fault}: list it in `exemptions`, or implement it")
 
     async def stop_fault(self, fault: PeerFault) -> None:
         """Do nothing, which is right for faults that end by themselves."""

@@ -24,8 +24,8 @@ class _RepeatingTelegram(TelegramServer):
 
     def get_updates(self, offset: int | None, limit: int) -> list[Json]:
         found = super().get_updates(offset, limit)
-        told = [each for each in found for _ in range(2)] if self.sends_twice else found
-        return told[::-1] if self.sends_reversed else told
+        updates = [each for each in found for _ in range(2)] if self.sends_twice else found
+        return updates[::-1] if self.sends_reversed else updates
 
 
 class TelegramPeer(BasePeer):

@@ -44,8 +44,8 @@ class WebhookPeer(BasePeer):
     exemptions: Mapping[str, str] = {
         **dict.fromkeys(("store-fails", "store-fails-late", "crash-before-commit"), _NO_INBOUND),
         **dict.fromkeys(("crash-after-commit", "killed-before-commit", "killed-after-commit"), _NO_INBOUND),
-        **dict.fromkeys(("said-while-away", "told-twice", "told-out-of-order"), _NO_INBOUND),
-        "revoked": "it has no credential: a recipient refuses single messages, as in room-gone",
+        **dict.fromkeys(("message-while-offline", "message-repeated", "messages-reordered"), _NO_INBOUND),
+        "revoked": "it has no credential: a recipient refuses single messages, as in channel-gone",
     }
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class WebhookPeer(BasePeer):
         raise NotImplementedError("this platform has no inbound messages")
 
     async def list_texts(self, channel: str) -> list[str]:
-        return [each["text"] for each in self._received.values() if each["room"] == channel]
+        return [each["text"] for each in self._received.values() if each["channel"] == channel]
 
     async def start_fault(self, fault: PeerFault) -> None:
         if fault not in _FAULT_STATUSES:

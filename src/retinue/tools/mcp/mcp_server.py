@@ -77,7 +77,7 @@ class McpServerSupervisor:
         self._wake = asyncio.Event()
         self._is_restart_requested = self._is_recheck_requested = self._is_closing = False
         self._failures = self._timeouts = self._queued_calls = 0
-        self._call_slots = asyncio.Semaphore(settings.parallel)
+        self._call_slots = asyncio.Semaphore(settings.parallel_calls_max)
         self._task: asyncio.Task[None] | None = None
         off = not settings.enabled
         self.status = McpConnectionStatus(
@@ -131,7 +131,7 @@ class McpServerSupervisor:
     async def _run_connection(self, connection: McpConnection) -> None:
         await import_mcp()
         async with AsyncExitStack() as stack:
-            async with asyncio.timeout(self.settings.start_s):
+            async with asyncio.timeout(self.settings.start_timeout_s):
                 await stack.enter_async_context(
                     open_connection(connection, self.name, self.settings, self._dependencies)
                 )
@@ -149,7 +149,7 @@ class McpServerSupervisor:
                     await self._check_approval(found)
                     continue
                 connection.tools_changed = self._is_recheck_requested = False
-                async with asyncio.timeout(self.settings.start_s):
+                async with asyncio.timeout(self.settings.start_timeout_s):
                     found = await self._read_tool_list(connection)
                 await self._check_approval(found)
                 await asyncio.sleep(CHANGES_PAUSE_S)
@@ -221,7 +221,7 @@ class McpServerSupervisor:
             case RetinueError():
                 return met.because or met.sentence, met.try_this or look
             case TimeoutError():
-                return f"it did not answer within {self.settings.start_s:g} s", look
+                return f"it did not answer within {self.settings.start_timeout_s:g} s", look
             case OSError():
                 return met.strerror or "the operating system refused to start it", look
             case _ if self.settings.url is None:
@@ -261,7 +261,7 @@ class McpServerSupervisor:
         self._queued_calls += 1
         waiting = True
         try:
-            async with asyncio.timeout(self.settings.call_s):
+            async with asyncio.timeout(self.settings.call_timeout_s):
                 async with self._call_slots:
                     self._queued_calls -= 1
                     waiting = False
@@ -274,7 +274,7 @@ class McpServerSupervisor:
             if not waiting:
                 self._count_timeout(connection)
             timeout = McpQueueTimeout if waiting else McpCallTimeout
-            raise timeout(self.name, timeout_s=self.settings.call_s) from None
+            raise timeout(self.name, timeout_s=self.settings.call_timeout_s) from None
         except ToolFailed:
             raise
         except Exception as error:

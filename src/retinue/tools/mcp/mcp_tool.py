@@ -78,7 +78,7 @@ class McpTool(_McpServerTool):
             is_repeatable=tool.repeatable,
             capabilities=tool.capabilities,
             source=f"mcp:{server.name}",
-            timeout_s=server.settings.call_s + TIMEOUT_MARGIN_S,
+            timeout_s=server.settings.call_timeout_s + TIMEOUT_MARGIN_S,
         )
 
     async def perform(self, arguments: dict[str, Any], context: ToolContext) -> ToolOutput:
@@ -122,7 +122,7 @@ class McpResourcesTool(_McpServerTool):
             is_repeatable=True,
             capabilities=frozenset({READ_CAPABILITY}),
             source=f"mcp:{server.name}",
-            timeout_s=server.settings.call_s + TIMEOUT_MARGIN_S,
+            timeout_s=server.settings.call_timeout_s + TIMEOUT_MARGIN_S,
         )
 
     async def perform(self, arguments: McpResourceArguments, context: ToolContext) -> ToolOutput:

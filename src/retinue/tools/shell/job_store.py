@@ -133,7 +133,7 @@ class JobStore:
             await self._post.accept(draft)
         except (NotFound, Conflict) as error:  # the session is gone, or the envelope was sent before with another text
             log.info("command finished, session gone", extra={"command": short_id(process.id), "code": error.code})
-        await self._store.write(partial(processes.mark_reported, id_=process.id), point="process-told")
+        await self._store.write(partial(processes.mark_reported, id_=process.id), point="process-reported")
 
     def _build_end_text(self, process: CommandProcess) -> str:
         output = self.tail(process.id, chars_max=NOTICE_OUTPUT_CHARS)

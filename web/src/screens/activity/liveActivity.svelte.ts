@@ -8,7 +8,7 @@ import { debounce } from "../../lib/debounce";
 import { NODES_MAX, parseNode, type GraphNode } from "./graphLayout";
 
 export type RecentEnvelope = Result<"envelope.recent">["envelopes"][number];
-export type LanesResult = Result<"house.lanes">;
+export type LanesResult = Result<"server.lanes">;
 export type Lane = LanesResult["lanes"][number];
 
 export interface Edge {
@@ -71,7 +71,7 @@ export class LiveActivity {
       this.envelopes = recent.envelopes;
       const edges = new Map<string, Edge>();
       for (const each of recent.envelopes.toReversed()) {
-        const edge = buildEdge(each, Date.parse(each["accepted-at"]));
+        const edge = buildEdge(each, Date.parse(each.accepted_at));
         if (edge) edges.set(edge.key, edge);
       }
       this.edges = [...edges.values()];
@@ -91,16 +91,16 @@ export class LiveActivity {
     add(parseNode(server.you));
     for (const agent of server.agents) add(parseNode(`agent:${agent.name}`));
     for (const lane of this.lanes?.lanes ?? []) add(parseNode(`agent:${lane.agent}`));
-    for (const channel of this.lanes?.rooms ?? []) add(parseNode(channel.channel));
+    for (const channel of this.lanes?.channels ?? []) add(parseNode(channel.channel));
     for (const edge of this.edges) [edge.from, edge.to].forEach((id) => add(parseNode(id)));
     for (const name of this.people) add(parseNode(`person:${name}`));
     return [...found.values()];
   }
 
   /** The state of an agent: running if any of its lanes runs, else suspended if any is. */
-  getAgentState(agent: string): "running" | "parked" | null {
+  getAgentState(agent: string): "running" | "suspended" | null {
     const runs = this.lanes?.lanes.filter((lane) => lane.agent === agent).map((lane) => lane.run?.status) ?? [];
-    return runs.includes("running") ? "running" : runs.includes("parked") ? "parked" : null;
+    return runs.includes("running") ? "running" : runs.includes("suspended") ? "suspended" : null;
   }
 
   togglePause(): void {
@@ -119,7 +119,7 @@ export class LiveActivity {
   }
 
   async #loadLanes(): Promise<void> {
-    this.lanes = await callOperation("house.lanes");
+    this.lanes = await callOperation("server.lanes");
   }
 
   #tick(): void {
@@ -130,19 +130,19 @@ export class LiveActivity {
   }
 
   #handleEvent(event: ServerEvent): void {
-    if (LANE_EVENTS.test(event.news)) this.#refresh.trigger();
-    if (event.news === "envelope.accepted" && event.envelope) {
+    if (LANE_EVENTS.test(event.event)) this.#refresh.trigger();
+    if (event.event === "envelope.accepted" && event.envelope) {
       const envelope = buildEnvelope(event);
       if (!this.paused) this.#add(envelope, { animated: true });
       else {
         this.#held = [...this.#held, envelope].slice(-ENVELOPES_MAX);
         this.heldCount += 1;
       }
-    } else if (event.news === "envelope.settled" && event.envelope) {
+    } else if (event.event === "envelope.settled" && event.envelope) {
       this.#settle([event.envelope], String(event["outcome"]));
-    } else if (event.news === "run.ended" && Array.isArray(event["envelopes"])) {
+    } else if (event.event === "run.ended" && Array.isArray(event["envelopes"])) {
       this.#settle(event["envelopes"] as string[], String(event["outcome"]));
-    } else if (event.news === "run.started" && Array.isArray(event["envelopes"])) {
+    } else if (event.event === "run.started" && Array.isArray(event["envelopes"])) {
       this.#update(event["envelopes"] as string[], { status: "claimed" });
     }
   }
@@ -179,9 +179,9 @@ function buildEnvelope(event: ServerEvent): RecentEnvelope {
     from: String(event["from"] ?? "server"),
     to: String(event["to"] ?? "server"),
     kind: event["kind"] as RecentEnvelope["kind"],
-    words: snippet.length > SNIPPET_LENGTH ? `${snippet.slice(0, SNIPPET_LENGTH - 1)}…` : snippet,
+    excerpt: snippet.length > SNIPPET_LENGTH ? `${snippet.slice(0, SNIPPET_LENGTH - 1)}…` : snippet,
     session: event.session,
-    "accepted-at": event.at,
+    accepted_at: event.at,
     status: "pending",
     outcome: null,
   };

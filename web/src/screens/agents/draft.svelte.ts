@@ -14,7 +14,7 @@ export interface Values {
   display_name: string;
   description: string;
   icon: string;
-  colour: Agent["colour"];
+  color: Agent["color"];
   visible: boolean;
   instructions: string;
   instructions_mode: Agent["instructions_mode"];
@@ -25,7 +25,7 @@ export interface Values {
   elevated: Agent["elevated"];
   workspace: string;
   context_files: string[];
-  delivery: Agent["delivery"];
+  crash_policy: Agent["crash_policy"];
   concurrency: number | null;
   queue_mode: Agent["queue"]["mode"];
   queue_cap: number;
@@ -39,7 +39,7 @@ export interface Values {
   heartbeat_active_zone: string | null;
   heartbeat_prompt: string | null;
   heartbeat_model: string | null;
-  heartbeat_place: Agent["heartbeat"]["place"];
+  heartbeat_session: Agent["heartbeat"]["session"];
   heartbeat_target: string | null;
   heartbeat_ack_chars_max: number | null;
   tools_profile: string | null;
@@ -55,8 +55,8 @@ export interface Values {
   delegation_depth_max: number;
   delegation_open_max: number;
   delegation_exchanges_max: number;
-  delegation_circles: boolean;
-  delegation_histories: boolean;
+  delegation_allow_cycles: boolean;
+  delegation_other_sessions: boolean;
   subagents_allow: string[];
   subagents_model: string;
   subagents_effort: string | null;
@@ -65,7 +65,7 @@ export interface Values {
   sandbox_mode: Agent["sandbox"]["mode"];
   sandbox_scope: Agent["sandbox"]["scope"];
   sandbox_workspace: Agent["sandbox"]["workspace"];
-  sandbox_sessions: Agent["sandbox"]["sessions"];
+  sandbox_visible_sessions: Agent["sandbox"]["visible_sessions"];
   sandbox_browser: boolean | null;
   sandbox_image: string;
   sandbox_cpus: number | null;
@@ -165,7 +165,7 @@ export class Draft {
 
   /** The value from the server settings that applies if the agent has none. Null if there is none either. */
   serverDefault(field: Field): string | null {
-    const inForce = this.shown?.in_force?.[field];
+    const inForce = this.shown?.effective_settings?.[field];
     return inForce && inForce.by !== "agent" && inForce.value !== null ? String(inForce.value) : null;
   }
 

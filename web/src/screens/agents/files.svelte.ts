@@ -82,7 +82,7 @@ export class FileDraft {
     const { text, trusted } = this;
     this.saving = true;
     try {
-      const saved = await callOperation("agent.write-file", { name: this.agent, path: this.path, content: text, hash: expectedHash, believe: trusted });
+      const saved = await callOperation("agent.write_file", { name: this.agent, path: this.path, content: text, hash: expectedHash, mark_trusted: trusted });
       this.savedText = text;
       this.hash = saved.hash;
       if (trusted || saved.created) this.trust = "";

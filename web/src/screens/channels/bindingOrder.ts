@@ -15,13 +15,13 @@ export function findLevel(binding: Binding, connectors: Connector[]): Level {
   if (binding.parent) return "parent-peer";
   if (binding.guild) return "guild";
   if (binding.team) return "team";
-  const namesConnector = connectors.some((each) => each.name === binding.connector && each.kind !== binding.connector);
+  const namesConnector = connectors.some((each) => each.name === binding.connector && each.platform !== binding.connector);
   return binding.account || namesConnector ? "account" : "channel";
 }
 
 /** The most specific binding first. On the same level, the one with more conditions first. */
 export function sortBindings(bindings: Binding[], connectors: Connector[]): { binding: Binding; level: Level }[] {
-  const countConditions = (each: Binding): number => [each["peer-kind"], each.peer, each.parent, each.guild, each.team].filter(Boolean).length;
+  const countConditions = (each: Binding): number => [each.peer_kind, each.peer, each.parent, each.guild, each.team].filter(Boolean).length;
   return bindings
     .map((binding) => ({ binding, level: findLevel(binding, connectors) }))
     .sort((a, b) => LEVELS.indexOf(a.level) - LEVELS.indexOf(b.level) || countConditions(b.binding) - countConditions(a.binding) || Number(!a.binding.account) - Number(!b.binding.account) || (a.binding.id < b.binding.id ? -1 : 1));
@@ -31,6 +31,6 @@ export function sortBindings(bindings: Binding[], connectors: Connector[]): { bi
 export function formatConditions(binding: Binding): string {
   const s = channels.bindings;
   const parts = (["account", "guild", "team", "parent", "peer"] as const).filter((each) => binding[each]).map((each) => `${s.parts[each]} ${binding[each]}`);
-  const kind = binding["peer-kind"];
+  const kind = binding.peer_kind;
   return [binding.connector, ...parts, ...(kind ? [s.kinds[kind] ?? kind] : [])].join(", ");
 }

@@ -7,7 +7,7 @@ export interface ChannelData {
   connectors: Query<Result<"connector.list">>;
   pairings: Query<Result<"pairing.list">>;
   /** Unresolved poison messages. */
-  unprocessed: Query<Result<"set-aside.list">>;
+  unprocessed: Query<Result<"poison_message.list">>;
 }
 
 /** Events after which the data is loaded again. Connectors have no events of their own, but messages in and out do, and so

@@ -37,12 +37,12 @@ export interface Usage {
 }
 
 /** The delegation that a message starts or ends. */
-export type Work = NonNullable<SessionRecord["mail"][number]["work"]>;
+export type MessageDelegation = NonNullable<SessionRecord["envelopes"][number]["delegation"]>;
 export type MessageItem = {
   kind: "message"; id: string; seq: number; from: string; text: string; at: string; files: File[]; envelope: string | null; trust: string;
   /** The kind of envelope. */
   envelopeKind: string;
-  work: Work | null;
+  delegation: MessageDelegation | null;
 }; // prettier-ignore
 export type ReplyItem = {
   kind: "reply"; id: string; seq: number; text: string; thinking: string; at: string; run: string | null; model: string; stop: string; usage: Usage | null;
@@ -96,16 +96,16 @@ function buildRecordItems(record: SessionRecord, results: ReadonlyMap<string, Se
   const text = String(body["text"] ?? "");
   switch (record.kind) {
     case "user":
-      if (!record.mail.length) {
-        return [{ kind: "message", id: `${seq}`, seq, from: "", text, at, files: buildFiles(body["attachments"], source), envelope: null, trust: record.trust, envelopeKind: "message", work: null }];
+      if (!record.envelopes.length) {
+        return [{ kind: "message", id: `${seq}`, seq, from: "", text, at, files: buildFiles(body["attachments"], source), envelope: null, trust: record.trust, envelopeKind: "message", delegation: null }];
       }
-      return record.mail.map((mail, i) => {
+      return record.envelopes.map((envelope, i) => {
         const id = `${seq}.${i}`;
-        const files = buildFiles(mail.attachments, `envelope=${mail.envelope}`);
-        if (mail.kind !== "message" && mail.kind !== "answer" && !mail.work) {
-          return { ...note(seq, mail.at, "system", mail.text), id, from: mail.from, files, trust: record.trust };
+        const files = buildFiles(envelope.attachments, `envelope=${envelope.envelope}`);
+        if (envelope.kind !== "message" && envelope.kind !== "answer" && !envelope.delegation) {
+          return { ...note(seq, envelope.at, "system", envelope.text), id, from: envelope.from, files, trust: record.trust };
         }
-        return { kind: "message", id, seq, from: mail.from, text: mail.text, at: mail.at, files, envelope: mail.envelope, trust: record.trust, envelopeKind: mail.kind, work: mail.work };
+        return { kind: "message", id, seq, from: envelope.from, text: envelope.text, at: envelope.at, files, envelope: envelope.envelope, trust: record.trust, envelopeKind: envelope.kind, delegation: envelope.delegation };
       });
     case "assistant": {
       const calls = (body["calls"] ?? []) as Call[];
@@ -157,11 +157,11 @@ function buildResult(record: SessionRecord, session: string): Result {
 
 function buildFiles(list: unknown, source: string): File[] {
   return ((list ?? []) as Raw[]).map((each) => ({
-    url: `/api/blob/${encodeURIComponent(String(each["hash"]))}?${source}`,
+    url: `/api/attachments/${encodeURIComponent(String(each["hash"]))}?${source}`,
     hash: String(each["hash"]),
     name: replaceBidiControls(String(each["name"])),
-    mediaType: String(each["media-type"] ?? each["media_type"] ?? ""),
-    size: Number(each["size-bytes"] ?? each["size_bytes"] ?? 0),
+    mediaType: String(each.media_type ?? each["media_type"] ?? ""),
+    size: Number(each.size_bytes ?? each["size_bytes"] ?? 0),
   }));
 }
 

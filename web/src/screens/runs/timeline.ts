@@ -3,11 +3,11 @@
 
 import type { Result } from "../../lib/api";
 
-export type Act = Result<"run.trace">["acts"][number];
-export type Row = "model" | "tool" | "approval" | "parked";
+export type TraceEntry = Result<"run.trace">["entries"][number];
+export type Row = "model" | "tool" | "approval" | "suspended";
 
 export interface Bar {
-  act: number;
+  entry: number;
   row: Row;
   /** As a fraction of the width. */
   left: number;
@@ -28,12 +28,12 @@ export interface Timeline {
   totalMs: number;
 }
 
-const ROWS: Row[] = ["model", "tool", "approval", "parked"];
+const ROWS: Row[] = ["model", "tool", "approval", "suspended"];
 const FOLD_FROM_MS = 5_000;
 const MARKS = 5;
 
-export function buildTimeline(acts: Act[], startMs: number, endMs: number): Timeline {
-  const spans = acts.flatMap((act, i) => buildSpans(act, i, acts, endMs));
+export function buildTimeline(entries: TraceEntry[], startMs: number, endMs: number): Timeline {
+  const spans = entries.flatMap((entry, i) => buildSpans(entry, i, entries, endMs));
   const end = Math.max(endMs, startMs + 1, ...spans.map((span) => span.to));
   const busy = mergeSpans(spans.filter((span) => span.row === "model" || span.row === "tool"), startMs, end);
   const busyMs = busy.reduce((sum, [from, to]) => sum + to - from, 0);
@@ -59,7 +59,7 @@ export function buildTimeline(acts: Act[], startMs: number, endMs: number): Time
   };
 
   return {
-    bars: spans.map((span) => ({ act: span.act, row: span.row, left: position(span.from), width: position(span.to) - position(span.from), ms: span.to - span.from })),
+    bars: spans.map((span) => ({ entry: span.entry, row: span.row, left: position(span.from), width: position(span.to) - position(span.from), ms: span.to - span.from })),
     folds: intervals.filter((interval) => interval.space < interval.to - interval.from).map((interval) => ({ at: (position(interval.from) + position(interval.to)) / 2, ms: interval.to - interval.from })),
     marks: buildMarks(intervals, space, startMs),
     rows: ROWS.filter((row) => spans.some((span) => span.row === row)),
@@ -68,22 +68,22 @@ export function buildTimeline(acts: Act[], startMs: number, endMs: number): Time
 }
 
 interface Span {
-  act: number;
+  entry: number;
   row: Row;
   from: number;
   to: number;
 }
 
-function buildSpans(act: Act, i: number, acts: Act[], endMs: number): Span[] {
-  const from = act["at-ms"];
-  switch (act.act) {
+function buildSpans(entry: TraceEntry, i: number, entries: TraceEntry[], endMs: number): Span[] {
+  const from = entry.at_ms;
+  switch (entry.type) {
     case "model":
     case "tool":
     case "approval":
-      return [{ act: i, row: act.act, from, to: Math.max(from, act["ended-ms"] ?? endMs) }];
-    case "parked": {
-      const resumed = acts.slice(i).find((each) => each.act === "resumed");
-      return [{ act: i, row: "parked", from, to: Math.max(from, resumed?.["at-ms"] ?? endMs) }];
+      return [{ entry: i, row: entry.type, from, to: Math.max(from, entry.ended_ms ?? endMs) }];
+    case "suspended": {
+      const resumed = entries.slice(i).find((each) => each.type === "resumed");
+      return [{ entry: i, row: "suspended", from, to: Math.max(from, resumed?.at_ms ?? endMs) }];
     }
     default:
       return [];

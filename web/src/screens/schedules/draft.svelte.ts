@@ -7,7 +7,7 @@ import { parseAddressSession } from "../../lib/format";
 import type { Shown } from "./scheduleActions";
 
 type AddParams = Params<"schedule.add">;
-type Place = NonNullable<AddParams["place"]>;
+type SessionKind = NonNullable<AddParams["session"]>;
 type MissedPolicy = NonNullable<AddParams["missed"]>;
 type Gate = NonNullable<AddParams["gate"]>;
 
@@ -24,10 +24,10 @@ export interface Values {
   zone: string;
   /** An address without a conversation. */
   to: string;
-  place: Place | "session";
+  session_kind: SessionKind | "session";
   session: string;
   text: string;
-  deliver: string;
+  deliver_to: string;
   missed: MissedPolicy | "";
   delete_after_run: boolean;
   model: string;
@@ -51,10 +51,10 @@ const EMPTY_VALUES: Values = {
   at: "",
   zone: "",
   to: "",
-  place: "fresh",
+  session_kind: "fresh",
   session: "",
   text: "",
-  deliver: "",
+  deliver_to: "",
   missed: "",
   delete_after_run: false,
   model: "",
@@ -79,9 +79,9 @@ const FIELD_BY_CODE: Record<string, Field> = {
   "agent.not_found": "to",
   "person.not_found": "to",
   "session.not_found": "session",
-  "schedule.session_invalid": "place",
+  "schedule.session_invalid": "session_kind",
   "schedule.empty": "text",
-  "schedule.deliver_invalid": "deliver",
+  "schedule.deliver_invalid": "deliver_to",
   "schedule.gate_invalid": "command",
   "schedule.gate_not_allowed": "command",
 };
@@ -97,14 +97,14 @@ function readValues(shown: Shown): Values {
     cron: shown.cron,
     every: shown.every,
     at: shown.at.slice(0, 19).replace(/:00$/, ""),
-    zone: shown["follows-owner-zone"] ? "" : shown.zone,
+    zone: shown.follows_owner_zone ? "" : shown.zone,
     to,
-    place: session ? "session" : (shown.place as Place),
+    session_kind: session ? "session" : (shown.session as SessionKind),
     session,
     text: shown.text,
-    deliver: shown.deliver,
+    deliver_to: shown.deliver_to,
     missed: shown.missed as MissedPolicy,
-    delete_after_run: shown["delete-after-run"],
+    delete_after_run: shown.delete_after_run,
     model: shown.model,
     title: shown.title,
     description: shown.description,
@@ -134,7 +134,7 @@ function buildGate(values: Values): Gate | null {
 
 /** The values as parameters of `schedule.add`. */
 function buildParams(values: Values): ScheduleParams {
-  const inSession = values.place === "session" && values.session !== "";
+  const inSession = values.session_kind === "session" && values.session !== "";
   return {
     to: inSession ? `${values.to.trim()}/${values.session}` : values.to.trim(),
     text: values.text,
@@ -142,8 +142,8 @@ function buildParams(values: Values): ScheduleParams {
     every: values.repetition === "every" ? values.every.trim() : "",
     at: values.repetition === "at" ? values.at : "",
     zone: values.zone.trim(),
-    place: values.place === "session" ? "fresh" : values.place,
-    deliver: values.deliver.trim(),
+    session: values.session_kind === "session" ? "fresh" : values.session_kind,
+    deliver_to: values.deliver_to.trim(),
     ...(values.missed ? { missed: values.missed } : {}),
     delete_after_run: values.delete_after_run,
     gate: buildGate(values),

@@ -26,7 +26,7 @@ export const isHeartbeat = (schedule: Shown): boolean => schedule.kind === "hear
 
 export async function run(schedule: Shown, force = false): Promise<void> {
   const result = await attempt(() => callOperation("schedule.run", { schedule: schedule.id, force }));
-  if (result?.begun) toasts.show(s.started(getScheduleTitle(schedule)));
+  if (result?.started) toasts.show(s.started(getScheduleTitle(schedule)));
   else if (result) toasts.show(s.skipped(localizeTimes(result.because)), { label: s.force, run: () => void run(schedule, true) });
 }
 

@@ -9,7 +9,7 @@ export type Value = string | number | boolean | string[] | null;
 
 const BARE_KEY = /^[A-Za-z0-9_-]+$/;
 
-/** A path in the notation of the server: `house.listen.port`. */
+/** A path in the notation of the server: `server.listen.port`. */
 export function formatPath(path: string[]): string {
   return path.map((part) => (BARE_KEY.test(part) ? part : `"${part.replaceAll("\\", "\\\\").replaceAll('"', '\\"')}"`)).join(".");
 }

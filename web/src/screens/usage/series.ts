@@ -20,7 +20,7 @@ const PALETTE: Color[] = ["indigo", "teal", "orange", "pink", "green", "amber", 
 export function buildSeries(data: Days, getValues: (each: Days["series"][number]) => number[]): Series[] {
   const used = new Set<Color>();
   return data.series.map((each) => {
-    const color = each.rest ? "slate" : pickColor(data.by === "agent" ? server.agent(each.key) : undefined, used);
+    const color = each.is_rest ? "slate" : pickColor(data.by === "agent" ? server.agent(each.key) : undefined, used);
     used.add(color);
     const values = getValues(each);
     return { name: getName(each), color, values, total: values.reduce((sum, value) => sum + value, 0) };
@@ -28,7 +28,7 @@ export function buildSeries(data: Days, getValues: (each: Days["series"][number]
 }
 
 function getName(each: Days["series"][number]): string {
-  return each.rest ? usage.others : each.key || usage.unassigned;
+  return each.is_rest ? usage.others : each.key || usage.unassigned;
 }
 
 /** The color of the agent if it is unused, or else the next unused color. */

@@ -1,11 +1,11 @@
-// The acts of a run as steps of a list.
+// The trace of a run as steps of a list.
 
 import type { Result } from "../../../lib/api";
 import { parseAddressName } from "../../../lib/format";
 import type { IconName } from "../../../parts/icons";
 import { panelTypeStrings } from "../../../strings/panel-types";
 
-type Act = Result<"run.trace">["acts"][number];
+type TraceEntry = Result<"run.trace">["entries"][number];
 
 export interface Step {
   id: string;
@@ -18,28 +18,28 @@ export interface Step {
   durationMs: number | null;
 }
 
-export function buildSteps(acts: readonly Act[]): Step[] {
-  return acts.map(buildStep);
+export function buildSteps(entries: readonly TraceEntry[]): Step[] {
+  return entries.map(buildStep);
 }
 
-function buildStep(act: Act, at: number): Step {
+function buildStep(entry: TraceEntry, at: number): Step {
   const { step, compaction } = panelTypeStrings.run;
-  const durationMs = "ended-ms" in act && act["ended-ms"] !== null ? act["ended-ms"] - act["at-ms"] : null;
+  const durationMs = "ended_ms" in entry && entry.ended_ms !== null ? entry.ended_ms - entry.at_ms : null;
   const base = { because: "", outcome: "", durationMs, id: `${at + 1}` };
-  switch (act.act) {
+  switch (entry.type) {
     case "model":
-      return { ...base, id: `${act.turn}.${act.attempt}`, icon: "thought", what: step.model, name: act.model, because: act.error ?? (act.summary ? compaction : ""), outcome: act.came };
+      return { ...base, id: `${entry.turn}.${entry.attempt}`, icon: "thought", what: step.model, name: entry.model, because: entry.error ?? (entry.summary ? compaction : ""), outcome: entry.status };
     case "tool":
-      return { ...base, id: act.call, icon: "tool", what: step.tool, name: act.tool, because: act.came === "refused" ? act.because : "", outcome: act.came };
+      return { ...base, id: entry.call, icon: "tool", what: step.tool, name: entry.tool, because: entry.status === "refused" ? entry.because : "", outcome: entry.status };
     case "approval":
-      return { ...base, id: act.approval, icon: "shield", what: step.approval, name: act.state, because: act.because };
-    case "envelope-read":
-      return { ...base, id: act.envelope, icon: "chat", what: step.read, name: parseAddressName(act.from) };
-    case "envelope-sent":
-      return { ...base, id: act.envelope, icon: "send", what: step.sent, name: parseAddressName(act.to) };
-    case "parked":
-      return { ...base, icon: "clock", what: step.parked, name: "", because: act.because };
+      return { ...base, id: entry.approval, icon: "shield", what: step.approval, name: entry.state, because: entry.because };
+    case "envelope_read":
+      return { ...base, id: entry.envelope, icon: "chat", what: step.read, name: parseAddressName(entry.from) };
+    case "envelope_sent":
+      return { ...base, id: entry.envelope, icon: "send", what: step.sent, name: parseAddressName(entry.to) };
+    case "suspended":
+      return { ...base, icon: "clock", what: step.suspended, name: "", because: entry.because };
     case "resumed":
-      return { ...base, icon: "right", what: step.resumed, name: "", because: act.because };
+      return { ...base, icon: "right", what: step.resumed, name: "", because: entry.because };
   }
 }

@@ -1,0 +1,65 @@
+"""The name of the database file, and the name it had in earlier versions.
+
+A server renames the former file when it starts. Commands that only read leave it where it is and read it there.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Set
+from contextlib import closing
+from pathlib import Path
+
+from retinue.domain.ports import CrashPoints
+from retinue.store.core.durable_files import fsync_path
+from retinue.store.core.errors import FormerFileInUse, StoreFilesConflict
+from retinue.store.core.file_inspection import inspect_file
+
+STORE_NAME, FORMER_NAME = "retinue.db", "house.db"
+SUFFIXES = ("-wal", "-shm", "-journal")
+FORMER_COPY = f"{FORMER_NAME}.rehearsal"  # a copy that an interrupted upgrade of an earlier version has left
+
+
+def find_store_file(path: Path) -> Path:
+    """Return the database file: the one at `path`, or the former one beside it if there is only that.
+
+    Raises `StoreFilesConflict` if both exist, because only a person can know which one is right.
+    """
+    former = path.with_name(FORMER_NAME)
+    if path.name != STORE_NAME or not os.path.lexists(former):
+        return path
+    if os.path.lexists(path):
+        raise StoreFilesConflict(path, former)
+    return former
+
+
+def rename_former_file(path: Path, *, known_revisions: Set[str], faults: CrashPoints) -> None:
+    """Give the former file its new name. The caller holds the instance lock.
+
+    The log of SQLite belongs to a file by name, so it is first emptied into the file. Then there is
+    one file and one rename, and after a kill at any step the next start continues. A damaged file
+    is rejected unchanged.
+    """
+    former = find_store_file(path)
+    if former == path:
+        return
+    faults.reach("rename-store.begin")
+    inspect_file(former, known_revisions)
+    with closing(sqlite3.connect(former, isolation_level=None)) as raw:
+        raw.execute("SELECT count(*) FROM sqlite_master").fetchone()  # rolls back what a journal says
+        (busy, *_) = raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    faults.reach("rename-store.checkpointed")
+    log = Path(f"{former}-wal")
+    if busy or (log.exists() and log.stat().st_size > 0) or Path(f"{former}-journal").exists():
+        raise FormerFileInUse(former)
+    for leftover in (f"{former}-wal", f"{former}-shm"):
+        Path(leftover).unlink(missing_ok=True)
+    for suffix in ("", *SUFFIXES):
+        path.with_name(f"{FORMER_COPY}{suffix}").unlink(missing_ok=True)
+    fsync_path(path.parent)
+    faults.reach("rename-store.ready")
+    os.rename(former, path)
+    faults.reach("rename-store.renamed")
+    fsync_path(path.parent)
+    faults.reach("rename-store.done")
